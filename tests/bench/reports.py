@@ -21,8 +21,11 @@ from outpace.bench.report.results import (
 from outpace.bench.stats.identity import Identity, TextDifference
 from outpace.bench.stats.interval import Interval
 from outpace.bench.stats.rounds import AcceptanceCounts, Split
+from outpace.core.account import Account, DrafterAccount, Mode, Reason
 
 PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))
+
+DRAFTED = DrafterAccount("draft_model", False, 33, 33, 33, 100, 70, Reason.GAIN, 0.2, 0.7)
 
 
 def answered(file: Path) -> list[dict[str, Any]]:
@@ -53,6 +56,7 @@ def method(name: str, ratio: float | None) -> MethodResult:
         over_peers={"hf": Interval(1.5, None, None, 1)} if ratio else {},
         prediction=PREDICTION if ratio else None,
         roof=Roof(31.0, 0.9),
+        account=Account(Mode.MEASURED, 33, (DRAFTED,)) if ratio else None,
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outpace import LLM, SamplingParams
 from outpace.cli.generating import compare
@@ -23,9 +25,10 @@ def _few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_text_comes_first_then_the_table(generate: Invoke, drafter: Path) -> None:
-    result = generate("w1", "--draft", drafter, "--compare", "--max-tokens", 8)
+    result = generate("w1", "--draft", drafter, "-k", 3, "--compare", "--max-tokens", 8)
     assert result.exit_code == 0, result.stderr
     assert len(result.stdout.split()) <= 8
+    assert "drafting: draft model: " in result.stderr
     for words in ("speed-up", "acceptance rate", "target passes", "same text, token for token"):
         assert words in result.stderr
 
@@ -108,8 +111,14 @@ def test_patience_ends_the_repeats(target: Path, monkeypatch: pytest.MonkeyPatch
     assert len(found.plain) == 1
 
 
+def run(seconds: float, text: list[int], drafted: int = 2, passes: int = 4) -> Run:
+    counts = {"num_draft_tokens": drafted, "num_accepted_tokens": drafted // 2}
+    tokens = {"num_emitted_tokens": 4, "num_target_passes": passes}
+    return Run(seconds, Metrics(total_seconds=seconds, **counts, **tokens), [text])
+
+
 def runs(*texts: list[int], seconds: float = 1.0) -> list[Run]:
-    return [Run(seconds, Metrics(num_emitted_tokens=4, total_seconds=seconds), [t]) for t in texts]
+    return [run(seconds, text) for text in texts]
 
 
 def comparison(**changes: Any) -> Comparison:
@@ -129,6 +138,58 @@ def test_a_difference_that_should_not_be_is_told_with_its_place() -> None:
     assert not found.identical
     assert found.note.startswith("The texts differ from token 2 on: in float32,")
     assert (found.speed_up, found.spread) == (2.0, (2.0, 2.0))
+
+
+def timed(plain: list[float], fast: list[float], drafted: int = 2) -> Comparison:
+    return comparison(
+        plain=[run(seconds, [1], 0) for seconds in plain],
+        speculative=[run(seconds, [1], drafted) for seconds in fast],
+    )
+
+
+@pytest.mark.parametrize(
+    ("plain", "fast", "told"),
+    [
+        ([2.0, 2.1, 2.0], [1.0, 1.1, 1.0], 2.0),
+        ([2.0, 2.1, 2.0], [1.0, 2.2, 1.0], None),  # one pair says the contrary
+        ([1.0, 1.1, 1.0], [2.0, 2.1, 2.0], 0.5),
+        ([1.05], [1.0], None),  # a single pair that is hardly apart
+        ([2.0], [1.0], 2.0),
+    ],
+)
+def test_no_ratio_is_told_within_the_noise(
+    plain: list[float], fast: list[float], told: float | None
+) -> None:
+    found = timed(plain, fast)
+    assert found.speed_up == (None if told is None else pytest.approx(told))
+    assert found.as_dict()["speed_up"] == found.speed_up
+    shown = text_of(found.table())
+    assert ("within the noise" in shown) is (told is None)
+    assert told is None or f"{told:.2f}x" in shown
+
+
+def test_no_ratio_is_told_where_nothing_was_drafted() -> None:
+    found = timed([2.0, 2.1, 2.0], [1.0, 1.1, 1.0], drafted=0)
+    assert found.speed_up is None
+    assert "speed-up" not in text_of(found.table())
+    assert "nothing drafted" in text_of(found.table())
+
+
+def test_all_numbers_of_a_side_are_those_of_one_run() -> None:
+    """Medians of some and means of others do not fit each other."""
+    speculative = [run(1.0, [1], 6, 1), run(2.0, [1], 2, 4), run(4.0, [1], 2, 2)]
+    found = comparison(plain=[run(5.0, [1], 0)] * 3, speculative=speculative)
+    plain, side = (found.as_dict()[name] for name in ("plain", "speculative"))
+    assert side["tokens_per_second"] == side["num_tokens"] / 2.0
+    assert side["mean_acceptance_length"] == side["num_tokens"] / side["num_target_passes"] == 1.0
+    assert side["acceptance_rate"] == side["num_accepted_tokens"] / side["num_draft_tokens"] == 0.5
+    assert found.speed_up == side["tokens_per_second"] / plain["tokens_per_second"]
+
+
+def text_of(table: Any) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
 
 
 def test_a_lossy_rule_is_named_as_the_reason() -> None:

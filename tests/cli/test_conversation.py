@@ -281,7 +281,9 @@ def test_statistics_and_status(session: Session) -> None:
     obey(session, "w1")
     obey(session, "w2")
     obey(session, "/stats")
-    last, everything = paper_of(session).notices[-1].splitlines()
+    last, why, everything, why_all = paper_of(session).notices[-1].splitlines()
+    assert why.startswith("drafting: draft model: ")
+    assert " of 8 rounds" not in why_all, "both answers"
     assert last.startswith("last answer: 8 tokens in")
     assert everything.startswith("all 2: 16 tokens in")
     for word in (" | target", "draft_model", "greedy", "tokens/s", "acceptance", "of 64 tokens"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,9 @@ def test_only_the_text_is_on_stdout(generate: Run, plain: LLM, drafter: Path) ->
     assert "12 tokens in" in result.stderr
     assert "acceptance rate" in result.stderr
     assert "target passes" in result.stderr
+    assert re.search(
+        "^drafting: draft model: .*; look-up \\(suffix\\)", result.stderr, re.MULTILINE
+    )
     assert "Loading" not in result.stderr
 
 
@@ -76,7 +80,7 @@ def test_the_same_seed_writes_the_same_text(generate: Run) -> None:
 def test_the_seed_that_was_drawn_is_told(generate: Run) -> None:
     flags = ("w1", *SHORT, "--temperature", 1.0)
     first = generate(*flags)
-    seed = first.stderr.strip().rpartition("seed ")[2]
+    (seed,) = re.findall(r"seed (\d+)", first.stderr)
     assert generate(*flags, "--seed", seed).stdout == first.stdout
 
 
@@ -92,6 +96,8 @@ def test_json_has_the_published_keys(records: Records, plain: LLM, drafter: Path
     assert (record["prompt"], record["finish_reason"]) == ("w1 w2", "length")
     assert len(record["token_ids"]) == 12
     metrics = record["metrics"]
+    assert [one["name"] for one in metrics["account"]["drafters"]] == ["draft_model", "suffix"]
+    assert metrics["account"]["sentence"].startswith("draft model: ")
     assert set(metrics) == set(Metrics().as_dict())
     assert metrics["num_target_passes"] > 0
     assert metrics["num_draft_tokens"] >= metrics["num_accepted_tokens"]

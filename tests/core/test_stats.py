@@ -82,5 +82,6 @@ def test_the_published_names_are_these() -> None:
         "sample_seconds",
         "total_seconds",
         "tokens_per_second",
+        "account",
     ]
     assert published["acceptance_per_position"] == [1.0, 0.5, 1.0]

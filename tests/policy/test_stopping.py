@@ -12,6 +12,7 @@ import torch
 
 from outpace import LLM
 from outpace.api import BUNDLED
+from outpace.core.account import Account, Mode
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
@@ -117,6 +118,9 @@ class Ending(Controller):
             own = self._own.setdefault(row, self.stopping.new())
             if outcome.depth:
                 self.stopping.learn(row, own, outcome)
+
+    def account(self, request: DraftingRow) -> Account:
+        return Account(Mode.FIXED)
 
 
 @pytest.mark.parametrize(

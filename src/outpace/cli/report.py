@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outpace.cli.flags.prompts import Entry
+from outpace.core.account import Account, Mode
 from outpace.core.stats import Metrics
 from outpace.engine.request import Logprob
 from outpace.outputs import CompletionOutput
@@ -30,6 +31,20 @@ def summary(metrics: Metrics, seed: int | None = None) -> str:
     return ", ".join(parts)
 
 
+def drafting(metrics: Metrics) -> str | None:
+    """Returns a line about what texts were drafted with and why not with more; None where nothing
+    could have drafted."""
+    account = metrics.account
+    if account is None or account.mode is Mode.NONE:
+        return None
+    return f"drafting: {account.sentence}"
+
+
+def cost(metrics: Metrics, seed: int | None = None) -> str:
+    """Returns the lines about what a text, or several, cost, and about what drafted."""
+    return "\n".join(filter(None, (summary(metrics, seed), drafting(metrics))))
+
+
 def merged(parts: Sequence[Metrics], seconds: float) -> Metrics:
     """Returns the counters of several texts together, over ``seconds`` of wall time."""
     return Metrics(
@@ -38,6 +53,7 @@ def merged(parts: Sequence[Metrics], seconds: float) -> Metrics:
         num_accepted_tokens=sum(part.num_accepted_tokens for part in parts),
         num_emitted_tokens=sum(part.num_emitted_tokens for part in parts),
         total_seconds=seconds,
+        account=Account.merged(part.account for part in parts),
     )
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from outpace.core.account import Account
+
 
 @dataclass(frozen=True)
 class Seconds:
@@ -44,6 +46,8 @@ class Metrics:
     """Everything else of a round: laws, the verdict, the commit, and what is emitted."""
     total_seconds: float = 0.0
     """All of these together."""
+    account: Account | None = None
+    """What the text was drafted with, and why not with more; None until the text has ended."""
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -98,4 +102,5 @@ class Metrics:
             "sample_seconds": self.sample_seconds,
             "total_seconds": self.total_seconds,
             "tokens_per_second": self.tokens_per_second,
+            "account": None if self.account is None else self.account.as_dict(),
         }

@@ -104,6 +104,7 @@ class Engine:
         playing a round, after that round."""
         for request in requests:
             request.abort()
+            request.metrics.account = self.controller.account(request)
         self._leaving = True
         if self._turn.acquire(blocking=False):
             try:
@@ -400,6 +401,9 @@ class Engine:
         steady = self.compile_seconds == compiled  # compiling is no price of a round
         # Before the drafter, which may take a pass to be told, and be interrupted in that.
         self.controller.record(trace.requests, outcomes, trace.seconds if steady else None)
+        for request in trace.requests:
+            if request.finished:
+                request.metrics.account = self.controller.account(request)
         told = round.tell(self.drafter)
         for observer in self.observers:
             observer(trace)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
@@ -64,6 +65,10 @@ class Controller(ABC):
         The requests are as the round has left them.
         """
 
+    @abstractmethod
+    def account(self, request: DraftingRow) -> Account:
+        """Returns what a request was drafted with so far, and why not with more."""
+
 
 class Untaught(Controller):
     """Chooses as another controller does, which is told nothing of the rounds: for texts that are
@@ -74,6 +79,9 @@ class Untaught(Controller):
 
     def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
         return self._controller.plan(requests, terms)
+
+    def account(self, request: DraftingRow) -> Account:
+        return self._controller.account(request)
 
 
 def affordable(
@@ -97,6 +105,15 @@ def wish(request: DraftingRow) -> int | None:
     if wished is None or wished == "auto":
         return None
     return 0 if wished == "off" else int(wished)
+
+
+def mode_of(request: DraftingRow, coupled: bool) -> Mode:
+    """Returns what decides how much is drafted for a request where a controller may choose that.
+    coupled: whether the rule is."""
+    wished = wish(request)
+    if wished is not None:
+        return Mode.FIXED if wished else Mode.OFF
+    return Mode.NOMINAL if is_pure(request, coupled) else Mode.MEASURED
 
 
 def check_wish(request: DraftingRow, most: int) -> None:

@@ -68,6 +68,8 @@ def _auto(drafter: Drafter, coupled: bool, target: Target) -> Auto:
         prior=prior,
         keeps_up=drafter.keeps_up,
         stops=_stops(drafter, target),
+        name=drafter.name,
+        look_up=not (drafter.pass_bytes or drafter.rides),
     )
 
 

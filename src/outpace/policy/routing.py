@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
@@ -111,6 +112,8 @@ class Routing(Controller):
         picks: dict[DraftingRow, Pick] = {}
         free = []
         for request, budget in zip(requests, budgets, strict=True):
+            for name in self._free if budget else ():
+                self._autos[name].note_find(request, name in drafts[request])
             if not budget:
                 picks[request] = Pick()
             elif wish(request) is not None:
@@ -321,6 +324,20 @@ class Routing(Controller):
         self._compare(outcomes)
         if self._file is not None and any(request.finished for request in requests):
             self._file.save(self.to_save())
+
+    def account(self, request: DraftingRow) -> Account:
+        account = next(iter(self._autos.values())).account(request)
+        if account.mode is Mode.OFF:
+            return account
+        left_out = set(self._models) - set(self._for_pure) if account.mode is Mode.NOMINAL else ()
+        drafters = {
+            name: self._autos[name].drafter_account(request, asked=name not in left_out)
+            for name in (*self._models, *self._free)
+        }
+        named = [
+            replace(one, name=name, look_up=name in self._free) for name, one in drafters.items()
+        ]
+        return replace(account, drafters=tuple(named))
 
     def to_save(self) -> dict[str, Any]:
         """Returns what is known of texts of each kind and of what drafts cost, for a later run."""

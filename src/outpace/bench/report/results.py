@@ -8,12 +8,14 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from outpace.bench.stats.divergence import Divergence
 from outpace.bench.stats.identity import Identity
 from outpace.bench.stats.interval import Interval
 from outpace.bench.stats.rounds import AcceptanceCounts, Split
+from outpace.core.account import Account
 from outpace.errors import ConfigError
 
 SCHEMA = 1
@@ -86,6 +88,14 @@ class MethodResult:
     """For outpace's own methods: speed-up over each other program, on the same prompts."""
     prediction: Prediction | None = None
     roof: Roof | None = None
+    account: Account | None = None
+    """What it drafted with in all texts together, and why not with more; None of plain decoding and
+    of other programs."""
+
+    @property
+    def drafted_nothing(self) -> bool:
+        """Whether it could have drafted and has not: then it has no speed-up of its own."""
+        return self.rule is not None and self.acceptance is None
 
 
 @dataclass(frozen=True)
@@ -225,9 +235,9 @@ def unmeasured(rule: str | None, batch: int, temperature: float) -> ConfigError:
 
 
 def restored(kind: Any, value: Any) -> Any:
-    """Returns a value of ``kind`` (a dataclass, a tuple, a mapping, a union or a plain type) from
-    what JSON made of it. Unknown fields raise ``KeyError``, what is no object where a dataclass is
-    wanted ``TypeError``."""
+    """Returns a value of ``kind`` (a dataclass, a tuple, a mapping, a union, an enum or a plain
+    type) from what JSON made of it. Unknown fields raise ``KeyError``, what is no object where a
+    dataclass is wanted ``TypeError``."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):
             raise TypeError(f"{kind.__name__} cannot be made of {value!r}")
@@ -236,6 +246,8 @@ def restored(kind: Any, value: Any) -> Any:
         if unknown:
             raise KeyError(f"unknown field {sorted(unknown)[0]!r}")
         return kind(**{name: restored(hints[name], item) for name, item in value.items()})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
         if value is None:

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.bench.report.results import MethodResult, Report, SettingResult, TaskResult
+from outpace.bench.stats.interval import Interval
+
+NOTHING = "nothing drafted"
+"""Instead of a speed-up that no draft has made."""
 
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 """A header, and rows of as many cells."""
@@ -35,12 +39,25 @@ def _same(method: MethodResult) -> str | None:
     return None if found is None else f"{found.identical}/{found.compared}"
 
 
+def _speed_up(method: MethodResult) -> str | None:
+    """The speed-up, in words where it is none of its own drafts."""
+    return NOTHING if method.drafted_nothing else _told(method.speedup)
+
+
+def _told(speedup: Interval | None) -> str | None:
+    return None if speedup is None else speedup.told
+
+
+def _lowest(method: MethodResult) -> float | None:
+    return None if method.drafted_nothing else min(method.speedup_by_job, default=None)
+
+
 COLUMNS = (
     Column("method", lambda m: m.name if m.lossless else f"{m.name} (lossy)", short="method"),
     Column("tokens/s", lambda m: m.tokens_per_second, ".1f", short="tok/s"),
-    Column("speed-up", lambda m: m.speedup, short="speed-up"),
-    Column("lowest", lambda m: min(m.speedup_by_job, default=None), ".2f"),
-    Column("decoding only", lambda m: m.decode_speedup),
+    Column("speed-up", _speed_up, short="speed-up"),
+    Column("lowest", _lowest, ".2f"),
+    Column("decoding only", lambda m: None if m.drafted_nothing else _told(m.decode_speedup)),
     Column("accepted", lambda m: m.acceptance and m.acceptance.rate, ".2f", short="accepted"),
     Column("tokens/pass", lambda m: m.acceptance and m.acceptance.length, ".2f", short="tok/pass"),
     Column("same text", _same, short="same"),
@@ -75,7 +92,7 @@ def by_task(cell: SettingResult) -> Table:
     """Returns a header and rows: each method's speed-up on each task and, behind it, the tokens of
     a pass. There are as many columns as there are methods or tasks, whichever are fewer."""
     shown = [method for method in cell.methods if method.speedup is not None]
-    cells = [[_on(task) for task in method.tasks] for method in shown]
+    cells = [[_on(task, method) for task in method.tasks] for method in shown]
     names, tasks = [method.name for method in shown], tasks_of(cell)
     if len(tasks) > len(names):
         found = zip(tasks, *cells, strict=True)
@@ -83,8 +100,10 @@ def by_task(cell: SettingResult) -> Table:
     return ("method", *tasks), [(name, *row) for name, row in zip(names, cells, strict=True)]
 
 
-def _on(task: TaskResult) -> str:
-    speedup = "" if task.speedup is None else f"{task.speedup.mean:.2f}"
+def _on(task: TaskResult, method: MethodResult) -> str:
+    if method.rule is not None and task.acceptance is None:
+        return NOTHING
+    speedup = "" if task.speedup is None else task.speedup.ratio
     return f"{speedup} ({task.acceptance.length:.2f})" if task.acceptance else speedup
 
 
@@ -102,6 +121,8 @@ def notes(cell: SettingResult) -> Iterator[str]:
         names = [name for name, why in cell.refused.items() if why == reason]
         yield f"{', '.join(names)} did not take part: {reason}."
     for method in cell.methods:
+        if method.account is not None:
+            yield f"{method.name}: {method.account}."
         cause = cell.cause_of(method)
         if method.identity is not None and cause is not None:
             yield (
@@ -110,7 +131,7 @@ def notes(cell: SettingResult) -> Iterator[str]:
             )
         if method.over_peers:
             ratios = sorted(method.over_peers.items(), key=lambda item: item[1].mean)
-            listed = "; ".join(f"{ratio} x {peer}" for peer, ratio in ratios)
+            listed = "; ".join(_against(peer, ratio) for peer, ratio in ratios)
             yield f"{method.name} against the other programs: {listed}."
         if method.prediction is not None:
             parts = method.prediction
@@ -121,6 +142,17 @@ def notes(cell: SettingResult) -> Iterator[str]:
             )
         if method.divergence is not None:
             yield f"{method.name} is lossy: {method.divergence.phrase}."
+
+
+def _against(peer: str, ratio: Interval) -> str:
+    """Returns how fast a method is beside another program.
+
+    >>> _against("hf", Interval(1.5, 1.4, 1.6, 9)), _against("hf", Interval(0.98, 0.9, 1.1, 9))
+    ('1.50 [1.40, 1.60] x hf', 'no difference [0.90, 1.10] to hf')
+    """
+    if ratio.differs:
+        return f"{ratio} x {peer}"
+    return f"no difference {ratio.bounds} to {peer}".replace("  ", " ")
 
 
 def title(cell: SettingResult) -> str:

@@ -23,6 +23,7 @@ from outpace.bench.stats.rounds import (
     total_rounds,
 )
 from outpace.bench.stats.theory import Times, acceptance_of
+from outpace.core.account import Account
 
 LONG_ENOUGH = 8
 """Tokens of a job that says how fast decoding is, if any job has so many: one of two or three is a
@@ -142,6 +143,11 @@ def counted(runs: Sequence[TimedRun]) -> AcceptanceCounts | None:
     """Returns the acceptance over runs; None where nothing was drafted or nothing was counted."""
     found = acceptance(metrics for run in runs for metrics in run.made.metrics)
     return found if found.drafted else None
+
+
+def account(runs: Sequence[TimedRun]) -> Account | None:
+    """Returns what texts were drafted with over runs; None where nobody says that."""
+    return Account.merged(metrics.account for run in runs for metrics in run.made.metrics)
 
 
 def tasks(runs: SettingRuns, name: str) -> tuple[TaskResult, ...]:
@@ -304,4 +310,5 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
         },
         prediction=prediction(runs, name, beside.times, decoding, long),
         roof=roof(runs, name, beside.bandwidth, beside.target, beside.drafter),
+        account=None if contestant.rule is None else account(own),
     )

@@ -13,9 +13,15 @@ LEVEL = 0.95
 RESAMPLES = 5000
 
 
+UNSURE = 1.1
+"""A single ratio that is nearer to 1 than this is taken for noise: how far ratios of one kind
+differ is not known of it."""
+
+
 @dataclass(frozen=True)
 class Interval:
-    """A geometric mean and its interval. ``low`` and ``high`` are None for a single value."""
+    """A geometric mean of ratios and its interval. ``low`` and ``high`` are None for a single
+    value."""
 
     mean: float
     low: float | None
@@ -25,10 +31,36 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low is not None and self.high is not None and self.low <= value <= self.high
 
-    def __str__(self) -> str:
+    @property
+    def differs(self) -> bool:
+        """Whether the ratio can be told from 1."""
         if self.low is None or self.high is None:
-            return f"{self.mean:.2f}"
-        return f"{self.mean:.2f} [{self.low:.2f}, {self.high:.2f}]"
+            return not 1 / UNSURE <= self.mean <= UNSURE
+        return 1.0 not in self
+
+    @property
+    def ratio(self) -> str:
+        """The ratio in words; "none" where it cannot be told from 1.
+
+        >>> Interval(1.5, 1.4, 1.6, 9).ratio, Interval(0.98, 0.9, 1.1, 9).ratio
+        ('1.50', 'none')
+        """
+        return f"{self.mean:.2f}" if self.differs else "none"
+
+    @property
+    def bounds(self) -> str:
+        """The interval; "" of a single value."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"[{self.low:.2f}, {self.high:.2f}]"
+
+    @property
+    def told(self) -> str:
+        """The ratio in words, and its interval."""
+        return f"{self.ratio} {self.bounds}".rstrip()
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} {self.bounds}".rstrip()
 
 
 def geometric_mean(ratios: Sequence[float]) -> float:

@@ -208,7 +208,7 @@ def _show(title: str, found: Turns) -> None:
     rows = [[name, *(f"{one[name]:.4g}" for one in medians.values())] for name in medians[first]]
     if others:
         ratios = found.ratios(THROUGHPUT)
-        rows.append([f"{THROUGHPUT} / {first}", "1.00", *(str(ratios[kind]) for kind in others)])
+        rows.append([f"{THROUGHPUT} / {first}", "1.00", *(ratios[kind].told for kind in others)])
     Console().print(table(title, ["", *medians], rows))
 
 

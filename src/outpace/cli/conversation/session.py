@@ -54,7 +54,7 @@ class Session:
         if self.conversation.forgotten > forgotten:
             self.screen.notice(self._forgot())
         found = answer(self.llm, ids, self.params, self.screen.piece)
-        self.screen.end(report.summary(found.metrics))
+        self.screen.end(report.cost(found.metrics))
         self.answers.append(found.metrics)
         self.stopped = found.stopped
         self.used = len(ids) + found.metrics.num_emitted_tokens
@@ -120,6 +120,6 @@ class Session:
             return "nothing was answered yet"
         everything = report.merged(self.answers, sum(part.total_seconds for part in self.answers))
         return (
-            f"last answer: {report.summary(self.last)}\n"
-            f"all {len(self.answers)}: {report.summary(everything)}"
+            f"last answer: {report.cost(self.last)}\n"
+            f"all {len(self.answers)}: {report.cost(everything)}"
         )

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +14,8 @@ from rich.table import Table
 
 from outpace.api import LLM
 from outpace.bench.run.session import OF_LOADING
+from outpace.bench.stats.interval import UNSURE
+from outpace.cli import report
 from outpace.cli.report import merged
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
@@ -60,10 +62,18 @@ class Comparison:
     dtype: str
 
     @property
-    def speed_up(self) -> float:
-        """Ratio of the medians."""
-        plain, fast = ([run.rate for run in runs] for runs in (self.plain, self.speculative))
-        return median(fast) / median(plain)
+    def speed_up(self) -> float | None:
+        """Ratio of the rates of the `middle` runs; None where nothing was drafted, and where it
+        cannot be told from noise: some pair of neighbouring runs says that plain decoding was
+        faster, and another one that it was slower."""
+        if not self.total.num_draft_tokens:
+            return None
+        low, high = self.spread
+        if len(self.plain) < FEWEST:  # too few to see how far they differ
+            low, high = low / UNSURE, high * UNSURE
+        if low <= 1 <= high:
+            return None
+        return middle(self.speculative).rate / middle(self.plain).rate
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -71,6 +81,11 @@ class Comparison:
         pairs = zip(self.plain, self.speculative, strict=True)
         ratios = [fast.rate / slow.rate for slow, fast in pairs]
         return min(ratios), max(ratios)
+
+    @property
+    def lines(self) -> list[str]:
+        """What is to be said below the table."""
+        return [line for line in (report.drafting(self.total), self.note) if line]
 
     @property
     def identical(self) -> bool:
@@ -120,28 +135,30 @@ class Comparison:
         table.add_column("speculative", justify="right")
         both = (self.plain, self.speculative)
         rates = [[run.rate for run in runs] for runs in both]
-        low, high = self.spread
-        total = self.total
-        table.add_row("tokens/s (median)", *(f"{median(rate):.1f}" for rate in rates))
-        table.add_row("lowest - highest", *(f"{min(r):.1f} - {max(r):.1f}" for r in rates))
-        table.add_row("speed-up", "1.00x", f"[bold]{self.speed_up:.2f}x[/bold]")
-        table.add_row("  in neighbouring runs", "", f"{low:.2f}x - {high:.2f}x")
-        rate = total.acceptance_rate
+        shown = [middle(runs).metrics for runs in both]
+        table.add_row("tokens/s, median run", *(f"{one.tokens_per_second:.1f}" for one in shown))
+        table.add_row("  lowest - highest", *(f"{min(r):.1f} - {max(r):.1f}" for r in rates))
+        for row in self._speed_up_rows():
+            table.add_row(*row)
+        rate = shown[1].acceptance_rate
         table.add_row("acceptance rate", "", "nothing drafted" if rate is None else f"{rate:.0%}")
-        lengths = [merged([run.metrics for run in runs], 1.0) for runs in both]
-        table.add_row(
-            "mean acceptance length", *(f"{m.mean_acceptance_length:.2f}" for m in lengths)
-        )
-        table.add_row(
-            "target passes", *(f"{median(r.metrics.num_target_passes for r in x):g}" for x in both)
-        )
-        table.add_row(
-            "tokens", *(f"{median(r.metrics.num_emitted_tokens for r in x):g}" for x in both)
-        )
+        table.add_row("mean acceptance length", *(f"{m.mean_acceptance_length:.2f}" for m in shown))
+        table.add_row("target passes", *(f"{one.num_target_passes}" for one in shown))
+        table.add_row("tokens", *(f"{one.num_emitted_tokens}" for one in shown))
         return table
+
+    def _speed_up_rows(self) -> list[tuple[str, str, str]]:
+        """The rows about the speed-up; none where nothing was drafted."""
+        if not self.total.num_draft_tokens:
+            return []
+        (low, high), ratio = self.spread, self.speed_up
+        told = "within the noise" if ratio is None else f"[bold]{ratio:.2f}x[/bold]"
+        among = f"{low:.2f}x - {high:.2f}x"
+        return [("speed-up", "", told), ("  in neighbouring runs", "", among)]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result for ``--json``."""
+        total = self.total
         return {
             "plain": _arm(self.plain),
             "speculative": _arm(self.speculative),
@@ -149,6 +166,7 @@ class Comparison:
             "speed_up_range": list(self.spread),
             "repeats": len(self.plain),
             "identical": self.identical,
+            "account": None if total.account is None else total.account.as_dict(),
             "note": self.note,
         }
 
@@ -160,17 +178,24 @@ def _first_difference(a: Sequence[int], b: Sequence[int]) -> Any:
     return 1 + sum(1 for _ in shared)
 
 
+def middle(runs: Sequence[Run]) -> Run:
+    """Returns the run with the median rate, of an even number the slower one of the two. All
+    numbers of a side are those of this one run, so that they fit each other."""
+    median_rate = median_low(run.rate for run in runs)
+    return next(run for run in runs if run.rate == median_rate)
+
+
 def _arm(runs: Sequence[Run]) -> dict[str, Any]:
-    total = merged([run.metrics for run in runs], sum(run.seconds for run in runs))
+    shown = middle(runs).metrics
     return {
-        "tokens_per_second": median(run.rate for run in runs),
+        "tokens_per_second": shown.tokens_per_second,
         "seconds": [run.seconds for run in runs],
-        "num_tokens": median(run.metrics.num_emitted_tokens for run in runs),
-        "num_target_passes": median(run.metrics.num_target_passes for run in runs),
-        "num_draft_tokens": median(run.metrics.num_draft_tokens for run in runs),
-        "num_accepted_tokens": median(run.metrics.num_accepted_tokens for run in runs),
-        "mean_acceptance_length": total.mean_acceptance_length,
-        "acceptance_rate": total.acceptance_rate,
+        "num_tokens": shown.num_emitted_tokens,
+        "num_target_passes": shown.num_target_passes,
+        "num_draft_tokens": shown.num_draft_tokens,
+        "num_accepted_tokens": shown.num_accepted_tokens,
+        "mean_acceptance_length": shown.mean_acceptance_length,
+        "acceptance_rate": shown.acceptance_rate,
     }
 
 

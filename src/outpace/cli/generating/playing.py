@@ -86,10 +86,10 @@ def _stream(llm: LLM, params: SamplingParams, job: Job, prompt: Prompt) -> None:
             write(chunk.text)
     except KeyboardInterrupt:
         typer.echo()
-        typer.echo(f"interrupted; {report.summary(metrics, seed)}", err=True)
+        typer.echo(f"interrupted; {report.cost(metrics, seed)}", err=True)
         raise typer.Exit(130) from None
     typer.echo()
-    typer.echo(report.summary(metrics, seed), err=True)
+    typer.echo(report.cost(metrics, seed), err=True)
 
 
 def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
@@ -104,7 +104,7 @@ def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pro
             write(completion.text + "\n")
             parts.append(completion.metrics)
             errors += [completion.error] if completion.error else []
-    typer.echo(report.summary(report.merged(parts, perf_counter() - begin)), err=True)
+    typer.echo(report.cost(report.merged(parts, perf_counter() - begin)), err=True)
     tell_errors(errors, len(parts))
 
 
@@ -167,7 +167,8 @@ def _compare(llm: LLM, plain: LLM, params: SamplingParams, prompts: Sequence[Pro
     comparison = measure(llm, plain, prompts, params, _teller(console))
     console.print(f"\n{comparison.what}:", highlight=False)
     console.print(comparison.table())
-    console.print(comparison.note, highlight=False)
+    for line in comparison.lines:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _teller(console: Console) -> Callable[[str], None]:

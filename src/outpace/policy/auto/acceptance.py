@@ -69,6 +69,11 @@ class Counts:
             for rank in range(siblings if accepted is None else accepted + 1):
                 self.rank(rank).add(depth, rank == accepted, self.memory)
 
+    @property
+    def tried(self) -> bool:
+        """Whether any token was tested."""
+        return bool(self.ranks and self.ranks[0].tested)
+
     def rank(self, rank: int) -> _Rank:
         """The counts of siblings of this rank."""
         while rank >= len(self.ranks):
@@ -146,6 +151,11 @@ class Acceptance:
         """prior: the chance of a first token before anything is known."""
         self._prior = prior
         self._all = Counts(DRAFTER_MEMORY, prior)
+
+    @property
+    def tried(self) -> bool:
+        """Whether any draft was verified."""
+        return self._all.tried
 
     def new(self) -> Counts:
         """Returns the empty counts of a new request."""

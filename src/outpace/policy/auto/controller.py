@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakKeyDictionary, WeakSet
 
+from outpace.core.account import Account, DrafterAccount, Mode, Reason
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.auto.acceptance import PRIOR, Acceptance
 from outpace.policy.auto.cost import ENOUGH, CostModel, Place, place_before
+from outpace.policy.auto.decision import Decision
 from outpace.policy.auto.finds import Finds
 from outpace.policy.auto.growing import Growing
 from outpace.policy.auto.history import RowHistory
@@ -22,7 +24,15 @@ from outpace.policy.auto.prices import Prices
 from outpace.policy.auto.repaying import Prospect, repays
 from outpace.policy.auto.stopping import Stopping, expected_seconds
 from outpace.policy.auto.trials import Aside, Rest, Trial, Trials
-from outpace.policy.base import Controller, Outcome, RoundPlan, affordable, is_pure, wish
+from outpace.policy.base import (
+    Controller,
+    Outcome,
+    RoundPlan,
+    affordable,
+    is_pure,
+    mode_of,
+    wish,
+)
 from outpace.policy.row import DraftingRow
 
 FIRST = 4
@@ -66,10 +76,13 @@ class Auto(Controller):
         prior: float = PRIOR,
         keeps_up: bool = False,
         stops: bool = False,
+        name: str = "drafter",
+        look_up: bool = False,
     ) -> None:
         """drafts: what to choose from. prices: nominal ones. prior: the chance of a first token
         before anything is known. keeps_up: the drafter never has anything to read before a
-        draft. stops: its chains may be ended by how sure it is of its tokens."""
+        draft. stops: its chains may be ended by how sure it is of its tokens. name, look_up: as in
+        its account."""
         self.known = Knowledge(Acceptance(prior))
         self._growing = drafts if isinstance(drafts, Growing) else None
         static = drafts.static if isinstance(drafts, Growing) else drafts
@@ -77,14 +90,16 @@ class Auto(Controller):
         self.shape: TreeShape | None = None  # of the present round, if the drafter leaves it open
         self._prices = prices or Prices()
         self._coupled, self._keeps_up = coupled, keeps_up
+        self._name, self._look_up = name, look_up
         self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
-        self._asked = 0  # rows that the drafter is asked for in this round
+        self._asked: frozenset[DraftingRow] = frozenset()  # for which it is asked in this round
         self._trial: Trial | None = None  # of this round
         self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
         self.promise: Promise | None = None  # of drafting, when that was last looked at
+        self._decision = Decision()  # the latest
         self.finds = Finds()
         self._lessons = 0  # how often something was learned of acceptance
         self._stopping = Stopping() if stops else None
@@ -123,7 +138,8 @@ class Auto(Controller):
         self.adopt(offer)
         chosen = iter(offer.widths)
         budgets = [next(chosen) if count is None else count for count in fixed]
-        self._asked = sum(budget > 0 for budget in affordable(requests, budgets))
+        within = zip(requests, affordable(requests, budgets), strict=True)
+        self._asked = frozenset(request for request, budget in within if budget)
         return budgets
 
     def choose(
@@ -243,6 +259,8 @@ class Auto(Controller):
         self._rest, self._promising, self.promise = None, False, None
         plain = self.costs.measured(place).get(0)
         if plain is None or self.costs.times_measured(place, 0) < PLAIN:
+            if self._decision.reason is None:
+                self._decision = Decision(Reason.UNMEASURED)
             return 0, None  # all others are measured against it
         scout = self._scout(free)
         reading = self.known.reading.seconds(self._unread(scout), plain)
@@ -250,11 +268,14 @@ class Auto(Controller):
         asking = self.known.finding.misses_per_find * self.costs.miss(place)
         outlook = self._outlook(requests, free, place, floor, asking)
         if outlook is None:
+            self._decision = Decision(Reason.UNTRIED, reading=reading / plain)
             return self._try(self._at_most(FIRST // len(requests)), Trial(reading / plain), plain)
         best, drafted = outlook.best, outlook.drafted
         self.promise = Promise(drafted, outlook.seconds[drafted], outlook.curve, plain)
         self._promising = best > 0 and outlook.gain > MARGIN
-        if self._promising and self._repays(requests, free, outlook.gain, plain, prospects):
+        repaid = self._promising and self._repays(requests, free, outlook.gain, plain, prospects)
+        self._decision = self._decided(self.promise, repaid, reading / plain)
+        if repaid:
             # Chains that are ended are no longer than pays, however long they might be.
             chosen = best if self._stopping is None else outlook.widest
             return self._aside.choose(chosen, self._beside(outlook), self.costs, place), None
@@ -267,6 +288,12 @@ class Auto(Controller):
         found = self._try(narrow, Trial(max(0.0, longer / plain - more), bearer), plain)
         self._rest = None if found[1] else Rest(place, WeakSet(free))
         return found
+
+    def _decided(self, promise: Promise, repaid: bool, reading: float) -> Decision:
+        """Why drafts are made or not. reading: plain rounds that it takes."""
+        if not self._promising:
+            return Decision(Reason.NO_GAIN, promise.cost)
+        return Decision(Reason.GAIN if repaid else Reason.READING, promise.cost, reading)
 
     def _outlook(
         self,
@@ -368,7 +395,7 @@ class Auto(Controller):
     ) -> None:
         if seconds is not None:
             self._learn_times(requests, outcomes, seconds)
-        self._asked, self._trial = 0, None
+        asked, self._asked, self._trial = self._asked, frozenset(), None
         if self._growing is not None and self._growing.due():
             slopes = self.costs.slopes(place_before(requests, outcomes), self._prices.forked)
             self._growing.grow(self.acceptance, slopes)
@@ -376,6 +403,12 @@ class Auto(Controller):
             row = self._row(request)
             row.begun, row.drafted = True, outcome.drafted > 0
             row.rounds += 1
+            # Nothing is decided about a last token, which needs no draft.
+            chosen = mode_of(request, self._coupled) is Mode.MEASURED
+            decided = chosen and request.remaining + outcome.emitted > 1
+            row.tally.score(outcome, self._decision.reason if decided else None)
+            if request in asked:
+                row.tally.ask(found=outcome.drafted > 0)
             row.watch(self.known.spells, self._promising, outcome.emitted, request.finished)
             if outcome.drafted:
                 row.read = request.length
@@ -424,11 +457,38 @@ class Auto(Controller):
     ) -> None:
         """Enters what a round took. found: rows with a draft."""
         if self._asked:
-            self.known.finding.add(found, self._asked)
+            self.known.finding.add(found, len(self._asked))
         if self._asked and not width:
             self.costs.add_miss(place, seconds)
         else:
             self.costs.add(place, width, seconds, levels)
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def account(self, request: DraftingRow) -> Account:
+        mode = mode_of(request, self._coupled)
+        drafters = () if mode is Mode.OFF else (self.drafter_account(request),)
+        return Account(mode, self._row(request).rounds, drafters)
+
+    def drafter_account(self, request: DraftingRow, asked: bool = True) -> DrafterAccount:
+        """Returns what came of the drafter in a request's text. asked: whether it was a candidate
+        in this text."""
+        row, mode = self._row(request), mode_of(request, self._coupled)
+        decision, chance = Decision(), None
+        if asked and mode is Mode.MEASURED:
+            decision = replace(self._decision, reason=None)
+            if self.acceptance.tried:
+                chance = self.acceptance.chances(row.counts, 1)[0][0]
+        elif asked and mode is Mode.NOMINAL:
+            decision = row.ledger.decision()
+            if row.counts.tried:
+                chance = row.counts.chances(1)[0][0]
+        known = {"look_up": self._look_up, "chance": chance, **vars(decision)}
+        return row.tally.account(self._name, **known)
+
+    def note_find(self, request: DraftingRow, found: bool) -> None:
+        """Is told that the drafter was asked by somebody else, and whether it had a draft."""
+        self._row(request).tally.ask(found)
 
     def _trail(self, request: DraftingRow, outcome: Outcome) -> Trail:
         if self._stopping is not None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outpace.policy.auto.acceptance import Counts
 from outpace.policy.auto.ledger import Ledger
 from outpace.policy.auto.spells import Spells
+from outpace.policy.tally import Tally
 
 ALONG = 16
 """Tokens that a drafter reads in its first pass of a round."""
@@ -27,6 +28,7 @@ class RowHistory:
     spell: int = 0  # tokens since drafting began to promise more than plain decoding
     idle: int = 0  # tokens since it last did
     lost: float = 0.0  # plain rounds that trials in this text were expected to lose
+    tally: Tally = field(default_factory=Tally)
     expected: tuple[object, Mapping[int, float]] | None = None
     """What each width was last expected to bring, behind all that this follows from."""
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from outpace.core.account import Reason
 from outpace.policy.auto.acceptance import REQUEST_MEMORY, Counts, Slimness
+from outpace.policy.auto.decision import Decision
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.prices import Prices
 
@@ -39,17 +43,31 @@ class Ledger:
         ladder, room = self._ladder, remaining - 1  # one token comes anyway
         if room <= 0:
             return 0
-        chances = self._counts.chances(ladder.shape.height, ladder.shape.most_siblings)
-        gains = {
-            width: tokens / self._prices.round(width, ladder.levels[width])
-            for width, tokens in ladder.tokens(chances, room, self._slim.levels_per_node).items()
-        }
+        gains = self._gains(room)
         best = max(ladder.widths, key=gains.__getitem__)
         width = best or ladder.widths[1]
         lost = self._loss
         if not best:
             lost += self._prices.round(width, ladder.levels[width]) * (1 - gains[width])
         return width if lost <= CREDIT + SHARE * self._spent else 0
+
+    def decision(self) -> Decision:
+        """Returns why drafts are made or not, in a text that goes on for long."""
+        ladder = self._ladder
+        gains = self._gains(ladder.shape.height)
+        best = max(ladder.widths[1:], key=gains.__getitem__)
+        cost = (self._prices.round(best, ladder.levels[best]) - 1) / best
+        return Decision(Reason.GAIN if gains[best] > gains[0] else Reason.NO_GAIN, cost)
+
+    def _gains(self, room: int) -> Mapping[int, float]:
+        """The tokens per pass of the target that each width promises. room: levels at most."""
+        ladder = self._ladder
+        chances = self._counts.chances(ladder.shape.height, ladder.shape.most_siblings)
+        found = ladder.tokens(chances, room, self._slim.levels_per_node)
+        return {
+            width: tokens / self._prices.round(width, ladder.levels[width])
+            for width, tokens in found.items()
+        }
 
     def gain(self, nodes: int, remaining: int) -> float:
         """Returns the tokens per pass of the target that a draft of so many nodes promises."""

@@ -30,6 +30,11 @@ class Promise:
     plain: float
     """Seconds of a plain round, which are better known than those of the curve."""
 
+    @property
+    def cost(self) -> float:
+        """What each drafted token adds to a round, in plain rounds."""
+        return max(0.0, self.curve[self.width] - self.plain) / (self.width * self.plain)
+
 
 @dataclass(frozen=True)
 class Outlook:

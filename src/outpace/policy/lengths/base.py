@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms, EndsBehind
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
@@ -15,8 +16,9 @@ from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
 from outpace.draft.options import NoOptions
 from outpace.errors import ConfigError
-from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure
+from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure, wish
 from outpace.policy.row import DraftingRow
+from outpace.policy.tally import Tally
 
 LONGEST = 32
 """Tokens of a draft, at most, that a policy comes to by itself."""
@@ -58,6 +60,19 @@ class ByRequest(Generic[State]):
             self._latest = value
 
 
+@dataclass
+class _Played:
+    """A request's rounds, and what its drafters did in them."""
+
+    rounds: int = 0
+    by_drafter: dict[str, Tally] = field(default_factory=dict)
+
+    def enter(self, outcome: Outcome) -> None:
+        self.rounds += 1
+        if outcome.drafted:
+            self.by_drafter.setdefault(outcome.method, Tally()).score(outcome)
+
+
 class LengthPolicy(Controller):
     """A rule for how much is drafted.
 
@@ -77,6 +92,7 @@ class LengthPolicy(Controller):
         """count: num_speculative_tokens. coupled: the rule's texts do not depend on drafts."""
         self.count, self.options, self.coupled = count, options, coupled
         self._shape: TreeShape | None = None
+        self._played: WeakKeyDictionary[DraftingRow, _Played] = WeakKeyDictionary()
 
     @property
     def most(self) -> int:
@@ -105,6 +121,20 @@ class LengthPolicy(Controller):
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
+        for request, outcome in zip(requests, outcomes, strict=True):
+            self._played.setdefault(request, _Played()).enter(outcome)
+        self.learn_round(requests, outcomes)
+
+    def account(self, request: DraftingRow) -> Account:
+        played = self._played.get(request, _Played())
+        if not self.count:
+            return Account(Mode.NONE, played.rounds)
+        mode = Mode.OFF if wish(request) == 0 else Mode.FIXED
+        drafters = tuple(tally.account(name) for name, tally in played.by_drafter.items())
+        return Account(mode, played.rounds, drafters)
+
+    def learn_round(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
+        """Is told what became of a round's drafts."""
         for request, outcome in zip(requests, outcomes, strict=True):
             # A text that has ended was cut somewhere in its draft, and an empty draft says nothing.
             if outcome.drafted and not request.finished:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.options import option
-from outpace.core.stats import Seconds
 from outpace.policy.base import Outcome, is_pure
 from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy, check_whole
 from outpace.policy.row import DraftingRow
@@ -71,9 +70,7 @@ class Batch(LengthPolicy):
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
         return [self._states.of(request).length for request in requests]
 
-    def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
-    ) -> None:
+    def learn_round(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
         together = []
         for request, outcome in zip(requests, outcomes, strict=True):
             if not outcome.drafted or request.finished:
