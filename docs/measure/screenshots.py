@@ -36,30 +36,30 @@ def served():
 
 
 def shoot(page, file):
-    picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
+    picture = Image.open(io.BytesIO(page.screenshot()))
     picture.convert("RGB").save(file, quality=82, method=6)
     print(file, picture.size, file.stat().st_size // 1000, "KB")
 
 
-def side_by_side(page):
-    page.fill("#tokens", "90")
+def ask(page, question, tokens):
+    page.click("#options summary")
+    page.fill("#tokens", tokens)
     page.fill("#temperature", "0.8")
     page.select_option("#speculative", "4")
+    page.click("#options summary")
+    page.fill("#prompt", question)
     page.click("#run")
-    page.wait_for_selector("#verdict:not(:empty)")
+    page.wait_for_selector("#rounds:not([hidden])")
+
+
+def side_by_side(page):
+    ask(page, "Tell me a story about a cat.", "90")
     page.click(".pane:first-child .text .corrected")
     page.wait_for_selector("#tree svg")
 
 
 def chat(page):
-    page.check("[value=chat]")
-    page.fill("#prompt", "Tell me about a cat.")
-    page.fill("#tokens", "60")
-    page.select_option("#speculative", "4")
-    page.uncheck("#beside")
-    page.click("#run")
-    page.wait_for_selector("#depths-box:not([hidden]), #tree-box:not([hidden])")
-    page.wait_for_selector("#run:not([disabled])")
+    ask(page, "Tell me about a cat.", "60")
     page.hover(".text .accepted")
 
 
@@ -70,8 +70,8 @@ def main():
     with served() as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for name, act, size, scheme in (
-            ("playground-light", side_by_side, (1100, 760), "light"),
-            ("playground-dark", chat, (390, 760), "dark"),
+            ("playground-light", side_by_side, (1200, 640), "light"),
+            ("playground-dark", chat, (390, 720), "dark"),
         ):
             page = browser.new_page(
                 viewport={"width": size[0], "height": size[1]},

@@ -36,16 +36,13 @@ from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.reading import Reading
 from outpace.serve.settings import Settings
-from outpace.serve.trace import Tracer
+from outpace.serve.trace import Tracer, special_ids
 
 log = logging.getLogger("outpace.serve")
 
 PAGE = Path(__file__).parent / "playground"
-PAGE_FILES = {
-    "/": "index.html",
-    "/playground.js": "playground.js",
-    "/playground.css": "playground.css",
-}
+PAGE_PARTS = ("playground.js", "pane.js", "pictures.js", "verdict.js", "playground.css")
+PAGE_FILES = {"/": "index.html", **{f"/{name}": name for name in PAGE_PARTS}}
 PAGE_HEADERS = {
     # Nothing but our own files: no script in the page, and no other host.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -69,7 +66,7 @@ class Server:
         self._reader = Reader(llm, settings)
         self._body = Bodies(settings.max_body_bytes, settings.request_seconds)
         self._reading = Reading(settings.request_seconds)
-        self._tracer = Tracer(self._decode)
+        self._tracer = Tracer(self._decode, special_ids(llm.tokenizer))
         self.thread = EngineThread(
             llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
         )
@@ -292,6 +289,7 @@ class Server:
                 "coupled": rule.coupled,
                 "lossless": rule.lossless,
                 "chat": bool(template),
+                "ends": [self._decode(token) for token in llm.target.eos_ids],
                 "max_model_len": llm.max_model_len,
                 "description": self._reader.told(str(llm.describe())),
             }

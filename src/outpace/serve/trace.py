@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 from outpace.engine.request import Request
@@ -31,8 +31,11 @@ def origins(decision: Decision, parents: Sequence[int]) -> list[Origin]:
 class Tracer:
     """An observer that writes down the rounds of the requests that ask for it."""
 
-    def __init__(self, decode: Callable[[int], str]) -> None:
-        self._decode = decode
+    def __init__(
+        self, decode: Callable[[int], str], special: Collection[int] = frozenset()
+    ) -> None:
+        """special: tokens whose names are no text, such as the end of a turn."""
+        self._decode, self._special = decode, special
         # Written by the engine's thread, emptied by another: a deque takes both without a lock.
         self._rounds: dict[int, deque[dict[str, Any]]] = {}
 
@@ -75,15 +78,26 @@ class Tracer:
         taken = trace.emitted[row]
         return {
             "nodes": [
-                {"id": token, "text": self._decode(token), "parent": parent}
+                {**self._token(token), "parent": parent}
                 for token, parent in zip(tokens, parents, strict=True)
             ],
             "path": decision.path[:taken],
             "tokens": [
-                {"id": token, "text": self._decode(token), "origin": origin}
+                {**self._token(token), "origin": origin}
                 for token, origin in zip(
                     decision.tokens[:taken], origins(decision, parents), strict=False
                 )
             ],
             "seconds": round(trace.seconds.total, 6),
         }
+
+    def _token(self, token: int) -> dict[str, Any]:
+        return {"id": token, "text": self._decode(token), "special": token in self._special}
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Returns the tokens that an answer leaves out (``skip_special_tokens``); none without a
+    tokenizer."""
+    named = getattr(tokenizer, "all_special_ids", ())
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset((*named, *(token for token, one in added.items() if one.special)))
