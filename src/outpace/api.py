@@ -19,6 +19,7 @@ from outpace.chats import Conversation
 from outpace.config import SpeculativeConfig
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.params import SamplingParams
+from outpace.core.progress import Progress, part, rising, silent
 from outpace.engine.alike import try_alike
 from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.request import Request
@@ -35,7 +36,6 @@ from outpace.targets.cpu.weights.quantize import Quantization
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.prepare import Progress
 from outpace.targets.hf.loading.source import check_path
 from outpace.texts import Texts
 
@@ -43,6 +43,9 @@ BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""
 
 _WARM_UP_DRAFT = 4
+_LOADING, _OF_TARGET = 0.95, 0.7
+"""The share of loading in what an `LLM` does before it is ready, and the target's share of that,
+where something drafts."""
 
 
 @names_checked(UnknownArgument, "argument of LLM")
@@ -134,6 +137,8 @@ class LLM:
         use_threads(threads)
         self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
         speculation = Speculation.of(self.config)
+        report = None if progress is None else rising(progress)
+        share = 1.0 if self.config.method == "none" else _OF_TARGET
         self.target: Loaded = load(
             _existing(model),
             tokenizer=tokenizer,
@@ -143,19 +148,22 @@ class LLM:
             trust_remote_code=trust_remote_code,
             cpu_kernels=cpu_kernels,
             quantization=quantization,
-            progress=progress,
+            progress=None if report is None else part(report, 0.0, share * _LOADING),
             compiled=asked.compile is True,
         )
         self.max_model_len = arguments.context(max_model_len, self.target)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
-        self.engine = build_engine(self.target, speculation, self.intake, asked)
+        drafting = part(report or silent, share * _LOADING, _LOADING)
+        self.engine = build_engine(self.target, speculation, self.intake, asked, drafting)
         self.intake.pictures.keeps_images = self.engine.drafter.needs.images
         self._texts = Texts(self.engine)
+        (report or silent)("trying it out", _LOADING)
         if asked.capture(self.target.device) is not None:
             self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
         if asked.batch_invariant:
             self.engine.between_rounds(self._try_alike)
         self._try_out()
+        (report or silent)("ready", 1.0)
 
     def _try_alike(self) -> None:
         """Raises ``ConfigError`` where a token's logits depend on what else is in the pass."""
@@ -310,8 +318,17 @@ class LLM:
         return list(with_bar(searches, len(given), shown=use_tqdm))
 
     def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[Chunk]:
-        """Yields pieces of the text as soon as they are safe: whole characters, and nothing that a
-        stop string may still swallow. The last piece carries the finish reason."""
+        """Yields pieces of the text, each a `Chunk`, as soon as they are safe: whole characters,
+        and nothing that a stop string may still swallow. Together their ``text`` is the whole text.
+        The last one has a ``finish_reason``.
+
+        >>> llm = LLM(speculative_config={"method": "none"})
+        >>> for chunk in llm.stream("Once upon a time", {"max_tokens": 6, "temperature": 0}):
+        ...     print(chunk.text, end="", flush=True)
+         there was a little girl named
+        >>> chunk.finish_reason
+        'length'
+        """
         (params,) = arguments.paired(sampling_params, 1)
         requests = self.intake.requests(prompt, params, streaming=True)
         self.intake.check_processors([params], [requests])

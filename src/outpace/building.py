@@ -13,6 +13,7 @@ from torch import nn
 
 from outpace import arguments
 from outpace.config import SpeculativeConfig
+from outpace.core.progress import Progress, silent
 from outpace.core.values import flag_or
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
@@ -114,9 +115,14 @@ class EngineOptions:
 
 
 def build_engine(
-    loaded: Loaded, speculation: Speculation, intake: Intake, asked: EngineOptions
+    loaded: Loaded,
+    speculation: Speculation,
+    intake: Intake,
+    asked: EngineOptions,
+    progress: Progress = silent,
 ) -> Engine:
     """Returns the engine of a loaded model. Loads the draft model or the head, if there is one.
+    progress: of that.
 
     Raises ``ConfigError`` for what does not go with this model.
     """
@@ -144,7 +150,9 @@ def build_engine(
         cpu_kernels=asked.cpu_kernels,
         saved_texts=asked.saved_by_drafter,
         saved_tokens=asked.max_batch_total_tokens,
+        progress=progress,
     )
+    progress(f"loading what drafts ({speculation.config.method})", 0.0)
     speculation.rule.recognise(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.bench.reports import report, wide_report
+from tests.bench.reports import DRAFTED, report, wide_report
 
+from browser import DESK, PHONE, started
 from outpace.bench.report.html import report_html
 from outpace.bench.report.outputs import OutputFiles
 from outpace.bench.report.plots import figures
@@ -22,7 +23,9 @@ from outpace.bench.run.costing import cost_rows
 from outpace.bench.run.costs import CostReport, curve_of
 from outpace.bench.stats.divergence import Divergence
 from outpace.bench.stats.identity import TextDifference
+from outpace.bench.stats.interval import Interval
 from outpace.bench.stats.theory import Times
+from outpace.core.account import Account, Mode
 from outpace.errors import ConfigError
 
 PNG = b"\x89PNG\r\n"
@@ -107,6 +110,50 @@ def test_markdown_has_a_row_per_method_and_the_notes() -> None:
     assert "1.50 x hf" in text
 
 
+def with_speedup(interval: Interval, drafted: bool = True) -> Report:
+    base = report()
+    cell = base.cells[0]
+    ours = cell.methods[1]
+    counts = ours.acceptance if drafted else None
+    task = replace(ours.tasks[0], speedup=interval, acceptance=counts)
+    ours = replace(
+        ours, speedup=interval, decode_speedup=interval, acceptance=counts, tasks=(task,)
+    )
+    ours = replace(ours, over_peers={"hf": interval})
+    return replace(base, cells=(replace(cell, methods=(cell.methods[0], ours)),))
+
+
+def test_no_ratio_is_told_that_noise_may_have_made() -> None:
+    found = with_speedup(Interval(0.97, 0.91, 1.04, 12))
+    assert "| draft_model | 40.0 | none [0.91, 1.04] | 1.87 | none [0.91, 1.04] |" in markdown(
+        found
+    )
+    assert "no difference [0.91, 1.04] to hf" in markdown(found)
+    page = report_html(found, {})
+    for text in (page, markdown(found)):
+        assert "0.97" not in text
+        assert "[0.91, 1.04]" in text
+    assert "0.97" in found.to_json(), "for whoever computes with it"
+
+
+def test_without_a_draft_there_is_no_speed_up() -> None:
+    found = with_speedup(Interval(1.3, 1.2, 1.4, 12), drafted=False)
+    assert "| draft_model | 40.0 | nothing drafted |  |  |" in markdown(found)
+    assert "1.30" not in markdown(found).replace("1.30 [1.20, 1.40] x hf", "")
+    page = report_html(found, {})
+    assert "<td>nothing drafted</td><td>\u2013</td><td>\u2013</td>" in page
+    assert page.count("nothing drafted") == 2, "in both tables"
+
+
+def test_a_report_says_what_was_drafted_and_why_not_more() -> None:
+    told = "draft_model: draft model: 100 tokens in 33 of 33 rounds, 70% accepted"
+    assert told in markdown(report())
+    assert told in report_html(report(), {})
+    assert Report.from_json(report().to_json()).cells[0].methods[1].account == Account(
+        Mode.MEASURED, 33, (DRAFTED,)
+    )
+
+
 def test_both_reports_give_the_same_cause_of_texts_that_differ() -> None:
     base = report()
     cell = base.cells[0]
@@ -159,3 +206,34 @@ def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match="no report"):
         CostReport.from_json("<html>")
+
+
+HEADS = """() => [...document.querySelectorAll("th")].flatMap((head) => {
+  const texts = document.createTreeWalker(head, NodeFilter.SHOW_TEXT), broken = [];
+  for (let node = texts.nextNode(); node; node = texts.nextNode()) {
+    for (const word of node.data.matchAll(/[^\\s-]+/g)) {
+      const range = document.createRange();
+      range.setStart(node, word.index);
+      range.setEnd(node, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+      if (lines.size > 1) broken.push(word[0]);
+    }
+  }
+  return broken;
+})"""
+
+
+@pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
+def test_no_header_is_broken_inside_a_word(size: dict[str, int]) -> None:
+    names = ["draft_model K=auto recursive", "suffix", "openvino-assisted-5"]
+    pages = [
+        report_html(wide_report(names, ["story", "summarization"]), {}),
+        report_html(report(), {}),
+    ]
+    with started() as browser:
+        for html in pages:
+            page = browser.new_page(viewport=size)
+            page.set_content(html)
+            assert page.evaluate(HEADS) == []
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.close()

@@ -77,7 +77,7 @@ def load_llm(
 
         params = SamplingParams(**sampling)
         from outpace.api import LLM
-        from outpace.targets.hf.loading.load import hide_progress_bars
+        from outpace.targets.hf.loading.bars import hide_progress_bars
     # A download has its own bar, with bytes and time left; a folder is read in seconds.
     local = model is None or os.path.exists(model)
     with working(console, f"loading {model or 'the bundled pair'}", shown=local) as report:

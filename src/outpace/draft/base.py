@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from outpace.config import SpeculativeConfig
 from outpace.core.law import History, LawMaker
+from outpace.core.progress import Progress, silent
 from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
 from outpace.core.rng import seeds_of_lane
 from outpace.core.stats import Seconds
@@ -210,6 +211,8 @@ class Setup:
     of a few."""
     saved_tokens: int | None = None
     """How many tokens these may have together, where their number is given; None: any number."""
+    progress: Progress = silent
+    """Is called with each step of what takes long."""
 
     def child(self, config: Mapping[str, Any]) -> Drafter:
         """Returns another drafter, for use inside the one that is being built.

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from outpace.core.progress import Progress
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loading.load import load_plain
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.places import pick_device
-from outpace.targets.hf.loading.prepare import Progress
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.train.ranks import Ranks
 
@@ -54,7 +54,7 @@ def load_sharded(
     )
     progress("splitting the weights", 0.5)
     _shard(loaded, pick_device(device), ranks.count)
-    progress("ready", 1.0)
+    progress("loaded", 1.0)
     return loaded
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+)
+from rich.text import Text
 
 if TYPE_CHECKING:
     from outpace.train.run import Progress as Reached
@@ -53,7 +63,7 @@ def play(
     """
     scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    with _bar(console) as bar:
+    with _bar(console, end) as bar:
         task = bar.add_task("training", total=max(run.settings.steps, run.step), completed=run.step)
 
         def report(reached: Reached) -> None:
@@ -81,6 +91,23 @@ def _stale(scores: Sequence[float], patience: int) -> bool:
     return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
 
 
-def _bar(console: Console) -> Progress:
+class TimeLeft(ProgressColumn):
+    """The time to the last step or, where the run ends before that, to the end of its time."""
+
+    max_refresh = 0.5
+
+    def __init__(self, end: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """end: by the clock; None: there is none but the last step."""
+        super().__init__()
+        self._end, self._clock = end, clock
+
+    def render(self, task: Task) -> Text:
+        allowed = None if self._end is None else max(0.0, self._end - self._clock())
+        known = [seconds for seconds in (task.time_remaining, allowed) if seconds is not None]
+        left = str(timedelta(seconds=math.ceil(min(known)))) if known else "-:--:--"
+        return Text(left, style="progress.remaining")
+
+
+def _bar(console: Console, end: float | None = None) -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=console)
+    return Progress(*columns, TimeLeft(end), console=console)

@@ -155,7 +155,8 @@ class DraftModel(Drafter):
         options = setup.options
         if online_options(options.online) is not None:
             options = replace(options, model=own_copy(options.model))
-        return load_draft_model(options, setup.loaded, setup.cpu_kernels, setup.capture is not None)
+        compiled = setup.capture is not None
+        return load_draft_model(options, setup.loaded, setup.cpu_kernels, compiled, setup.progress)
 
     @staticmethod
     def _runner(setup: Setup, drafter: Loaded) -> Runner:

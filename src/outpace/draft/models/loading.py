@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from outpace.core.progress import Progress, part, silent
 from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.online.options import online_options
 from outpace.errors import ConfigError
@@ -20,7 +21,11 @@ OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code")
 
 
 def load_draft_model(
-    options: DraftModelOptions, target: Loaded, kernels: Kernels = "auto", compiled: bool = False
+    options: DraftModelOptions,
+    target: Loaded,
+    kernels: Kernels = "auto",
+    compiled: bool = False,
+    progress: Progress = silent,
 ) -> Loaded:
     """Returns the draft model that a user's options ask for, beside a target.
 
@@ -43,6 +48,7 @@ def load_draft_model(
         cpu_kernels=kernels,
         quantization=None if learns else options.quantization,
         trust_remote_code=options.trust_remote_code,
+        progress=part(progress, 0.0, 1.0, "draft model"),
         compiled=compiled,
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub.utils import enable_progress_bars  # type: ignore[attr-defined]
 from torch import nn
-from transformers.utils import logging as transformers_logging
 
+from outpace.core.progress import Progress, silent
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import ASKED, LEFT_OPEN, Kernels
@@ -23,9 +23,10 @@ from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
+from outpace.targets.hf.loading.bars import without_loading_bars
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
 from outpace.targets.hf.loading.places import named_device, pick_device, pick_dtype
-from outpace.targets.hf.loading.prepare import Progress, let_it_rescale, prepare
+from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
 from outpace.targets.hf.loading.reading import (
     attention_for,
     read_config,
@@ -59,9 +60,9 @@ def load(
     whole layers of the Llama kind are computed by our own code too. A model object that is handed
     over keeps its layers, and is put into evaluation mode. processor: of a vision-language model,
     instead of the one that comes with it. quantization: see `quantize`; "auto" is for drafters,
-    which may be rounded: 8 bits where that saves time. progress: called before each step. compiled:
-    whether passes will be compiled, which those of weights in blocks are not. Raises
-    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
+    which may be rounded: 8 bits where that saves time. progress: called before each step, in the
+    place of transformers' bars. compiled: whether passes will be compiled, which those of weights
+    in blocks are not. Raises ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     _check_trust(trust_remote_code)
@@ -75,7 +76,7 @@ def load(
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
-    report = progress or _silent
+    report = progress or silent
     if isinstance(model, (Loaded, nn.Module)):
         if isinstance(model, nn.Module):
             name = type(model).__name__
@@ -92,7 +93,8 @@ def load(
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantization(wanted, where, kind)
-    loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, report)
+    with nullcontext() if progress is None else without_loading_bars():  # it is shown by others
+        loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, report)
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
     if rounds and pays(loaded.model):
         wanted = "int8"
@@ -159,10 +161,6 @@ def _check_trust(trust: object) -> None:
         )
 
 
-def _silent(_: str, __: float) -> None:
-    """Reports nothing."""
-
-
 def _check_handed_over(
     loaded: Loaded,
     dtype: str | torch.dtype,
@@ -205,6 +203,7 @@ def load_drafter(
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = "auto",
     trust_remote_code: bool = False,
+    progress: Progress = silent,
     compiled: bool = False,
 ) -> Loaded:
     """Returns the model that drafts for a target, as `load` does.
@@ -229,6 +228,7 @@ def load_drafter(
         cpu_kernels="auto" if handed_over else cpu_kernels,
         quantization=quantization,
         trust_remote_code=trust_remote_code,
+        progress=progress,
         compiled=compiled,
     )
 
@@ -279,13 +279,3 @@ def _from_gguf(
             "model's Hugging Face folder."
         )
     return Loaded(model, known, name, packed=packed)
-
-
-def hide_progress_bars(*, downloads: bool) -> None:
-    """Silences transformers' loading bars, for programs that show their own progress.
-
-    downloads: those of the hub too. Changes the whole process.
-    """
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # hides both kinds
-    if not downloads:
-        enable_progress_bars()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from outpace.core.progress import Progress
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
@@ -36,9 +36,6 @@ from outpace.targets.hf.supported import support
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
 LOGGER = logging.getLogger("outpace")
-
-Progress = Callable[[str, float], None]
-"""Is called with what is being done, and how much of the whole is behind it, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
         report("trying whole layers in native code", 0.85)
         _in_native_code(model)
     check_quantized(model, plan.quantization)
-    report("ready", 1.0)
+    report("loaded", 1.0)
 
 
 def _kernels_for(loaded: Loaded) -> Kernels:
