@@ -53,9 +53,9 @@ class Advice:
         if self.max_model_len is not None:
             words += ["--llm", json.dumps({"max_model_len": self.max_model_len})]
         look_ups, *models = self.found.drafters
-        configs = [{"method": look_ups.method}]
+        configs: list[dict[str, Any]] = [{"method": look_ups.method}]
         for each in models:
-            named = {"model": each.model} if each.model in self.drafts else {}
+            named: dict[str, Any] = {"model": each.model} if each.model in self.drafts else {}
             configs.append({"method": each.method, **named})
         for config in configs:
             words += ["--speculative-config", json.dumps(config)]

@@ -26,7 +26,7 @@ def hide_progress_bars(*, downloads: bool) -> None:
 @contextmanager
 def without_loading_bars() -> Iterator[None]:
     """Hides transformers' loading bars for a while, and leaves those of downloads as they are."""
-    if not transformers_logging.is_progress_bar_enabled():  # type: ignore[no-untyped-call]
+    if not transformers_logging.is_progress_bar_enabled():
         yield
         return
     hub = not are_progress_bars_disabled()
