@@ -80,6 +80,23 @@ def test_the_samples_of_one_prompt_read_it_once(monkeypatch: pytest.MonkeyPatch)
     assert llm.engine.drafter.runner.passes - reading > reading // 2
 
 
+@pytest.mark.parametrize("rows", [2, 5, 16])
+@pytest.mark.parametrize("method", ["none", "draft_model"])
+def test_samples_that_end_at_once_read_their_prompt_once(
+    monkeypatch: pytest.MonkeyPatch, long_model: Any, method: str, rows: int
+) -> None:
+    config = {"method": method} | ({"model": drafter("llama")} if method != "none" else {})
+    llm = LLM(long_model, speculative_config=config, max_num_seqs=rows)
+    counted = Positions(monkeypatch, llm)
+    params = SamplingParams(n=8, seed=3, temperature=1.0, max_tokens=1)
+    outputs = llm.generate([text(1000), text(600, 5)], params)
+    assert counted.total <= 1600 + 2 * 8
+    for output in outputs:
+        for one in output.outputs:
+            again = SamplingParams(seed=one.seed, temperature=1.0, max_tokens=1)
+            assert ids(llm.generate([output.prompt_token_ids], again)) == [one.token_ids]
+
+
 def test_running_rows_go_on_while_a_long_prompt_is_read() -> None:
     config = {"method": "none"}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_num_batched_tokens=8)

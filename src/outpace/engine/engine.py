@@ -216,6 +216,7 @@ class Engine:
         if played:
             self._try_round(played)
             self.waiting.order.played(played)
+            self._hand_over()
             self._release()
         return played
 
@@ -247,16 +248,29 @@ class Engine:
             if self._begins(request, source):
                 self.waiting.join(request)
 
+    def _hand_over(self) -> None:
+        """Lets samples that wait join while the last row with their prompt is still there, if its
+        own text has just ended: they fork from it, and the prompt is not read again."""
+        first = self.waiting.first
+        source = None if first is None else self._twin(first)
+        if source is None or not self.running[source].finished:
+            return
+        ended = self.running[source]
+        self._retain([one for one in self.running if one is ended or not one.finished])
+        self._admit()
+
     def _twin(self, request: Request) -> int | None:
-        """A row with the same prompt."""
+        """A row with the same prompt; one whose text has ended only if there is no other."""
         needs = self.drafter.needs.states
         if request.group is None or (needs and not self.drafter.copies_prompts):
             return None
         ids = request.token_ids
-        for row, other in enumerate(self.running):
-            if other.group == request.group and other.began_with == ids:
-                return row
-        return None
+        twins = [
+            row
+            for row, other in enumerate(self.running)
+            if other.group == request.group and other.began_with == ids
+        ]
+        return min(twins, key=lambda row: self.running[row].finished, default=None)
 
     def _can_fork(self, row: int) -> bool:
         read = self.target.lengths[row] >= len(self.running[row].began_with) - 1
