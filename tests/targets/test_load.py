@@ -13,11 +13,12 @@ import pytest
 import torch
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM
 from outpace.api import BUNDLED
-from outpace.errors import ConfigError, ModelLoadError
+from outpace.draft.models.options import DraftModelOptions
+from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.loading.reading import read_tokenizer
@@ -107,6 +108,21 @@ def test_pickled_weights_that_are_more_than_weights(folder: Path) -> None:
     assert "weights_only" not in str(caught.value), "which would be the unsafe way"
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
+def test_experts_are_computed_in_float64(tmp_path: Path, family: str) -> None:
+    """transformers' usual way to compute them takes no float64."""
+    build(family).save_pretrained(tmp_path)
+    expected = LLM(build(family)).generate([[1, 2, 3]], greedy(6))[0].token_ids
+    loaded = load(tmp_path, dtype="float64")
+    assert LLM(loaded).generate([[1, 2, 3]], greedy(6))[0].token_ids == expected
+    own = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    words = "by 'grouped_mm', which takes no float64. Load it with experts_implementation='eager'"
+    with pytest.raises(UnsupportedModel, match=words):
+        load(own)
+    own.set_experts_implementation("eager")
+    load(own)
+
+
 # -- places ------------------------------------------------------------------------------------
 
 
@@ -157,6 +173,58 @@ def test_a_name_that_leads_nowhere_is_refused_at_once(hub: Hub, answer: Any, rea
     assert hub.asked == 1
     with pytest.raises(ModelLoadError, match=reason):
         read_tokenizer("some/model", False)
+
+
+LORA = {"peft_type": "LORA", "base_model_name_or_path": "some/base"}
+
+
+@pytest.mark.parametrize(
+    ("about", "what"),
+    [
+        (json.dumps(LORA), "a LoRA adapter for the model 'some/base'"),
+        (json.dumps({**LORA, "peft_type": "IA3"}), "an adapter of the kind 'IA3' for the model"),
+        ("cut sh", "a LoRA adapter for another model"),
+        ("[]", "a LoRA adapter for another model"),
+    ],
+)
+@pytest.mark.parametrize("with_config", [False, True])
+def test_an_adapter_alone_is_named_as_what_it_is(
+    tmp_path: Path, about: str, what: str, with_config: bool
+) -> None:
+    (tmp_path / "adapter_config.json").write_text(about)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    if with_config:
+        (tmp_path / "config.json").write_text("{}")
+    for load_it in (load, check_path, lambda path: DraftModelOptions(model=path)):
+        with pytest.raises(ModelLoadError, match=f"holds {what}.* and no model: merge the two"):
+            load_it(str(tmp_path))
+
+
+def test_an_adapter_beside_its_model_is_never_applied_or_ignored_in_silence(folder: Path) -> None:
+    """transformers applies it where peft is installed, and ignores it elsewhere."""
+    (folder / "adapter_config.json").write_text(json.dumps(LORA))
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match="holds a model and a LoRA adapter .*: merge the two"):
+        load(folder)
+    (folder / "adapter_config.json").unlink()
+    load(folder)
+
+
+def test_adapters_on_the_hub_are_refused_before_they_are_downloaded(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.answer = ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"]
+    with pytest.raises(ModelLoadError, match="'some/model' holds a LoRA adapter for another model"):
+        load("some/model")
+    hub.answer += ["config.json", "model.safetensors"]
+    with pytest.raises(ModelLoadError, match="'some/model' holds a model and a LoRA adapter"):
+        load("some/model")
+    # As it was downloaded by another program.
+    (folder / "adapter_config.json").write_text(json.dumps(LORA))
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda name, file: str(folder / file))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelLoadError, match="'some/model' holds a model and a LoRA adapter"):
+        load("some/model")
 
 
 def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

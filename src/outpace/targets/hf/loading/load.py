@@ -35,6 +35,7 @@ from outpace.targets.hf.loading.reading import (
 )
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
 from outpace.targets.hf.supported import support
+from outpace.targets.hf.supported.experts import compute_in_float64
 from outpace.targets.hf.supported.plainly import rounds_inputs
 from outpace.targets.hf.vision.processor import check_processor, read_processor
 
@@ -127,6 +128,7 @@ def load_plain(
     kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
     loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, progress)
     use_grouped(loaded.model)
+    compute_in_float64(loaded.model)
     support.check(loaded.model)
     let_it_rescale(loaded.model)
     return replace(loaded, cpu_kernels="off")

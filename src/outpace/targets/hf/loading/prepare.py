@@ -33,6 +33,7 @@ from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.reading import attention_for
 from outpace.targets.hf.supported import support
+from outpace.targets.hf.supported.experts import compute_in_float64
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
 LOGGER = logging.getLogger("outpace")
@@ -67,6 +68,7 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
     """
     model = loaded.model
     use_grouped(model)
+    compute_in_float64(model)
     support.check(model)
     let_it_rescale(model)
     report("arranging the weights for this processor", 0.4)

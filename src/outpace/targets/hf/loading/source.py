@@ -15,6 +15,7 @@ from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import check_files, files_in, part_names
 from outpace.targets.hf.gguf.header import is_gguf
+from outpace.targets.hf.loading.adapters import ADAPTER, check_no_adapter
 
 WEIGHTS = ("*.safetensors", "*.bin")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -76,6 +77,9 @@ def locate(model: str) -> str:
         return model if only is None else str(only)
     if _file_on_hub(model):
         return _downloaded_file(*model.split(":"))
+    adapter = try_to_load_from_cache(model, ADAPTER)
+    if isinstance(adapter, str):
+        _check_no_adapter_in(Path(adapter).parent, model)
     downloaded = _downloaded(model)
     if downloaded is not None and _complete(downloaded):
         return str(downloaded)
@@ -127,7 +131,12 @@ def _only_gguf(folder: Path) -> Path | None:
     return found[0] if found else None
 
 
+def _check_no_adapter_in(folder: Path, name: str) -> None:
+    check_no_adapter(name, (file.name for file in folder.iterdir()), folder)
+
+
 def _check_folder(path: Path) -> None:
+    _check_no_adapter_in(path, str(path))
     only = _only_gguf(path)
     if only is not None:
         return check_files(only)
@@ -214,6 +223,7 @@ def _complete(folder: Path) -> bool:
 def _check_on_hub(name: str) -> None:
     """Raises ``ModelLoadError`` unless the hub has a model that can be downloaded."""
     names = _names_on_hub(name)
+    check_no_adapter(name, names)
     has_weights = any(Path(each).match(pattern) for each in names for pattern in WEIGHTS)
     if not has_weights and any(each.endswith(".gguf") for each in names):
         raise ModelLoadError(

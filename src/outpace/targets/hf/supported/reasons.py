@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from outpace.targets.hf.recurrent.own_states import STATES, keeps_states
 from outpace.targets.hf.slots.attended import as_attended
 from outpace.targets.hf.slots.masks import WITHOUT_MASK
+from outpace.targets.hf.supported.experts import GROUPED, lack_float64
 from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
 
 _TOKENS = 6
@@ -54,6 +55,8 @@ def _attends(model: nn.Module) -> bool:
 def _unread_alone(model: nn.Module) -> str:
     """Returns why a model cannot read a text of token ids."""
     config: Any = model.config
+    if lack_float64(model):
+        return f"its experts are computed by {GROUPED!r}, which takes no float64"
     codebooks = getattr(config, "num_codebooks", 1)
     if codebooks > 1:
         return f"it reads {codebooks} codes of audio at once, where outpace gives it one token"
@@ -63,6 +66,13 @@ def _unread_alone(model: nn.Module) -> str:
                 f"it reads no text without {medium}, and outpace tries models out with plain texts"
             )
     return "it cannot read a text of token ids alone (it needs another input or a setting)"
+
+
+def remedy_for(model: nn.Module) -> str:
+    """Returns what to do about a model that cannot be decoded speculatively."""
+    if lack_float64(model):
+        return "Load it with experts_implementation='eager', or in float32"
+    return "Use another model"
 
 
 def why_other_logits(model: nn.Module) -> str:

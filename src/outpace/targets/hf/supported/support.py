@@ -34,7 +34,7 @@ from outpace.targets.hf.supported.comparing import (
     tolerance_in,
 )
 from outpace.targets.hf.supported.plainly import read_plainly, reads_forward, some_tokens
-from outpace.targets.hf.supported.reasons import why_it_fails, why_other_logits
+from outpace.targets.hf.supported.reasons import remedy_for, why_it_fails, why_other_logits
 from outpace.targets.hf.supported.setting import autocast_of
 from outpace.targets.hf.supported.windows import INDEXED, NAMES, follows, named_span, with_span
 
@@ -211,7 +211,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     except Exception as error:  # whatever stops a model in its own forward pass
         reason, cause = why_it_fails(model, error), error
     raise UnsupportedModel(
-        f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
+        f"{type(model).__name__} cannot be decoded speculatively: {reason}. {remedy_for(model)}."
     ) from cause
 
 
