@@ -34,6 +34,7 @@ constexpr int TOGETHER = 8;      // tokens that go through the cache together
 constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in Python)
 constexpr int64_t BLOCKED = 4;   // the first of the kinds of weights in blocks (as in Python)
 constexpr int64_t GRAIN = 4;     // blocks of activations that a thread takes at once, at least
+constexpr int64_t COPIES = 1024; // tokens whose states threads hold, counted once for each
 constexpr uintptr_t LARGE_PAGE = 1 << 21; // bytes of a page, where they are large (as in Python)
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
@@ -567,8 +568,19 @@ struct Ending {
   int64_t stride; // and how far the next layer's are from one layer's
 };
 
-// A pass through layers, on several threads. Each thread adds up the hidden states of all tokens,
-// and normalises them, for itself: that takes less time than waiting for another thread.
+// What one thread of a pass works on.
+struct Hand {
+  int own, size;        // its number, and how many threads there are
+  bool alone;           // whether it has the hidden states of all tokens for itself
+  int64_t first, last;  // the tokens whose hidden states it adds up and normalises
+  float *mine, *normal; // hidden states of all tokens, and the same normalised: [tokens, hidden]
+  float *made, *rest;   // what products make of them: shared by all threads
+};
+
+// A pass through layers, on several threads. Where there are few tokens each thread adds up the
+// hidden states of all of them, and normalises them, for itself: that takes less time than waiting
+// for another thread. Of many tokens each thread does that for some: what all threads held for
+// themselves would grow with their number.
 struct Run {
   const Layer *layers;
   int64_t count;
@@ -579,24 +591,46 @@ struct Run {
   Threads threads;
   Team team = {};
 
+  int64_t tokens() const { return pass.rows * pass.columns; }
+
+  static bool alone(int64_t tokens, int64_t threads) { return tokens * threads <= COPIES; }
+
   void compute() {
-    const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden;
-    const int size = threads.here(), own = team.join();
-    float *made = room_to_round() + tokens * rounded(layers, count), *rest = made + tokens * hidden;
-    float *mine = rest + tokens * room(layers, count) + own * 2 * tokens * hidden;
-    float *normal = mine + tokens * hidden;
-    std::memcpy(mine, x, tokens * hidden * sizeof(float));
+    const Hand hand = begin(threads.here(), team.join());
+    const int64_t hidden = layers->hidden, at = hand.first * hidden;
+    std::memcpy(hand.mine + at, x + at, (hand.last - hand.first) * hidden * sizeof(float));
     for (int64_t i = 0; i < count; i++) {
-      layer(i, mine, normal, made, rest, size);
-      if (!own && i + 1 < count) leave(i, mine);
+      layer(i, hand);
+      if (i + 1 < count) leave(i, hand);
     }
-    end(mine, normal, own, size);
+    end(hand);
   }
 
-  void leave(int64_t index, const float *made) const {
-    if (ending.states)
-      std::memcpy(ending.states + index * ending.stride, made,
-                  pass.rows * pass.columns * layers->hidden * sizeof(float));
+  Hand begin(int size, int own) const {
+    const int64_t all = tokens(), floats = all * layers->hidden;
+    const bool by_itself = alone(all, threads.count);
+    float *made = room_to_round() + all * rounded(layers, count), *rest = made + floats;
+    float *mine = rest + all * room(layers, count) + (by_itself ? own * 2 * floats : 0);
+    const int64_t first = by_itself ? 0 : all * own / size;
+    const int64_t last = by_itself ? all : all * (own + 1) / size;
+    return {own, size, by_itself, first, last, mine, mine + floats, made, rest};
+  }
+
+  // Where threads share the hidden states, returns once all of them have those of their tokens.
+  void meet(const Hand &hand) {
+    if (!hand.alone) team.wait(hand.size);
+  }
+
+  // Writes the hidden states that this thread answers for.
+  void write(const Hand &hand, float *to) const {
+    const int64_t at = hand.first * layers->hidden;
+    if (!hand.alone || !hand.own)
+      std::memcpy(to + at, hand.mine + at,
+                  (hand.last - hand.first) * layers->hidden * sizeof(float));
+  }
+
+  void leave(int64_t index, const Hand &hand) const {
+    if (ending.states) write(hand, ending.states + index * ending.stride);
   }
 
   // The floats per token that the products of any of these layers need.
@@ -626,14 +660,22 @@ struct Run {
     return {in, out, rows, k, parts, number, reinterpret_cast<Rounded *>(room_to_round())};
   }
 
-  void norms(const float *from, const float *weight, float eps, float *to) const {
+  // The hidden states of all tokens, normalised.
+  void norms(const Hand &hand, const float *weight, float eps) {
     const int64_t hidden = layers->hidden;
-    for (int64_t r = 0; r < pass.rows * pass.columns; r++)
-      normalise(from + r * hidden, weight, eps, hidden, to + r * hidden);
+    for (int64_t r = hand.first; r < hand.last; r++)
+      normalise(hand.mine + r * hidden, weight, eps, hidden, hand.normal + r * hidden);
+    meet(hand);
+  }
+
+  // Nobody waits here: what a thread has added up it normalises itself.
+  void add_made(const Hand &hand) const {
+    const int64_t at = hand.first * layers->hidden;
+    add(hand.mine + at, hand.made + at, (hand.last - hand.first) * layers->hidden);
   }
 
   void product(const float *in, float *out, int64_t k, const Part *parts, int64_t number, int size) {
-    Product job = about(in, out, pass.rows * pass.columns, k, parts, number);
+    Product job = about(in, out, tokens(), k, parts, number);
     if (job.in_blocks()) round_inputs(job, team, size);
     multiply(job, team, size);
     team.wait(size);
@@ -641,18 +683,18 @@ struct Run {
 
   // gate: [tokens, inner], which becomes the input of the last product; out: [tokens, hidden].
   void gated_product(float *gate, const float *up, float *out, const Layer &layer, int size) {
-    const int64_t tokens = pass.rows * pass.columns, inner = layer.inner;
-    Product job = about(gate, out, tokens, inner, &layer.down, 1);
+    const int64_t all = tokens(), inner = layer.inner;
+    Product job = about(gate, out, all, inner, &layer.down, 1);
     int64_t begin, end;
     if (job.in_blocks()) {
       while (team.take(blocks_of(inner), GRAIN, size, begin, end)) {
         int64_t first = begin * SMALL, width = std::min(end * SMALL, inner) - first;
-        for (int64_t t = 0; t < tokens; t++)
+        for (int64_t t = 0; t < all; t++)
           gated(gate + t * inner + first, up + t * inner + first, width);
-        round_blocks(gate, tokens, inner, begin, end, job.rounded);
+        round_blocks(gate, all, inner, begin, end, job.rounded);
       }
     } else {
-      while (team.take(tokens * inner, 64 * LANES, size, begin, end))
+      while (team.take(all * inner, 64 * LANES, size, begin, end))
         gated(gate + begin, up + begin, end - begin);
     }
     team.wait(size);
@@ -681,51 +723,50 @@ struct Run {
     team.wait(size);
   }
 
-  void layer(int64_t index, float *mine, float *normal, float *made, float *rest, int size) {
-    if (layers[index].before) attention(index, mine, normal, made, rest, size);
-    if (layers[index].after) mlp(layers[index], mine, normal, made, rest, size);
+  void layer(int64_t index, const Hand &hand) {
+    if (layers[index].before) attention(index, hand);
+    if (layers[index].after) mlp(layers[index], hand);
   }
 
-  void attention(int64_t index, float *mine, float *normal, float *made, float *rest, int size) {
+  void attention(int64_t index, const Hand &hand) {
     const Layer &layer = layers[index];
-    const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
     const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
 
-    norms(mine, layer.before, layer.eps, normal);
-    product(normal, rest, hidden, &layer.query, 3, size);
-    float *new_keys = rest + tokens * wide, *new_values = new_keys + tokens * narrow;
-    float *seen = new_values + tokens * narrow;
-    Attention attention{&layer,     &pass,       rest,          new_keys,
+    norms(hand, layer.before, layer.eps);
+    product(hand.normal, hand.rest, layer.hidden, &layer.query, 3, hand.size);
+    float *new_keys = hand.rest + tokens() * wide, *new_values = new_keys + tokens() * narrow;
+    float *seen = new_values + tokens() * narrow;
+    Attention attention{&layer,     &pass,       hand.rest,     new_keys,
                         new_values, keys[index], values[index], seen};
-    attend_together(attention, size);
-    product(seen, made, wide, &layer.output, 1, size);
-    add(mine, made, tokens * hidden);
+    attend_together(attention, hand.size);
+    product(seen, hand.made, wide, &layer.output, 1, hand.size);
+    add_made(hand);
   }
 
-  void mlp(const Layer &layer, float *mine, float *normal, float *made, float *rest, int size) {
-    const int64_t tokens = pass.rows * pass.columns, hidden = layer.hidden;
-
-    norms(mine, layer.after, layer.eps, normal);
-    float *gate = rest, *up = rest + tokens * layer.inner;
-    product(normal, gate, hidden, &layer.gate, 2, size);
-    gated_product(gate, up, made, layer, size);
-    add(mine, made, tokens * hidden);
+  void mlp(const Layer &layer, const Hand &hand) {
+    norms(hand, layer.after, layer.eps);
+    float *gate = hand.rest, *up = hand.rest + tokens() * layer.inner;
+    product(hand.normal, gate, layer.hidden, &layer.gate, 2, hand.size);
+    gated_product(gate, up, hand.made, layer, hand.size);
+    add_made(hand);
   }
 
-  void end(float *mine, float *normal, int own, int size) {
-    const int64_t tokens = pass.rows * pass.columns, hidden = layers->hidden, keep = ending.keep;
-    if (ending.norm) norms(mine, ending.norm, layers->eps, normal), std::swap(mine, normal);
-    if (!own) leave(count - 1, mine);
-    if (!ending.head) {
-      if (!own) std::memcpy(x, mine, tokens * hidden * sizeof(float));
-      return;
-    }
-    for (int64_t a = 0; a < pass.rows; a++)
-      std::memmove(mine + a * keep * hidden, mine + ((a + 1) * pass.columns - keep) * hidden,
-                   keep * hidden * sizeof(float));
-    Product job = about(mine, ending.logits, pass.rows * keep, hidden, ending.head, ending.parts);
-    if (job.in_blocks()) round_inputs(job, team, size);
-    multiply(job, team, size);
+  void end(Hand hand) {
+    const int64_t hidden = layers->hidden, keep = ending.keep;
+    if (ending.norm) norms(hand, ending.norm, layers->eps), std::swap(hand.mine, hand.normal);
+    leave(count - 1, hand);
+    if (!ending.head) return write(hand, x);
+    meet(hand);
+    if (hand.alone || !hand.own)
+      for (int64_t a = 0; a < pass.rows; a++)
+        std::memmove(hand.mine + a * keep * hidden,
+                     hand.mine + ((a + 1) * pass.columns - keep) * hidden,
+                     keep * hidden * sizeof(float));
+    meet(hand);
+    Product job =
+        about(hand.mine, ending.logits, pass.rows * keep, hidden, ending.head, ending.parts);
+    if (job.in_blocks()) round_inputs(job, team, hand.size);
+    multiply(job, team, hand.size);
   }
 };
 
@@ -827,11 +868,11 @@ void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inpu
     widen_row(kind, raw + r * bytes, blocks_of(inputs), to + r * inputs);
 }
 
-// The floats of scratch memory that layers need for a token, on so many threads. One line of the
-// cache more is needed to begin with one.
-int64_t outpace_scratch(const Layer *layers, int64_t count, int threads) {
-  return Run::rounded(layers, count) + Run::room(layers, count) +
-         (1 + 2 * int64_t(threads)) * layers->hidden;
+// The floats of scratch memory that layers need for a pass over some tokens, on so many threads. One
+// line of the cache more is needed to begin with one.
+int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t tokens, int threads) {
+  const int64_t held = 1 + 2 * (Run::alone(tokens, threads) ? threads : 1);
+  return tokens * (Run::rounded(layers, count) + Run::room(layers, count) + held * layers->hidden);
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is

@@ -143,7 +143,6 @@ class Prepared:
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self.weights = tuple(weights)  # alive as long as somebody may read them
-        self.pointers = [weight.matrix.data_ptr() for weight in weights]
         self.parts = (Part * len(weights))(*map(part, weights))
         self.outputs = [weight.outputs for weight in weights]
         self.inputs = weights[0].inputs
@@ -209,7 +208,7 @@ class Native:
         self._widen_rows = library.outpace_widen_rows
         self._widen_rows.argtypes = (short, pointer, number, number, pointer)
         self._scratch = library.outpace_scratch
-        self._scratch.argtypes, self._scratch.restype = (pointer, number, short), number
+        self._scratch.argtypes, self._scratch.restype = (pointer, number, number, short), number
         self._layers = library.outpace_layers
         one = (*(pointer,) * 6, number, pointer, number, pointer, number)
         self._layers.argtypes = (pointer, number, *one, *threads)
@@ -271,9 +270,9 @@ class Native:
         self._widen_rows(kind, blocks.raw.data_ptr(), *sizes, found.data_ptr())
         return found
 
-    def scratch(self, layers: Any, threads: int) -> int:
-        """Returns the floats per token that layers need to work in, on so many threads."""
-        return int(self._scratch(layers, len(layers), threads))
+    def scratch(self, layers: Any, tokens: int, threads: int) -> int:
+        """Returns the floats that layers need to work in, in a pass over some tokens."""
+        return int(self._scratch(layers, len(layers), tokens, threads))
 
     def layers(
         self,

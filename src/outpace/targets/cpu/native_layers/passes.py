@@ -92,8 +92,8 @@ class PassDescriptions:
     def of(self, given: PassInputs, head_stride: int, scratch: int) -> PassDescription:
         """Returns the description of a pass.
 
-        head_stride: floats between two heads in the cache; scratch: floats per token that the
-        layers need to work in.
+        head_stride: floats between two heads in the cache; scratch: floats that the layers
+        need to work in.
         """
         last, numbers = self._last, (head_stride, scratch)
         if last is not None and last.numbers == numbers and _same(last.source, _source(given)):
@@ -119,7 +119,7 @@ def _describe_pass(given: PassInputs, head_stride: int, scratch: int) -> PassDes
         mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
     if mask is not None and mask.stride(-1) != 1:
         mask = mask.contiguous()
-    room = cosines.new_empty(rows * columns * scratch + LINE)
+    room = cosines.new_empty(scratch + LINE)
     struct = _Pass(
         *(rows, columns, slots.view, cosines.shape[-1]),
         *(cosines.data_ptr(), sines.data_ptr()),

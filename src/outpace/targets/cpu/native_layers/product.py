@@ -32,6 +32,12 @@ class NativeProduct(nn.Module):
         """The tensor that products read."""
         raise NotImplementedError
 
+    @property
+    def pointers(self) -> tuple[int, int | None]:
+        """Where the weight is, and the bias if there is one: somebody may put others there."""
+        bias = self._parameters.get("bias")
+        return self.read.data_ptr(), None if bias is None else bias.data_ptr()
+
     def place(self) -> tuple[Any, str]:
         """Returns the dictionary that holds `read`, and its name there. Both stay the same."""
         raise NotImplementedError
@@ -99,7 +105,8 @@ class Together:
     def __init__(self, library: Native, layers: Sequence[NativeProduct]) -> None:
         self._library = library
         self._layers = tuple(layers)
-        self._prepared: Prepared | None = None
+        # With where its tensors were; replaced as a whole, as what is held.
+        self._prepared: tuple[list[int | None], Prepared] | None = None
         # The latest input and its results; replaced as a whole, for the sake of other threads.
         self._held: tuple[Tensor, dict[int, Tensor]] | None = None
 
@@ -135,7 +142,8 @@ class Together:
         return [part.view(*shape, -1) for part in parts]
 
     def _ready(self) -> Prepared:
-        found = self._prepared
-        if found is None or found.pointers != [layer.read.data_ptr() for layer in self._layers]:
-            found = self._prepared = Prepared([layer.as_weight() for layer in self._layers])
-        return found
+        found, pointers = self._prepared, [at for layer in self._layers for at in layer.pointers]
+        if found is None or found[0] != pointers:
+            found = pointers, Prepared([layer.as_weight() for layer in self._layers])
+            self._prepared = found
+        return found[1]

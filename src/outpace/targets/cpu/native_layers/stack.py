@@ -93,6 +93,8 @@ class LayerStack:
             module.place() if isinstance(module, NativeProduct) else (module._parameters, "weight")
             for module in (*modules, *last)
         ]
+        linears = [linear for layer in self._layers for linear in layer.linears]
+        self._biased: list[Any] = [module._parameters for module in (*linears, *last)]
         inside = [module for layer in layers for module in layer.modules() if module is not layer]
         self._inside = _Hooks([*inside, *last])
         self._outside = _Hooks(layers)
@@ -146,7 +148,9 @@ class LayerStack:
 
     def _run(self, description: _StackDescription, given: PassInputs, ending: Ending) -> None:
         pointers = self._pointers_into(given.cache, description, given.x)
-        current = self._passes.of(given, pointers.head_stride, description.scratch)
+        tokens = given.slots.rows * given.slots.columns
+        scratch = self._library.scratch(description.layers, tokens, description.threads)
+        current = self._passes.of(given, pointers.head_stride, scratch)
         left = given.states
         self._library.layers(
             description.layers,
@@ -184,6 +188,8 @@ class LayerStack:
     def _description(self) -> _StackDescription:
         """Returns the layers as the library reads them, described again if a weight has moved."""
         pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
+        biases = (parameters.get("bias") for parameters in self._biased)
+        pointers += [0 if bias is None else bias.data_ptr() for bias in biases]
         threads = torch.get_num_threads()
         found = self._last_description
         if found is None or found.pointers != pointers or found.threads != threads:
@@ -202,7 +208,6 @@ class LayerStack:
             norm=None if self._norm is None else self._norm.weight.data_ptr(),
             head=None if head is None else part(head),
             threads=threads,
-            scratch=self._library.scratch(layers, threads),
             pointers=pointers,
             weights=[*weights, [] if head is None else [head]],
         )
@@ -239,8 +244,7 @@ class _StackDescription:
     norm: int | None  # pointer to the weight of the norm behind the last layer
     head: Part | None
     threads: int
-    scratch: int  # floats per token
-    pointers: list[int]  # to all weights, when they were described
+    pointers: list[int]  # to all weights and biases, when they were described
     weights: list[list[Weight]]  # alive as long as the layers may be read
 
 

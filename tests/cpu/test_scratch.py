@@ -1,0 +1,87 @@
+"""Memory that layers of our own work in: bounded, however many threads there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from cpu.test_blocks import SIZES, played, unrounded
+from outpace.targets.cpu.native import LINE, native
+from outpace.targets.cpu.native_layers import passes
+from outpace.targets.hf.runner import Runner
+
+pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+
+MANY = 18
+"""Threads that share the hidden states of `TOKENS`, where fewer keep a copy each."""
+
+ROWS, COLUMNS = 3, 20
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Guarded:
+    """Puts known numbers behind the memory that each pass works in."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._rooms: list[tuple[Tensor, int]] = []
+        self._describe = passes._describe_pass
+        monkeypatch.setattr(passes, "_describe_pass", self._described)
+
+    def _described(self, given: passes.PassInputs, head_stride: int, scratch: int) -> Any:
+        found, size = self._describe(given, head_stride, scratch), scratch + LINE
+        self._rooms.append((torch.full((size + 4096,), 7.0), size))
+        found.struct.scratch = self._rooms[-1][0].data_ptr()
+        return found
+
+    @property
+    def held(self) -> list[int]:
+        """Floats of each pass, after a look at those behind them."""
+        assert all(bool((room[size:] == 7.0).all()) for room, size in self._rooms)
+        return [size - LINE for _, size in self._rooms]
+
+
+@pytest.mark.parametrize("keep", [1, 3, COLUMNS])
+@pytest.mark.parametrize("form", ["layers", "blocks", "panels"])
+@torch.inference_mode()
+def test_threads_that_share_states_change_no_bit(
+    monkeypatch: pytest.MonkeyPatch, threads: None, form: str, keep: int
+) -> None:
+    model = unrounded(panels=True) if form == "panels" else played("llama", form == "blocks")
+    guarded = Guarded(monkeypatch)
+    torch.manual_seed(2)
+    tokens, found = torch.randint(0, 101, (ROWS, COLUMNS)), []
+    runner = Runner(model, rows=ROWS, max_length=64)
+    runner.admit(ROWS)
+    for count in (1, 3, MANY):
+        torch.set_num_threads(count)
+        runner.lengths = [0, 4, 9]
+        with_states = runner.forward(tokens, keep=keep, output_hidden_states=True)
+        logits = runner.forward(tokens, keep=keep).logits
+        found.append([logits, with_states.logits, *with_states.hidden_states])
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            assert torch.equal(one, same)
+    held = sorted(set(guarded.held))
+    assert held[0] == held[1] - 4 * ROWS * COLUMNS * SIZES["hidden_size"], "as one, or three copies"
+    assert len(held) == 2, "many threads work in as much as one"
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 16, 2048])
+def test_what_a_pass_works_in_does_not_grow_with_threads(tokens: int) -> None:
+    """On 64 threads a prompt of 2,048 tokens took 2 x 64 x 2,048 x hidden floats more."""
+    library: Any = native()
+    layers = played("llama").forward._stack._description().layers
+    alone = library.scratch(layers, tokens, 1)
+    most = max(library.scratch(layers, tokens, count) for count in (2, 8, 64, 256, 4096))
+    assert most - alone <= 2 * 1024 * SIZES["hidden_size"]
+    assert library.scratch(layers, 2048, 256) == library.scratch(layers, 2048, 1)
