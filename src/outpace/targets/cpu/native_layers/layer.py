@@ -29,6 +29,7 @@ from outpace.targets.cpu.native_layers.stack import (
     can_run,
     eps_of,
 )
+from outpace.targets.cpu.native_layers.unchanged import Unchanged
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slots.cache import SlotCache
@@ -73,6 +74,9 @@ class NativeLayer:
         self._library = library
         self._layer = layer
         self._passes = passes
+        self.inside = [module for module in layer.modules() if module is not layer]
+        """The modules whose weights the library reads."""
+        self._unchanged = Unchanged([layer, *self.inside], self.inside)
         self._made: LayerStack | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,10 +94,15 @@ class NativeLayer:
         mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         boolean = mask is None or mask.dtype == torch.bool
-        fits = can_run(hidden_states, self._stack.most)
-        if not (cached and boolean and fits) or self._stack.is_watched_inside:
+        if not (cached and boolean and self._can_run(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
+
+    def _can_run(self, hidden_states: Tensor) -> bool:
+        """Whether the library can compute the layer, and nobody has changed or hooked it."""
+        if torch.compiler.is_compiling() or not self._unchanged:
+            return False
+        return can_run(hidden_states, self._stack.most) and not self._stack.is_watched_inside
 
     def plain(self, *args: Any, **options: Any) -> Any:
         """Returns the output of transformers' own code for the layer."""

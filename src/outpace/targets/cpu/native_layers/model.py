@@ -22,6 +22,7 @@ from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, small_dr
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.rotary import Rotary
 from outpace.targets.cpu.native_layers.stack import LayerStack, eps_of, few
+from outpace.targets.cpu.native_layers.unchanged import Unchanged
 from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
@@ -45,9 +46,11 @@ class NativeModel:
         self._rotary = Rotary(whole.model.rotary_emb)
         self._head = whole.lm_head
         self._layers: list[Any] = list(whole.model.layers)
-        self._blocks: list[NativeLayer] = [layer.forward for layer in self._layers]
         self._library = library
-        self._modules = whole._modules
+        inside = [module for layer in self._layers for module in layer.forward.inside]
+        beside = [self._inner, *whole.model.children(), self._head]
+        parents = [whole, self._inner, whole.model.layers, *self._layers, *inside]
+        self._unchanged = Unchanged(parents, [*beside, *self._layers, *inside])
         self._made: LayerStack | None = None
         self._made_halves: dict[int, tuple[LayerStack, LayerStack]] = {}
 
@@ -58,7 +61,7 @@ class NativeModel:
     @property
     def says_fewer(self) -> bool:
         """Whether a pass is shorter where logits are needed of a part of the vocabulary."""
-        return self._stack.has_head
+        return self._is_as_it_was() and self._stack.has_head
 
     @property
     def rounds_inputs(self) -> bool:
@@ -204,23 +207,15 @@ class NativeModel:
         plain = (
             tokens.device.type == "cpu"
             and (tokens.dtype == torch.float32 or not tokens.is_floating_point())
-            and not torch.is_grad_enabled()
-            and few(tokens, self._stack.most)
+            and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         )
-        return boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
+        mine = boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
+        return mine and few(tokens, self._stack.most)
 
     def _is_as_it_was(self) -> bool:
-        """Whether the model still has the layers that it was loaded with, and no hooks on them."""
-        layers = list(self._inner.layers._modules.values())
+        """Whether the model still has the modules that it was loaded with, and no hooks on them."""
         return (
-            len(layers) == len(self._layers)
-            and self._modules["lm_head"] is self._head
-            and not any(hooks_of(self._inner))
-            and not self._stack.is_watched
-            and all(
-                layer is own and layer.__dict__.get("forward") is block
-                for layer, own, block in zip(layers, self._layers, self._blocks, strict=True)
-            )
+            bool(self._unchanged) and not any(hooks_of(self._inner)) and not self._stack.is_watched
         )
 
 

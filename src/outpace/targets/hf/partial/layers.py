@@ -46,8 +46,6 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
             if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
                 stack.enter_context(exchanged_forward(layer, _unchanged))
                 continue
-            # Code of ours that stands for a whole layer reads the weights and would not notice.
-            stack.enter_context(_own_code(layer))
             if number in skipped.attention:
                 stack.enter_context(exchanged_forward(_part(layer, ATTENTION), _no_attention))
             if number in skipped.mlp:
@@ -159,12 +157,6 @@ def _no_attention(hidden_states: Tensor, *args: Any, **options: Any) -> tuple[Te
 
 def _nothing(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
     return torch.zeros_like(hidden_states)
-
-
-@contextmanager
-def _own_code(layer: Any) -> Iterator[None]:
-    with exchanged_forward(layer, getattr(layer.forward, "plain", layer.forward)):
-        yield
 
 
 @contextmanager
