@@ -116,7 +116,7 @@ def test_experts_are_computed_in_float64(tmp_path: Path, family: str) -> None:
     loaded = load(tmp_path, dtype="float64")
     assert LLM(loaded).generate([[1, 2, 3]], greedy(6))[0].token_ids == expected
     own = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    words = "by 'grouped_mm', which takes no float64. Load it with experts_implementation='eager'"
+    words = r"by 'grouped_mm', which takes no float64\. Load it with experts_implementation='eager'"
     with pytest.raises(UnsupportedModel, match=words):
         load(own)
     own.set_experts_implementation("eager")
@@ -204,7 +204,7 @@ def test_an_adapter_beside_its_model_is_never_applied_or_ignored_in_silence(fold
     """transformers applies it where peft is installed, and ignores it elsewhere."""
     (folder / "adapter_config.json").write_text(json.dumps(LORA))
     (folder / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelLoadError, match="holds a model and a LoRA adapter .*: merge the two"):
+    with pytest.raises(ModelLoadError, match=r"holds a model and a LoRA adapter .*: merge the two"):
         load(folder)
     (folder / "adapter_config.json").unlink()
     load(folder)

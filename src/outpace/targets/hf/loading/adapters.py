@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,8 @@ def _described(file: Path | None) -> tuple[str, str]:
     """What an adapter is and what it was made for, as far as its file says that."""
     about: Any = {}
     if file is not None:
-        try:
+        with suppress(OSError, ValueError):  # it is an adapter's whatever it says
             about = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            pass  # it is an adapter's whatever it says
     entries = about if isinstance(about, dict) else {}
     kind, base = entries.get("peft_type"), entries.get("base_model_name_or_path")
     lora = kind == "LORA" or not isinstance(kind, str)
