@@ -60,8 +60,9 @@ def joins(queue: Queue, count: int, length: int = 10) -> list[str]:
 def queue_of(*clients: str) -> Queue:
     queue = Queue(Fair())
     for number, client in enumerate(clients):
-        queue.add(request([1] * 10, client))
-        list(queue)[-1].id = number
+        one = request([1] * 10, client)
+        one.id = number
+        queue.add(one)
     return queue
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import pytest
 
 from outpace import LLM
+from outpace.engine.order.base import Order
+from outpace.engine.order.fair import Fair
+from outpace.engine.order.shortest import Shortest
 from outpace.engine.order.simple import ByPriority, FirstCome
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Queue
@@ -57,6 +62,39 @@ def test_the_engine_goes_by_priority() -> None:
     while llm.engine.busy:
         ended += [one.priority for one in llm.engine.step() if one.finished]
     assert ended == [1, 2, 3]
+
+
+@pytest.mark.parametrize("order", [FirstCome, ByPriority, Fair, Shortest])
+def test_the_next_one_of_many_is_found_without_a_look_at_all(order: type[Order]) -> None:
+    sorted_: list[Request] = []
+
+    class Counted(order):  # type: ignore[misc, valid-type]
+        def key(self, request: Request) -> tuple[float, ...]:
+            sorted_.append(request)
+            return super().key(request)  # type: ignore[no-any-return]
+
+        def line_key(self, line: Hashable) -> tuple[float, ...]:
+            sorted_.append(line)  # type: ignore[arg-type]
+            return super().line_key(line)  # type: ignore[no-any-return]
+
+    queue, llm = Queue(Counted()), LLM(target("llama"), max_model_len=CONTEXT)
+    for number in range(500):
+        (one,) = llm.requests(PROMPTS[0], greedy(3))
+        one.id, one.client = number, number % 3
+        queue.add(one)
+    sorted_.clear()
+    for _ in range(100):
+        first = queue.first
+        assert first is not None
+        queue.join(first)
+        queue.order.played([first])
+    assert len(sorted_) <= 100 * 3
+    assert len(queue) == 400
+    left = list(queue)
+    queue.put_back(left[:2])
+    left[2].abort()
+    queue.drop_finished()
+    assert set(drained(queue)) == {*left} - {left[2]}
 
 
 def test_who_arrives_while_another_leaves_stays(monkeypatch: pytest.MonkeyPatch) -> None:

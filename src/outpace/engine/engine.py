@@ -153,7 +153,10 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any request is not finished."""
-        return not all(request.finished for request in (*self.waiting, *self.running))
+        # Those that wait are looked at last: they may be many.
+        return not all(one.finished for one in self.running) or not all(
+            one.finished for one in self.waiting
+        )
 
     @property
     def memory(self) -> dict[str, int]:

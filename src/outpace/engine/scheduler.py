@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from outpace.engine.order.base import Order
 from outpace.engine.order.simple import FirstCome
+from outpace.engine.order.waiting import Waiting
 from outpace.engine.request import Request
 
 AHEAD = 32
@@ -26,8 +27,7 @@ class Queue:
     def __init__(self, order: Order | None = None) -> None:
         self.order = order or FirstCome()
         self._back: list[Request] = []  # were in the batch, in the order of their rows
-        # Keys of a dict, so that one of thousands is taken out at once; `place` says the order.
-        self._waiting: dict[Request, None] = {}
+        self._waiting = Waiting(self.order)
 
     def __len__(self) -> int:
         return len(self._back) + len(self._waiting)
@@ -38,49 +38,43 @@ class Queue:
     @property
     def first(self) -> Request | None:
         """The request that joins next."""
-        if self._back:
-            return self._back[0]
-        return min(list(self._waiting), key=self.place, default=None)
+        return self._back[0] if self._back else self._waiting.first
 
     def place(self, request: Request) -> tuple[float, ...]:
-        """Returns what requests are sorted by: the order's key, then the time of arrival."""
-        return (*self.order.key(request), request.id)
+        """Returns what requests are sorted by: their line's key and their own, then the time of
+        arrival."""
+        order = self.order
+        return (*order.line_key(order.line_of(request)), *order.key(request), request.id)
 
     def add(self, request: Request) -> None:
         """Adds a request that has just arrived."""
         self.order.arrives(request)
-        self._waiting[request] = None
+        self._waiting.add(request)
 
     def put_back(self, requests: Iterable[Request]) -> None:
         """Adds requests that were in the batch, before all others and in this order. Some of them
         may be here already, if an interruption came while they were joining or leaving it."""
         again = list(requests)
-        self._take_out(again)
+        self._waiting.drop(again)
         self._back = [*again, *(one for one in self._back if one not in again)]
 
     def put_aside(self, request: Request) -> None:
         """Adds a request that has to leave the batch, where it would stand had it never joined."""
         request.preemptions += 1
-        self._waiting[request] = None
+        self._waiting.add(request)
 
     def join(self, request: Request) -> None:
         """Takes out a request that takes a row."""
         if request in self._back:
             self._back.remove(request)
         else:
-            del self._waiting[request]
+            self._waiting.take_out(request)
         self.order.joins(request)
 
     def drop_finished(self) -> None:
         """Takes out all requests that have ended while they waited."""
         self._back = [one for one in self._back if not one.finished]
-        self._take_out([one for one in list(self._waiting) if one.finished])
-
-    def _take_out(self, requests: Iterable[Request]) -> None:
-        """Takes out those of the requests that wait, one by one: another thread may add one
-        meanwhile."""
-        for request in requests:
-            self._waiting.pop(request, None)
+        self._waiting.drop([one for one in self._waiting if one.finished])
 
 
 class Room:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from outpace.engine.request import Request
 
 
 class Order(ABC):
-    """Compares requests: the one with the smallest key joins first, and is put aside last.
+    """Compares requests, which stand in lines: of the line with the smallest key the request with
+    the smallest key joins first, and is put aside last.
 
     What an order learns from requests that come and rounds that are played changes when a text is
     written, and never what it says.
@@ -19,7 +20,16 @@ class Order(ABC):
 
     @abstractmethod
     def key(self, request: Request) -> tuple[float, ...]:
-        """Returns what the request is sorted by. Ties are broken by the time of arrival."""
+        """Returns what the request is sorted by in its line, which stays the same while it waits.
+        Ties are broken by the time of arrival."""
+
+    def line_of(self, request: Request) -> Hashable:
+        """Returns the line that the request stands in, for good."""
+        return None
+
+    def line_key(self, line: Hashable) -> tuple[float, ...]:
+        """Returns what lines are sorted by, which may change at any time."""
+        return ()
 
     def arrives(self, request: Request) -> None:
         """Is told of a request that begins to wait."""

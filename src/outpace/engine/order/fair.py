@@ -38,7 +38,13 @@ class Fair(Order):
         self._counted: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
 
     def key(self, request: Request) -> tuple[float, ...]:
-        return (self._given.get(request.client, 0.0),)
+        return ()
+
+    def line_of(self, request: Request) -> Hashable:
+        return request.client
+
+    def line_key(self, line: Hashable) -> tuple[float, ...]:
+        return (self._given.get(line, 0.0),)
 
     def arrives(self, request: Request) -> None:
         with self._lock:
