@@ -34,7 +34,7 @@ def whole(made: DecoderLayer, text: torch.Tensor) -> torch.Tensor:
 def test_a_text_that_grows_is_read_as_one_that_is_there_at_once() -> None:
     made, texts = layer(), torch.randn(3, 9, SIZE, dtype=torch.float64)
     wanted = [whole(made, text) for text in texts]
-    reader = PrefixTexts(made)
+    reader = PrefixTexts(made, rows=3)
     for _ in texts:
         reader.admit(None, 0)
     at = [0, 0, 0]
@@ -52,7 +52,7 @@ def test_rows_are_forked_and_numbered_anew() -> None:
     made, text = layer(), torch.randn(7, SIZE, dtype=torch.float64)
     other, wanted = text.clone(), whole(made, text)
     other[4:] += 1
-    reader = PrefixTexts(made)
+    reader = PrefixTexts(made, rows=3)
     reader.admit(None, 4)
     reader.add(0, text[:4])
     reader.latest([0])

@@ -14,10 +14,10 @@ from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions, of_parents
+from outpace.draft.trained.text_cache import TextCache
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.attending.base import AttendingHead, Sight
 from outpace.heads.base import Head
-from outpace.heads.cache import TextCache
 from outpace.targets.base import Target
 
 WAITING = 32
@@ -71,7 +71,7 @@ class AttendingHeadDrafter(HeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(AttendingHead, self._head)
-        self._cache = TextCache(self.head)
+        self._cache = TextCache(self.head, target.rows)
         self._texts: list[_Text] = []
 
     @property

@@ -12,9 +12,9 @@ from outpace.core.transfer import to_device
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.trained.by_depth import ByDepth
 from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions
+from outpace.draft.trained.text_cache import TextCache
 from outpace.heads.base import Head
 from outpace.heads.blocks.base import BlockHead
-from outpace.heads.cache import TextCache
 from outpace.targets.base import Target
 
 
@@ -34,7 +34,7 @@ class BlockHeadDrafter(HeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(BlockHead, self._head)
-        self._cache = TextCache(self.head)
+        self._cache = TextCache(self.head, target.rows)
 
     @property
     def nbytes(self) -> int:

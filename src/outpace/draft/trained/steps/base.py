@@ -59,7 +59,7 @@ class StateDrafter(TrainedDrafter):
         super().__init__(head, target, vocabulary)
         self._rows: list[_Seen] = []
         layer = cast(StateHead, self._head).prefix
-        self._texts = None if layer is None else PrefixTexts(layer)
+        self._texts = None if layer is None else PrefixTexts(layer, target.rows)
         if layer is not None:  # it is read once for a draft, whatever the other parts are
             read, depths = pass_bytes(layer), self._head.config.depths
             self.pass_bytes += read // depths - read // self._head.depths_at_once

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outpace.heads.cache import TextCache
+from outpace.draft.trained.text_cache import TextCache
 from outpace.heads.layers import DecoderLayer
 
 WAITING = 32
@@ -22,8 +22,9 @@ class PrefixTexts:
     next rounds, and one pass over several states reads the layer's weights once.
     """
 
-    def __init__(self, layer: DecoderLayer) -> None:
-        self._layer, self._cache = layer, TextCache(layer)
+    def __init__(self, layer: DecoderLayer, rows: int) -> None:
+        """rows: how many there may be."""
+        self._layer, self._cache = layer, TextCache(layer, rows)
         self._waiting: list[list[Tensor]] = []  # of each row, [T, H] each
 
     @property

@@ -72,7 +72,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         slots = self._owner.slots
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             _write(buffer, states, slots)
-        return _seen(self.keys, slots), _seen(self.values, slots)
+        return seen(self.keys, slots), seen(self.values, slots)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Writes an indexer's new keys ``[A, T, D]``; returns what it may see, ``[A, view, D]``."""
@@ -80,7 +80,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         if self.index is None:
             self.index = states.new_zeros(1, self._owner.capacity, states.shape[3])
         _write(self.index, states, slots)
-        return _seen(self.index, slots)[:, 0]
+        return seen(self.index, slots)[:, 0]
 
     def update_index(self, idx_k: Tensor) -> Tensor:
         """The same for keys with a dimension of heads, ``[A, 1, T, D]``: so MiniMax M3 calls it."""
@@ -118,7 +118,7 @@ def _write(buffer: Tensor, states: Tensor, slots: PassSlots) -> None:
         buffer.index_copy_(1, slots.written, states.transpose(0, 1).flatten(1, 2))
 
 
-def _seen(buffer: Tensor, slots: PassSlots) -> Tensor:
+def seen(buffer: Tensor, slots: PassSlots) -> Tensor:
     """Returns ``[A, H, view, D]``: a view, or a copy where rows are at unequal distances."""
     spacing = slots.spacing
     if spacing is not None:
