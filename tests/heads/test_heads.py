@@ -37,6 +37,9 @@ class Parts:
     def head(self, states: Tensor) -> Tensor:
         return states @ self.table.to(states.dtype).T
 
+    def bounded(self, logits: Tensor) -> Tensor:
+        return logits
+
 
 STEPPING = [kind for kind in head_names() if issubclass(find_head(kind), StepHead)]
 BLOCKS = [kind for kind in head_names() if issubclass(find_head(kind), BlockHead)]

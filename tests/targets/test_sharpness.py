@@ -14,6 +14,8 @@ from outpace.core.proposal import Sampled
 from outpace.core.trees.tree import Tree
 from outpace.draft.registry import find_drafter
 from outpace.engine.trace import RoundTrace
+from outpace.heads.base import TargetShape
+from outpace.heads.registry import find_head
 from outpace.targets.base import Plan, PromptInputs
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.sharpness import Sharpness
@@ -93,6 +95,31 @@ def test_the_teacher_of_heads_scales_too() -> None:
     assert all(each.grad is None for each in model.parameters())
     rows = teacher.head_rows(on_device([4, 9]))
     torch.testing.assert_close(rows, model.lm_head.weight[[4, 9]].detach().float() / 3)
+
+
+@pytest.mark.parametrize("family", ["granite", "gemma2", "cohere"])
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash"])
+@torch.inference_mode()
+def test_a_copy_of_output_rows_gives_the_logits_of_the_output_matrix(
+    kind: str, family: str
+) -> None:
+    model: Any = build(family, **SHARP[family])
+    with torch.no_grad():  # so that the bound shows
+        model.get_output_embeddings().weight.mul_(8)
+    loaded = Loaded(model, None, family)
+    teacher, target = Teacher(loaded, ()), HFTarget(model, rows=1, max_length=CONTEXT)
+    made = find_head(kind)
+    tokens = on_device([4, 9, 30])
+    head: Any = made(TargetShape.of(model.config), made.Config(depths=2, draft_vocab_size=3))
+    head = head.to(teacher.device, torch.float64)
+    head.d2t.copy_(tokens)
+    head.begin_from(teacher.head_rows(head.d2t))
+    states = torch.randn(2, 5, model.config.hidden_size, dtype=torch.float64).to(teacher.device)
+    expected = target.head(states)[..., tokens]
+    for shared in (teacher, target):
+        torch.testing.assert_close(head.read_out(states, shared), expected, rtol=1e-5, atol=1e-5)
+    unbounded = head.lm_head(states)
+    assert torch.allclose(unbounded, expected, rtol=0.1) == (family != "gemma2")
 
 
 def test_one_name_stands_for_a_factor_and_for_a_divisor() -> None:

@@ -30,6 +30,10 @@ class Shared(Protocol):
     def head(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
 
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Returns logits ``[..., V']`` that a copy of some rows of the output matrix has made, with
+        the soft bound of those that `head` makes."""
+
 
 @dataclass(frozen=True)
 class TargetShape:

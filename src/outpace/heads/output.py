@@ -11,7 +11,7 @@ from outpace.heads.base import Head, Shared
 
 class TargetOutput(Head):
     """A head whose logits the target's output matrix makes. A head that knows few tokens only has
-    a copy of their rows, ``lm_head``, which does not learn."""
+    a copy of their rows, ``lm_head``, which does not learn and has the scale of the logits in it."""
 
     lm_head: nn.Linear | None
 
@@ -26,8 +26,7 @@ class TargetOutput(Head):
 
     def read_out(self, states: Tensor, shared: Shared) -> Tensor:
         """Returns the logits ``[..., V']`` of guessed states ``[..., H]``."""
-        found: Tensor = shared.head(states) if self.lm_head is None else self.lm_head(states)
-        return found
+        return shared.head(states) if self.lm_head is None else shared.bounded(self.lm_head(states))
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:

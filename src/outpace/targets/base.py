@@ -257,6 +257,11 @@ class Target(ABC):
         """Returns the logits ``[..., V]`` of states ``[..., H]`` as the last layer leaves them."""
         raise NotImplementedError(f"{type(self).__name__} has no head to show.")
 
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Returns logits ``[..., V']`` that a copy of some rows of the head has made, scaled, with
+        the soft bound that `head` gives its own."""
+        return logits
+
     def view(self, skipped: SubLayers) -> View:
         """Returns the target without some of its sub-layers: the same weights and slots."""
         raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
+from outpace.targets.hf.output_rows import output_rows
 from outpace.targets.hf.partial.riding import frozen
 from outpace.targets.hf.sharpness import Sharpness
 
@@ -24,6 +25,7 @@ class Readout:
     def __init__(self, model: nn.Module, config: Any, name: str) -> None:
         """config: the text model's. Raises ``UnsupportedModel`` where the logits follow from the
         last state in a way that is not known here."""
+        self._model = model
         self._head = model.get_output_embeddings()  # type: ignore[operator]
         if self._head is None:
             raise UnsupportedModel(f"{name} has no output head to learn from.")
@@ -39,15 +41,14 @@ class Readout:
         with frozen(self._head):
             return self(states)
 
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Returns scaled logits, of any tokens, with the soft bound of the model's."""
+        return self._sharpness.bounded(logits)
+
     def rows(self, tokens: Tensor) -> Tensor | None:
-        """Returns the output matrix's rows ``[R, H]`` of some tokens with the scale of the logits,
-        float32: what a head that has a copy of them begins with. The soft bound of the logits is
-        not in them. None where the matrix is not held as one."""
-        plain = getattr(self._head, "plain_weight", None)  # where it is held otherwise
-        weight: Tensor | None = plain() if plain else getattr(self._head, "weight", None)
-        if weight is None:
-            return None
-        return weight.detach()[tokens.to(weight.device)].float() * self._sharpness.scale
+        """Returns what a head that has a copy of some rows of the output matrix begins with
+        (`output_rows`)."""
+        return output_rows(self._model, tokens)
 
     @property
     def learns(self) -> list[nn.Parameter]:

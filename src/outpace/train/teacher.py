@@ -184,6 +184,11 @@ class Teacher:
         it, and leave none behind on the target's weights."""
         return self._readout.with_gradients(states.to(self._dtype))
 
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Returns logits ``[..., V']`` that a head's copy of output rows has made, with the soft
+        bound of the target's."""
+        return self._readout.bounded(logits)
+
     def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
         """Returns the logits ``[B, R, V]`` of riders in texts ``[B, T]``, as `Carriage` makes them.
 

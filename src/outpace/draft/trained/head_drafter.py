@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.output_rows import output_rows
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
 NOISE = 0.02
@@ -154,11 +155,11 @@ class TrainedDrafter(Drafter):
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        kind, model = find_head(cls.name), cast(Any, loaded.model)
+        kind = find_head(cls.name)
         torch.manual_seed(0)
         head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(**cls.specimen_sizes))
         head = head.to(loaded.dtype).eval().requires_grad_(False)
-        head.begin_from(model.get_output_embeddings().weight)
+        head.begin_from(output_rows(loaded.model, head.d2t))
         for parameter in head.parameters():  # so that all parts of it matter
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}

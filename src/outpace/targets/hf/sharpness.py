@@ -47,7 +47,10 @@ class Sharpness:
         >>> Sharpness(scale=0.5)(torch.tensor([2.0, 4.0])).tolist()
         [1.0, 2.0]
         """
-        logits = products if self.scale == 1 else products * self.scale
+        return self.bounded(products if self.scale == 1 else products * self.scale)
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Returns logits that are scaled already, with their soft bound."""
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 

@@ -278,6 +278,9 @@ class HFTarget(Target):
     def head(self, states: Tensor) -> Tensor:
         return self._sharpness(self.model.get_output_embeddings()(states.to(self.dtype)))
 
+    def bounded(self, logits: Tensor) -> Tensor:
+        return self._sharpness.bounded(logits)
+
     def view(self, skipped: SubLayers) -> PartView:
         part = WithoutSubLayers(self.model, skipped)
         return PartView(self.runner, lambda: self._ready, part)

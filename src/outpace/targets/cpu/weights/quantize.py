@@ -103,12 +103,16 @@ class Int8Linear(LaidOut):
         """Returns the weight ``[N, K]``, int8: a copy."""
         return self._packed.to_dense().t().contiguous()
 
+    def plain_weight(self) -> Tensor:
+        """Returns a copy of the weight, rounded, as the layer that this one replaced holds it."""
+        rounded = self.plain() * self.scale[:, None]
+        return rounded.t().contiguous() if self._saved_t else rounded
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Saves the weight of the layer that this one replaced, rounded."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         del destination[prefix + "scale"], destination[prefix + "zero"]
-        rounded = self.plain() * self.scale[:, None]
-        destination[prefix + "weight"] = rounded.t().contiguous() if self._saved_t else rounded
+        destination[prefix + "weight"] = self.plain_weight()
 
 
 def _pack(integers: Tensor) -> Tensor:
