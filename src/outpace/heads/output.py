@@ -11,7 +11,8 @@ from outpace.heads.base import Head, Shared
 
 class TargetOutput(Head):
     """A head whose logits the target's output matrix makes. A head that knows few tokens only has
-    a copy of their rows, ``lm_head``, which does not learn and has the scale of the logits in it."""
+    a copy of their rows, ``lm_head``, which has the scale of the logits in it and does not learn.
+    """
 
     lm_head: nn.Linear | None
 

@@ -41,7 +41,8 @@ class Waiting:
         with self._lock:
             firsts = ((line, self._first_in(line)) for line in list(self._lines))
             found = [(*self._order.line_key(line), *entry) for line, entry in firsts if entry]
-            return min(found)[-1] if found else None
+            request: Request | None = min(found)[-1] if found else None  # type: ignore[assignment]
+            return request
 
     def add(self, request: Request) -> None:
         """Adds a request, or sorts in anew one that is there."""
