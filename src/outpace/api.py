@@ -81,7 +81,9 @@ class LLM:
     their predicted lengths.
     enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
     texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest. Unset:
-    only a draft model keeps anything, the beginnings of the last few texts; False: nobody does.
+    the last few conversations stay (`chat`), of one context's tokens together, so that their next
+    turns read only what is new, where the model and its drafter can go on from there; of other
+    texts a draft model keeps the beginnings of the last few. False: nothing is kept.
     batch_invariant: a token's logits have the same bits whatever else is in the pass. Then greedy
     text is the same to the last token with speculation and without, alone and in company, where
     otherwise rounding turns a near-tie now and then. Passes may take longer, and what cannot be
@@ -155,6 +157,7 @@ class LLM:
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         drafting = part(report or silent, share * _LOADING, _LOADING)
         self.engine = build_engine(self.target, speculation, self.intake, asked, drafting)
+        self._keeps_all = bool(enable_prefix_caching)
         self.intake.pictures.keeps_images = self.engine.drafter.needs.images
         self._texts = Texts(self.engine)
         (report or silent)("trying it out", _LOADING)
@@ -282,9 +285,17 @@ class LLM:
         Where a request's options turn out to contradict each other on the way, its text ends there
         with the finish reason "error"; if it was the only one, that is raised.
         """
-        given = listed(prompts)
-        outputs = self.generate_each(given, sampling_params)
-        return list(with_bar(outputs, len(given), shown=use_tqdm))
+        return self._generated(listed(prompts), sampling_params, use_tqdm)
+
+    def _generated(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None,
+        use_tqdm: bool,
+        keep_cached: bool = False,
+    ) -> list[RequestOutput]:
+        outputs = self._each(prompts, sampling_params, keep_cached)
+        return list(with_bar(outputs, len(prompts), shown=use_tqdm))
 
     def generate_each(
         self,
@@ -292,9 +303,17 @@ class LLM:
         sampling_params: Params | Sequence[Params] | None = None,
     ) -> Iterator[RequestOutput]:
         """Yields what `generate` returns, each output once it and those before it are done."""
-        given = listed(prompts)
-        params = arguments.paired(sampling_params, len(given))
-        return self._texts.outputs(given, self.intake.all_requests(given, params))
+        return self._each(listed(prompts), sampling_params, keep_cached=False)
+
+    def _each(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None,
+        keep_cached: bool,
+    ) -> Iterator[RequestOutput]:
+        params = arguments.paired(sampling_params, len(prompts))
+        kept = keep_cached or self._keeps_all
+        return self._texts.outputs(prompts, self.intake.all_requests(prompts, params, kept))
 
     def beam_search(
         self,
@@ -317,10 +336,18 @@ class LLM:
         searches = Beams(self.engine, self.intake).outputs(given, arguments.beams(params))
         return list(with_bar(searches, len(given), shown=use_tqdm))
 
-    def stream(self, prompt: Prompt, sampling_params: Params | None = None) -> Iterator[Chunk]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        keep_cached: bool = False,
+    ) -> Iterator[Chunk]:
         """Yields pieces of the text, each a `Chunk`, as soon as they are safe: whole characters,
         and nothing that a stop string may still swallow. Together their ``text`` is the whole text.
         The last one has a ``finish_reason``.
+
+        keep_cached: as for `requests`; True in a conversation that goes on.
 
         >>> llm = LLM(speculative_config={"method": "none"})
         >>> for chunk in llm.stream("Once upon a time", {"max_tokens": 6, "temperature": 0}):
@@ -329,10 +356,8 @@ class LLM:
         >>> chunk.finish_reason
         'length'
         """
-        (params,) = arguments.paired(sampling_params, 1)
-        requests = self.intake.requests(prompt, params, streaming=True)
-        self.intake.check_processors([params], [requests])
-        return self._texts.chunks(requests)
+        found = self.requests(prompt, sampling_params, streaming=True, keep_cached=keep_cached)
+        return self._texts.chunks(found)
 
     @overload
     def chat(
@@ -364,11 +389,12 @@ class LLM:
         messages: ``[{"role": "user", "content": ...}, ...]``; a content is a text or a list of
         OpenAI's parts: of type "text", and for a vision-language model "image_url" (a data: URL or
         a file) or "image" (a PIL image or a file). Of a list of several conversations, the answers
-        are a list.
+        are a list. The next turn of one of the last few conversations reads only what is new
+        (``enable_prefix_caching``).
         """
         given, several = chats.conversations(messages)
         prompts = [self.chat_prompt(conversation) for conversation in given]
-        outputs = self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        outputs = self._generated(prompts, sampling_params, use_tqdm, keep_cached=True)
         return outputs if several else outputs[0]
 
     def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
@@ -412,6 +438,7 @@ class LLM:
         form: Mapping[str, Any] | None = None,
         continues: bool | None = None,
         shown: Collection[str] = (),
+        keep_cached: bool = False,
     ) -> list[Request]:
         """Returns the requests for one prompt, one for each of its texts, for callers who drive
         ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
@@ -422,9 +449,14 @@ class LLM:
         continues: whether the text goes on from the prompt's, so that it may begin with a blank;
         unset: behind a prompt that is a text, not behind token ids, such as those of a chat.
         shown: special tokens that the text holds also where it leaves out all others.
+        keep_cached: whether a later prompt will go on from this text, so that what is cached of it
+        is kept where ``enable_prefix_caching`` is unset.
         """
         (params,) = arguments.paired(sampling_params, 1)
-        requests = self.intake.requests(prompt, params, streaming, priority, form, continues, shown)
+        kept = keep_cached or self._keeps_all
+        requests = self.intake.requests(
+            prompt, params, streaming, priority, form, continues, shown, kept
+        )
         self.intake.check_processors([params], [requests])
         return requests
 

@@ -31,11 +31,15 @@ from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.making import make_target
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.origin import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
 LOGGER = logging.getLogger("outpace")
+
+CONVERSATIONS = 4
+"""Conversations of which the target keeps what is cached, unless it is said how many texts."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class EngineOptions:
     @property
     def saved_texts(self) -> int:
         """How many texts the target keeps cached when they have ended."""
+        if self.enable_prefix_caching is None:
+            return min(CONVERSATIONS, self.max_num_seqs)
         return self.max_num_seqs if self.enable_prefix_caching else 0
 
     @property
@@ -128,6 +134,11 @@ def build_engine(
     """
     arguments.check_held(asked.max_batch_total_tokens, intake.max_length)
     capture = asked.capture(loaded.device)
+    by_itself = asked.enable_prefix_caching is None  # then only where it can be done
+    saved_texts, saved_tokens = asked.saved_texts, asked.max_batch_total_tokens
+    if by_itself:
+        saved_texts = 0 if is_encoder_decoder(loaded.model) else saved_texts
+        saved_tokens = saved_tokens or intake.max_length
     fixed = None if capture is None else capture(loaded.model)
     if asked.batch_invariant and fixed is None and not tokens_alike(loaded.model):
         fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
@@ -136,8 +147,8 @@ def build_engine(
         rows=asked.max_num_seqs,
         max_length=intake.max_length,
         fixed=fixed,
-        saved_texts=asked.saved_texts,
-        saved_tokens=asked.max_batch_total_tokens,
+        saved_texts=saved_texts,
+        saved_tokens=saved_tokens,
         invariant=asked.batch_invariant,
     )
     setup = Setup(
@@ -165,6 +176,8 @@ def build_engine(
                 speculation.config.method,
             )
     if isinstance(target, InvariantTarget):
+        if by_itself and not target.rereads:
+            target.keep_no_texts()
         count = speculation.config.num_speculative_tokens
         rule, text = verifier.rule, verifier.second_text
         check_invariant(target, drafter, rule, text, count, asked.reads_again)

@@ -118,11 +118,13 @@ class Intake:
         form: Mapping[str, Any] | None = None,
         continues: bool | None = None,
         shown: Collection[str] = (),
+        keep_cached: bool = True,
     ) -> list[Request]:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
         while they grow. priority: the smallest joins the batch first, where that is the order.
         form, continues, shown: what their texts have to look like, whether they go on from the
-        prompt's, and which special tokens they hold all the same (`LLM.requests`)."""
+        prompt's, and which special tokens they hold all the same (`LLM.requests`). keep_cached: as
+        in `Request`."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
         if form is not None and params.ignore_eos:
             raise ParamsError(
@@ -167,12 +169,16 @@ class Intake:
                 tag=params.tag,
                 priority=priority,
                 media=media,
+                keep_cached=keep_cached,
             )
             for index in range(params.n)
         ]
 
     def all_requests(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        keep_cached: bool = True,
     ) -> list[list[Request]]:
         """Returns the requests of several prompts, those of each with its own params.
 
@@ -182,7 +188,7 @@ class Intake:
         groups = []
         for position, (prompt, options) in enumerate(zip(prompts, params, strict=True), 1):
             try:
-                groups.append(self.requests(prompt, options))
+                groups.append(self.requests(prompt, options, keep_cached=keep_cached))
             except PromptError as error:
                 if len(prompts) == 1:
                     raise

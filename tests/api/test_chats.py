@@ -175,3 +175,18 @@ def test_the_developer_is_told_under_the_name_that_the_template_knows() -> None:
     assert LLM(target("llama"), tokenizer=plain).chat_ids(messages) == [2, 5]
     newer = word_tokenizer("{% if messages[0].role == 'developer' %}w9{% endif %}")
     assert LLM(target("llama"), tokenizer=newer).chat_ids(messages) == [9]
+
+
+def test_the_next_turn_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template), max_num_seqs=2)
+    asked: list[Any] = []
+    add = llm.engine.add
+    monkeypatch.setattr(llm.engine, "add", lambda request: asked.append(request) or add(request))
+    said = [{"role": "user", "content": "w5 w6 " * 10}]
+    longer = [*said, {"role": "user", "content": "w7"}]
+    llm.chat(said, GREEDY)
+    llm.chat(longer, GREEDY)
+    assert list(llm.stream(llm.chat_ids(longer), GREEDY, keep_cached=True))[-1].finish_reason
+    llm.generate([llm.chat_ids(longer)], GREEDY)
+    assert [request.cached_tokens for request in asked] == [0, 20, 20, 0]

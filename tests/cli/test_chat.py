@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import pty
 import select
@@ -220,6 +221,15 @@ run()
 """
 
 
+SLOW = """
+import time
+from outpace.engine.engine import Engine
+step = Engine.step
+Engine.step = lambda engine: (time.sleep(0.4), step(engine))[1]
+"""
+"""Makes reading take long enough for somebody to press a key."""
+
+
 class Person:
     """Types at a pseudo-terminal and reads what it shows."""
 
@@ -243,7 +253,9 @@ class Person:
 
 
 @contextmanager
-def at_a_terminal(folder: Path, *arguments: object) -> Iterator[tuple[Person, Any]]:
+def at_a_terminal(
+    folder: Path, *arguments: object, script: str = SCRIPT
+) -> Iterator[tuple[Person, Any]]:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
     variables = {
@@ -252,7 +264,7 @@ def at_a_terminal(folder: Path, *arguments: object) -> Iterator[tuple[Person, An
         "XDG_STATE_HOME": str(folder),
     }
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, "chat", *map(str, arguments)],
+        [sys.executable, "-c", script, "chat", *map(str, arguments)],
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -293,3 +305,33 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         assert process.wait(timeout=60) == 0
         assert "Traceback" not in person.seen
     assert "w1 w2" in (tmp_path / "outpace" / "chat_history").read_text()
+
+
+def test_ctrl_c_while_a_prompt_is_read_loses_nothing_that_was_typed(
+    target: Path, tmp_path: Path
+) -> None:
+    said, saved = tmp_path / "said.json", tmp_path / "saved.json"
+    turns = [("user", "w1 " * 1500), ("assistant", "w2")]
+    said.write_text(json.dumps([{"role": role, "content": text} for role, text in turns]))
+    flags = ("-m", target, "--method", "none", "--load", said, *SHORT)
+    with at_a_terminal(tmp_path, *flags, script=SLOW + SCRIPT) as (person, process):
+        person.reads("of 8192 tokens")
+        person.types("w3 w4\r")
+        person.reads("of 1506 tokens")
+        person.types(" w5\x03")  # more of the question, which a terminal would drop at Ctrl-C
+        person.reads("of 8192 tokens")
+        assert "the question is not kept" in person.seen
+        stopped_at = int(person.seen.rpartition("reading: ")[2].split()[0])
+        person.types("\r")
+        person.reads("reading: ")
+        person.reads(" of ")
+        again = person.seen.rpartition("not kept")[2].partition("reading: ")[2]
+        assert int(again.split()[0]) >= stopped_at > 0, "what was read stays"
+        person.reads("of 8192 tokens")
+        person.types(f"/save {saved}\r")
+        person.reads("of 8192 tokens")
+        person.types("\x04")
+        assert process.wait(timeout=60) == 0
+        assert "Traceback" not in person.seen
+    messages = json.loads(saved.read_text())["messages"]
+    assert messages[2]["content"] == "w3 w4 w5"

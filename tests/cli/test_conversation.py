@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from outpace import LLM, SamplingParams
 from outpace.cli.conversation import files, lines, settings
 from outpace.cli.conversation.commands import COMMANDS, obey
+from outpace.cli.conversation.interrupts import READ_AT_ONCE
 from outpace.cli.conversation.session import ANSWER_TOKENS, Session
 from outpace.cli.conversation.turns import Conversation, Exchange
 from outpace.cli.conversation.window import fitted
@@ -25,6 +25,7 @@ class Paper:
         self.pieces: list[str] = []
         self.costs: list[str] = []
         self.notices: list[str] = []
+        self.works: list[str] = []
         self.interrupt_after: int | None = None
         """Pieces after which the user stops the answer."""
 
@@ -38,6 +39,10 @@ class Paper:
 
     def notice(self, text: str) -> None:
         self.notices.append(text)
+
+    def working(self, text: str) -> None:
+        if text:
+            self.works.append(text)
 
     @property
     def answer(self) -> str:
@@ -114,14 +119,95 @@ def test_ctrl_c_ends_the_conversation_of_a_pipe(session: Session) -> None:
 def test_an_answer_stopped_before_its_first_word_is_not_kept(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*given: Any) -> Iterator[Any]:
+    def stopped() -> None:
         raise KeyboardInterrupt
-        yield
 
-    monkeypatch.setattr(session.llm, "stream", stopped)
+    monkeypatch.setattr(session.llm.engine, "step", stopped)
     obey(session, "w1")
     assert said(session) == []
     assert "not kept" in paper_of(session).notices[-1]
+    assert session.unanswered
+
+
+def test_every_turn_reads_only_what_is_new(target: Path, drafter: Path) -> None:
+    config = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 3}
+    llm = LLM(target, speculative_config=config, max_model_len=4096)
+    session = begun(llm)
+    obey(session, "w1 " * 1500)  # more than a draft model keeps of other texts
+    unread = tokens_that_are_fed(llm)
+    obey(session, "w2 w3 w4")
+    # The last token of the answer, the template's word, and the question with its own.
+    assert unread["target"] <= 16
+    assert unread["drafter"] <= 16
+    obey(session, "/regenerate")
+    assert len(said(session)) == 2
+    assert unread["target"] <= 2 * 16 + 2 * 8
+    assert unread["drafter"] <= 2 * 16 + 2 * 8
+
+
+def tokens_that_are_fed(llm: LLM) -> dict[str, int]:
+    """Returns counts of the tokens of texts that target and draft model are fed from now on, in
+    passes of more than a draft."""
+    counts = {"target": 0, "drafter": 0}
+    owners: list[tuple[str, Any]] = [("target", llm.engine.target), ("drafter", llm.engine.drafter)]
+    for name, owner in owners:
+        forward = owner.runner.forward
+
+        def counting(
+            tokens: Any, *rest: Any, by: str = name, do: Any = forward, **more: Any
+        ) -> Any:
+            counts[by] += tokens.shape[1] if tokens.shape[1] > 5 else 0
+            return do(tokens, *rest, **more)
+
+        owner.runner.forward = counting
+    return counts
+
+
+def _counted(
+    counts: dict[str, int], name: str, forward: Any, tokens: Any, *a: Any, **b: Any
+) -> Any:
+    counts[name] += tokens.shape[1] if tokens.shape[1] > 5 else 0
+    return forward(tokens, *a, **b)
+
+
+def test_a_long_prompt_says_how_far_it_is_read(target: Path) -> None:
+    config = {"method": "none"}
+    llm = LLM(target, speculative_config=config, max_num_batched_tokens=READ_AT_ONCE)
+    session = begun(llm)
+    obey(session, "w1 " * 300)
+    words = len(llm.chat_ids([{"role": "user", "content": "w1 " * 300}]))
+    assert paper_of(session).works[:3] == [
+        f"reading {words} tokens",
+        f"reading: 128 of {words} tokens",
+        f"reading: 256 of {words} tokens",
+    ]
+    assert paper_of(session).answer
+    obey(session, "w2")
+    assert f"reading: 128 of {words} tokens" not in paper_of(session).works[3:]
+
+
+def test_ctrl_c_acts_between_two_pieces_of_the_prompt_and_keeps_what_was_read(target: Path) -> None:
+    config = {"method": "none"}
+    llm = LLM(target, speculative_config=config, max_num_batched_tokens=READ_AT_ONCE)
+    session = begun(llm)
+    session.wants_stop = lambda: llm.engine.waiting.first is None and steps[0] == 2
+    steps, step = [0], llm.engine.step
+
+    def counted() -> Any:
+        steps[0] += 1
+        return step()
+
+    llm.engine.step = counted  # type: ignore[method-assign]
+    obey(session, "w1 " * 600)
+    assert steps == [2]
+    assert (session.stopped, session.unanswered, said(session)) == (True, True, [])
+    assert not llm.engine.busy
+    session.wants_stop = lambda: False
+    paper_of(session).works.clear()
+    obey(session, "w1 " * 600)
+    assert paper_of(session).works[1].startswith("reading: 384 of"), "256 were read before"
+    assert len(said(session)) == 1
+    assert not session.unanswered
 
 
 def test_an_answer_that_was_cut_off_says_how_to_get_more(session: Session) -> None:
@@ -210,13 +296,14 @@ def test_a_failed_regeneration_leaves_the_old_answer(
     obey(session, "w1")
     before = said(session)
 
-    def stopped(*given: Any) -> Iterator[Any]:
+    def stopped() -> None:
         raise KeyboardInterrupt
-        yield
 
-    monkeypatch.setattr(session.llm, "stream", stopped)
+    monkeypatch.setattr(session.llm.engine, "step", stopped)
     obey(session, "/regenerate")
+    assert session.stopped
     assert said(session) == before
+    assert not session.unanswered, "nothing goes back into the line"
 
 
 def test_set_changes_the_next_answer_and_shows_all(session: Session) -> None:

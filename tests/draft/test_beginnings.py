@@ -157,6 +157,24 @@ def test_only_the_beginnings_of_a_few_texts_are_kept(monkeypatch: pytest.MonkeyP
     assert not kept.known(TEMPLATE), "there is no room for both"
 
 
+def test_of_a_conversation_all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginnings, "TOKENS", 24)
+    llm = engine_of(config=FIXED)
+    said = [*TEMPLATE, *TEMPLATE]
+    (request,) = llm.requests(said, greedy(6), keep_cached=True)
+    llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    kept: Beginnings = runner_of(llm)._beginnings
+    assert kept.known(request.token_ids) >= len(request.token_ids) - 3
+    llm.generate([7] * 20, greedy(6))
+    assert kept.known([7] * 20) == 20
+    assert kept.known(request.token_ids) >= len(request.token_ids) - 3, "others have their own room"
+    assert first_pass(llm, request.token_ids, greedy(4), monkeypatch) <= 4
+    llm.forget_texts()
+    assert not kept.nbytes
+
+
 def test_without_prefix_caching_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client must not learn from the response time what another one was given."""
     llm = engine_of(config=FIXED, enable_prefix_caching=False)

@@ -115,3 +115,63 @@ def test_beside_a_trained_head_nothing_is_kept_and_that_is_said(
     played(llm, [FIRST])
     assert not llm.engine.target.reuses
     assert played(llm, [FIRST])[0].cached_tokens == 0
+
+
+# -- conversations, where nothing is said about caching -------------------------------------------
+
+
+def talkative(method: str = "draft_model", **more: Any) -> LLM:
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    if method == "draft_model":
+        config["model"] = drafter("llama")
+    given = {"speculative_config": config, "max_num_seqs": 3, "max_model_len": CONTEXT, **more}
+    return LLM(target("llama"), **given)
+
+
+def test_a_conversation_stays_cached_by_default_and_other_texts_do_not() -> None:
+    llm = talkative()
+    (said,) = llm.requests(FIRST, greedy(12), keep_cached=True)
+    other = llm.requests(FIRST[::-1], greedy(12))[0]
+    for request in (said, other):
+        llm.engine.add(request)
+    while llm.engine.busy:
+        llm.engine.step()
+    turns = [[*said.token_ids, 7, 7], [*other.token_ids, 7, 7]]
+    (goes_on,) = llm.requests(turns[0], greedy(4), keep_cached=True)
+    (apart,) = llm.requests(turns[1], greedy(4), keep_cached=True)
+    (asked_alone,) = llm.requests(turns[0], greedy(4))
+    for request in (asked_alone, apart, goes_on):
+        llm.engine.add(request)
+        while llm.engine.busy:
+            llm.engine.step()
+    assert goes_on.cached_tokens == said.length - 1
+    assert (apart.cached_tokens, asked_alone.cached_tokens) == (0, 0)
+    assert goes_on.output_ids == asked_alone.output_ids
+
+
+def test_the_last_few_conversations_stay_and_no_more_tokens_than_one_context_has() -> None:
+    llm = talkative(max_num_seqs=16)
+    target_of: Any = llm.engine.target
+    assert (target_of._saved.limit, target_of._saved.tokens) == (4, CONTEXT)
+    assert talkative(enable_prefix_caching=False).engine.target.reuses is False
+
+
+@pytest.mark.parametrize("method", ["medusa", "none"])
+def test_what_cannot_be_kept_is_not_and_nobody_who_did_not_ask_is_told(
+    caplog: pytest.LogCaptureFixture, method: str
+) -> None:
+    head = {}
+    if method == "medusa":
+        head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
+    config = {"method": method, **({"num_speculative_tokens": 3, **head} if head else {})}
+    llm = talkative(speculative_config=config, batch_invariant=method == "none")
+    invariant: Any = llm.engine.target
+    kept = method == "none" and invariant.rereads
+    assert llm.engine.target.reuses is kept
+    assert "enable_prefix_caching" not in caplog.text
+    for turn in (FIRST, [*FIRST, 7, 7]):
+        (request,) = llm.requests(turn, greedy(4), keep_cached=True)
+        llm.engine.add(request)
+        while llm.engine.busy:
+            llm.engine.step()
+    assert bool(request.cached_tokens) is kept

@@ -11,6 +11,7 @@ import typer
 
 from outpace.cli.conversation.files import load
 from outpace.cli.conversation.history import history
+from outpace.cli.conversation.interrupts import READ_AT_ONCE
 from outpace.cli.conversation.turns import Conversation
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
@@ -54,7 +55,20 @@ class TalkFlags:
             rich_help_panel=opt.OUTPUT,
         ),
     ] = False
+    no_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--no-prefix-caching",
+            help="Read the whole conversation again at every turn, and hold no copy of it.",
+            rich_help_panel=opt.MODEL,
+        ),
+    ] = False
     verbose: opt.Verbose = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the arguments of ``LLM``."""
+        caching = {"enable_prefix_caching": False} if self.no_prefix_caching else {}
+        return {"max_num_batched_tokens": READ_AT_ONCE, **caching}
 
 
 @grouped
@@ -79,7 +93,7 @@ def chat(
 
     `echo "What is a B-tree?" | outpace chat -m big-model --method ngram`
     """
-    arguments = engine.speculating(speculation)
+    arguments = {**engine.speculating(speculation), **talk.arguments()}
     options = {**sampling, **stopping}
     # Before seconds are spent on the model: what was said before, and whether it can be kept.
     begun = Conversation() if talk.load is None else load(talk.load)

@@ -67,6 +67,9 @@ class RowInfo:
     """The prompt's images, where it has any: a drafter may look at them with a model of its own."""
     pure: bool = False
     """Whether what is drafted for it must follow from its own history alone (`Rows.pure`)."""
+    keep_cached: bool = False
+    """Whether all that is cached of it is kept for a text that goes on from it, where texts are
+    kept; else a draft model keeps its beginning at most."""
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,12 @@ class Engine:
             one.finished for one in self.waiting
         )
 
+    def tokens_read(self, request: Request) -> int:
+        """Returns how many of a request's tokens are cached: as long as its prompt is being read,
+        how far that is; 0 for a request that waits or has ended."""
+        pairs = zip(self.running, self.target.lengths, strict=True)
+        return next((length for one, length in pairs if one is request), 0)
+
     @property
     def memory(self) -> dict[str, int]:
         """Bytes of weights and caches."""
@@ -299,7 +305,7 @@ class Engine:
         info = request.as_row(source, self.verifier.coupled)
         self.drafter.expect(info)
         if source is None:
-            reuse = not self.drafter.needs.states
+            reuse = request.keep_cached and not self.drafter.needs.states
             inputs = PromptInputs(request.began_with, reuse, request.source, request.media)
             row = self.target.admit(inputs)
         else:
@@ -359,7 +365,8 @@ class Engine:
         if not self.target.reuses:
             return {}
         leaving = [(row, one) for row, one in enumerate(self.running) if row not in keep]
-        return {row: one.token_ids for row, one in leaving if one.error is None}
+        kept = [(row, one) for row, one in leaving if one.keep_cached and one.error is None]
+        return {row: one.token_ids for row, one in kept}
 
     # -- the round -----------------------------------------------------------------------------
 

@@ -78,6 +78,9 @@ class Request:
     """What the encoder reads, where the target has one; the prompt is then the decoder's."""
     media: Media | None = None
     """What comes with the prompt besides tokens: its images."""
+    keep_cached: bool = True
+    """Whether what is cached of the text stays when it has ended, where the target keeps any, for a
+    prompt that begins with it; and whether its own prompt may begin with what is kept."""
     began_with: list[int] = field(default_factory=list)
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at
@@ -120,6 +123,7 @@ class Request:
             source=self.source,
             media=self.media,
             pure=is_pure(self, coupled),
+            keep_cached=self.keep_cached,
         )
 
     @property

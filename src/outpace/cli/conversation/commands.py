@@ -99,6 +99,7 @@ def _regenerate(session: Session, argument: str) -> None:
     finally:
         if len(talk.exchanges) < len(before):  # there is no other answer
             talk.exchanges, talk.forgotten = before, forgotten
+            session.unanswered = False  # the question was not typed now
 
 
 def _undo(session: Session, argument: str) -> None:

@@ -8,6 +8,9 @@ import typer
 
 from outpace.cli.texts import harmless, write
 
+NEW_LINE = "\r\x1b[2K"
+"""What a terminal obeys by emptying the line that it is in."""
+
 
 class Screen(Protocol):
     """What a conversation writes to."""
@@ -21,12 +24,18 @@ class Screen(Protocol):
     def notice(self, text: str) -> None:
         """Writes something about the conversation."""
 
+    def working(self, text: str) -> None:
+        """Shows what is being done until it is called again; "" for nothing."""
+
 
 class Terminal:
     """A person reads: notices are dim, and no control characters are obeyed.
 
     What an answer cost is in the status line.
     """
+
+    def __init__(self) -> None:
+        self._working = ""
 
     def piece(self, text: str) -> None:
         write(harmless(text))
@@ -37,6 +46,11 @@ class Terminal:
     def notice(self, text: str) -> None:
         # A saved conversation, too, may hold what a model has written.
         typer.secho(harmless(text), dim=True)
+
+    def working(self, text: str) -> None:
+        if text != self._working:
+            self._working = text
+            typer.secho(f"{NEW_LINE}{harmless(text)}", dim=True, nl=False)
 
 
 class Pipe:
@@ -51,3 +65,6 @@ class Pipe:
 
     def notice(self, text: str) -> None:
         typer.echo(text, err=True)
+
+    def working(self, text: str) -> None:
+        pass  # a program does not wait at a screen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class Session:
     """Where the conversation was last saved or loaded."""
     stopped: bool = False
     """Whether the user stopped the last answer before its end."""
+    unanswered: bool = False
+    """Whether that was before its first word, so that the question was not kept."""
+    wants_stop: Callable[[], bool] = lambda: False
+    """Whether the user asks an answer to stop after its present round."""
 
     def __post_init__(self) -> None:
         if self.params.max_tokens is None and "max_new_tokens" not in self.llm.target.defaults:
@@ -48,12 +53,13 @@ class Session:
 
     def ask(self, question: str) -> None:
         """Answers a question and keeps both; ``OutpaceError`` where it cannot be asked."""
+        self.stopped = self.unanswered = False
         forgotten = self.conversation.forgotten
         longest = self.llm.resolve(self.params).max_tokens or ANSWER_TOKENS
         ids = fitted(self.llm, self.conversation, question, longest)
         if self.conversation.forgotten > forgotten:
             self.screen.notice(self._forgot())
-        found = answer(self.llm, ids, self.params, self.screen.piece)
+        found = answer(self.llm, ids, self.params, self.screen, self.wants_stop)
         self.screen.end(report.cost(found.metrics))
         self.answers.append(found.metrics)
         self.stopped = found.stopped
@@ -62,6 +68,7 @@ class Session:
 
     def _keep(self, question: str, found: Answer) -> None:
         if found.stopped and not found.text:
+            self.unanswered = True
             self.screen.notice("stopped before the first word; the question is not kept")
             return
         self.conversation.add(Exchange(question, found.text, found.stopped))

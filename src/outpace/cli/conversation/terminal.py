@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -14,6 +11,7 @@ from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 from outpace.cli.conversation.commands import COMMANDS, QUIT, obey
+from outpace.cli.conversation.interrupts import Interrupts, ignored, typed_ahead_kept
 from outpace.cli.conversation.lines import CONTINUED
 from outpace.cli.conversation.session import Session
 from outpace.cli.remedies import for_command_line
@@ -27,42 +25,34 @@ def talk(session: Session, history: History) -> None:
     """Answers what is typed until Ctrl-D or ``/quit``."""
     editor = line_editor(session, history)
     session.screen.notice(WELCOME)
-    with _interrupts(signal.SIG_IGN):
+    stops = Interrupts()
+    session.wants_stop = stops.wanted
+    again = ""
+    with ignored():
         while True:
             try:
-                line = editor.prompt()
+                line = editor.prompt(default=again)
             except KeyboardInterrupt:  # at the prompt it clears the line, as in a shell
+                again = ""
                 continue
             except EOFError:
                 return
-            if not _obeyed(session, line):
+            if not _obeyed(session, line, stops):
                 return
+            again = line if session.unanswered else ""
+            session.unanswered = False
 
 
-def _obeyed(session: Session, line: str) -> bool:
+def _obeyed(session: Session, line: str, stops: Interrupts) -> bool:
     """Does what a line says and tells a mistake; returns whether the conversation goes on."""
     try:
-        with _interrupts(signal.default_int_handler):
+        with stops.heard(), typed_ahead_kept():
             return obey(session, line)
     except OutpaceError as error:
         typer.secho(f"outpace: {for_command_line(str(error))}", fg="red", err=True)
     except KeyboardInterrupt:  # while nothing was being said
         pass
     return True
-
-
-@contextmanager
-def _interrupts(handler: Any) -> Iterator[None]:
-    """Gives Ctrl-C this meaning while the block runs.
-
-    Ctrl-C may stop an answer. Between an answer and the next prompt, where the line editor sets
-    itself up, it would do harm; at the prompt it is a key like others.
-    """
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def line_editor(session: Session, history: History) -> PromptSession[str]:

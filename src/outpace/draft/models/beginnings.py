@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedTexts
+from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedText, SavedTexts
 
 TEXTS = 4
 """Texts of which the beginnings are kept, unless it is said how many."""
@@ -23,35 +24,42 @@ class Beginnings:
 
     def __init__(self, runner: Runner, texts: int | None = None, tokens: int | None = None) -> None:
         """texts: how many texts are kept, of any length, and of up to ``tokens`` tokens together;
-        None: the beginnings of `TEXTS`, of `TOKENS`."""
+        None: the beginnings of `TEXTS`, of `TOKENS`, and as many texts from which others will go
+        on, of one context's tokens."""
         self._runner = runner
-        self.limit, self._most = (TEXTS, TOKENS) if texts is None else (texts, tokens)
-        self._texts = SavedTexts(self.limit, self._most)
+        self.limit = TEXTS if texts is None else texts
+        self._texts = SavedTexts(self.limit, TOKENS if texts is None else tokens)
+        self._whole = SavedTexts(TEXTS, runner.max_length) if texts is None else self._texts
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return self._texts.nbytes
+        return sum(texts.nbytes for texts in {self._texts, self._whole})
 
     def known(self, tokens: Sequence[int]) -> int:
         """Returns how many of a text's tokens, from the first on, are kept."""
-        return self._texts.find(tokens)[0]
+        return self._find(tokens)[0]
+
+    def _find(self, tokens: Sequence[int]) -> tuple[int, SavedText]:
+        return max((texts.find(tokens) for texts in (self._texts, self._whole)), key=itemgetter(0))
 
     def lend(self, row: int, tokens: Sequence[int]) -> int:
         """Lets a row that has cached nothing begin with what is kept of these tokens; returns how
         many these are."""
-        count, saved = self._texts.find(tokens)
+        count, saved = self._find(tokens)
         if count:
             self._runner.restore(row, saved, count)
         return count
 
-    def keep(self, row: int, tokens: Sequence[int]) -> None:
+    def keep(self, row: int, tokens: Sequence[int], whole: bool = False) -> None:
         """Keeps the beginning of a row that is about to leave, if it is long enough to be lent.
-        tokens: those that it has cached."""
-        count = self._runner.reach(row, min(len(tokens), self._most or len(tokens)))
+        tokens: those that it has cached. whole: whether a later text will go on from all of it."""
+        texts = self._whole if whole else self._texts
+        count = self._runner.reach(row, min(len(tokens), texts.tokens or len(tokens)))
         if count >= WORTHWHILE and self.limit:
-            self._texts.add(tokens[:count], self._runner.save(row, count))
+            texts.add(tokens[:count], self._runner.save(row, count))
 
     def clear(self) -> None:
         """Forgets all texts."""
         self._texts.clear()
+        self._whole.clear()

@@ -91,6 +91,7 @@ class DraftModel(Drafter):
         self._begins: list[int] = []  # by row: the first token of the text that it reads
         self._beginnings = Beginnings(runner)
         self._keeps: list[bool] = []  # by row: whether its cache follows from its tokens alone
+        self._whole: list[bool] = []  # by row: whether a later text will go on from all of it
         self._borrows: list[bool] = []  # by row: whether it may begin with another text's
         self._reserve = reserve(runner.max_length)
         self.weight_bytes = drafter.nbytes
@@ -211,6 +212,7 @@ class DraftModel(Drafter):
         """Notes whether the row that was admitted last lends its beginning, and borrows one."""
         keeps = info.source is None and not self._looking.shows(len(self._keeps))
         self._keeps.append(keeps)
+        self._whole.append(info.keep_cached)
         self._borrows.append(keeps and info.forked_from is None and not info.pure)
 
     def known(self, row: int) -> Mapping[str, int]:
@@ -227,7 +229,7 @@ class DraftModel(Drafter):
         self.runner.reset()
         self._looking.retain([])
         self._texts, self._own, self._begins = [], [], []
-        self._keeps, self._borrows = [], []
+        self._keeps, self._whole, self._borrows = [], [], []
         self._beginnings.clear()
 
     def forget_texts(self) -> None:
@@ -237,9 +239,10 @@ class DraftModel(Drafter):
         leaving = sorted(set(range(self.runner.active)) - set(rows))
         for row in leaving[max(0, len(leaving) - self._beginnings.limit) :]:
             if self._keeps[row] and not self._begins[row]:
-                self._beginnings.keep(row, self._in_slots(row))
+                self._beginnings.keep(row, self._in_slots(row), self._whole[row])
         self.runner.retain(rows)
         self._keeps = [self._keeps[row] for row in rows]
+        self._whole = [self._whole[row] for row in rows]
         self._borrows = [self._borrows[row] for row in rows]
         self._looking.retain(rows)
         self._begins = [self._begins[row] for row in rows]
