@@ -30,7 +30,7 @@ def tune(run: Run, target: Path, prompts: Path, tmp_path: Path) -> Run:
 
     def invoke(trials: int, *more: Any, model: Path = target) -> Any:
         given = ("--model", model, "--prompts", prompts, "--out", tmp_path / "layers.json")
-        return run("tune", "layers", *given, "--trials", trials, "--tokens", 24, *more)
+        return run("tune", "layers", *given, "--trials", trials, "--max-tokens", 24, *more)
 
     return invoke
 

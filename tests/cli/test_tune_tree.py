@@ -29,7 +29,7 @@ def tune(run: Run, target: Path, tmp_path: Path) -> Run:
     def invoke(*more: Any, draft: Path | None = target) -> Any:
         given = ("--model", target, "--prompts", prompts, "--out", tmp_path / "tree.json")
         drafting = () if draft is None else ("--draft", draft)
-        return run("tune", "tree", *given, *drafting, "--tokens", 24, *more)
+        return run("tune", "tree", *given, *drafting, "--max-tokens", 24, *more)
 
     return invoke
 
@@ -97,7 +97,7 @@ def test_a_drafter_that_is_always_right_gets_a_chain(target: Path) -> None:
 def test_rounds_of_the_usual_first_tree_are_looked_at(target: Path) -> None:
     """It has more nodes than a text is given tokens."""
     defaults = signature(tree).parameters
-    tokens, levels = defaults["tokens"].default, defaults["levels"].default
+    tokens, levels = defaults["max_tokens"].default, defaults["levels"].default
     assert probe(levels).size > tokens
     llm = LLM(target, speculative_config={"method": "draft_tree", "model": str(target)})
     trials = TreeTrials(llm, ["w1 w2 w3"], tokens, temperature=0.0)

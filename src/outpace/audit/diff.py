@@ -15,7 +15,7 @@ checked against one plain forward of itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, Literal
@@ -33,10 +33,16 @@ from outpace.errors import ConfigError
 from outpace.outputs import CompletionOutput
 
 Mode = Literal["greedy", "coupled"]
+Tell = Callable[[str, int], None]
+"""Is called with each step that is done, and with the number of all."""
 
 SHORT = 2
 """The first tokens of each prompt, so many of them, are a prompt too. It is the shortest one that
 leaves more than one token pending when the first draft is scored."""
+
+
+AT_ONCE = 2
+"""Prompts that are given in one call, for each row: some join the batch while others write."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,8 @@ class DiffReport:
     """Tokens that were drafted in all texts."""
     drafts_expected: bool = True
     """Whether there is a drafter, so that texts without any drafts test nothing of it."""
+    stopped_of: int | None = None
+    """The texts that there were to be in all modes, where Ctrl-C came before all of them."""
 
     @property
     def ok(self) -> bool:
@@ -114,50 +122,116 @@ def audit_diff(
     params: SamplingParams | None = None,
     tolerance: float | None = None,
     skipped: str | None = None,
+    tell: Tell = lambda done, steps: None,
 ) -> DiffReport:
-    """Returns the differences between texts with and without speculation.
+    """Returns the differences between texts with and without speculation; at Ctrl-C those of the
+    texts that were compared, or ``KeyboardInterrupt`` where there are none.
 
     engines: one whose rule is meant to be audited under greedy decoding, and the same with
     ``verify="coupled"``. tolerance: in logits; unset: measured on this model, see `noise.measure`.
-    Raises ``ConfigError`` where there is no prompt or no engine to compare texts of.
+    tell: is called with each step that is done, and with the number of all. Raises ``ConfigError``
+    where there is no prompt or no engine to compare texts of.
     """
     if not engines or not prompts or not all(prompts):
         raise ConfigError("an audit needs an engine and prompts of one token or more.")
     params = params or SamplingParams(max_tokens=64)
     prompts = [*prompts, *([*prompt][:SHORT] for prompt in prompts if len(prompt) > SHORT)]
     llm = next(iter(engines.values()))
-    noise = _noise(llm, prompts, tolerance)
-    texts: dict[str, int] = {}
-    tokens: dict[str, int] = {}
-    found: list[Difference] = []
-    deviating: list[Deviation] = []
-    drafted = 0
-    for mode, engine in engines.items():
-        asked = [_params(mode, params, number) for number in range(len(prompts))]
-        plain, speculative = _both(engine, prompts, asked)
-        texts[mode] = len(prompts)
-        tokens[mode] = sum(len(output.token_ids) for output in plain)
-        drafted += sum(output.metrics.num_draft_tokens for output in speculative)
-        for number, pair in enumerate(zip(plain, speculative, strict=True)):
-            triage = _Triage.of(engine, mode, prompts[number], asked[number], noise.tolerance)
-            difference = triage.first_difference(number, *pair)
-            if difference is not None:
-                found.append(difference)
-            deviating += triage.deviations(number, pair[0])
+    steps = _Steps(len(prompts), len(engines), tell)
+    noise = _noise(llm, prompts, tolerance, steps)
+    found = _Comparison({mode: 0 for mode in engines}, {mode: 0 for mode in engines})
+    stopped = False
+    try:
+        for mode, engine in engines.items():
+            _compare(engine, mode, prompts, params, noise.tolerance, found, steps)
+    except KeyboardInterrupt:
+        if not any(found.texts.values()):
+            raise
+        stopped = True
     rule = llm.engine.verifier.rule
     return DiffReport(
         method=llm.config.method,
         rule=rule.name,
         lossless=rule.lossless,
         noise=noise,
-        texts=texts,
-        tokens=tokens,
-        differences=found,
-        deviations=deviating,
+        texts=found.texts,
+        tokens=found.tokens,
+        differences=found.differences,
+        deviations=found.deviations,
         skipped=skipped,
-        drafted=drafted,
+        drafted=found.drafted,
         drafts_expected=llm.engine.drafter.longest > 0,
+        stopped_of=len(prompts) * len(engines) if stopped else None,
     )
+
+
+@dataclass
+class _Comparison:
+    """What the texts that were compared so far show."""
+
+    texts: dict[str, int]
+    tokens: dict[str, int]
+    differences: list[Difference] = field(default_factory=list)
+    deviations: list[Deviation] = field(default_factory=list)
+    drafted: int = 0
+
+
+@dataclass
+class _Steps:
+    """Counts what takes time: each text plainly and speculatively, and the looking at both."""
+
+    prompts: int
+    modes: int
+    tell: Tell
+
+    def done(self, what: str) -> None:
+        """Is told that one more step is done."""
+        self.tell(what, self.prompts * (1 + 3 * self.modes))
+
+
+def _compare(
+    llm: LLM,
+    mode: Mode,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    tolerance: float,
+    found: _Comparison,
+    steps: _Steps,
+) -> None:
+    """Adds what the texts of one mode show, as soon as texts of some prompts are there.
+
+    Prompts of one length are given together: they end in the pass of their first round, and others
+    do not.
+    """
+    for numbers in _calls(prompts, AT_ONCE * llm.engine.target.rows):
+        listed = [list(prompts[number]) for number in numbers]
+        asked = [_params(mode, params, number) for number in numbers]
+        off = [replace(one, speculative="off") for one in asked]
+        plain = list(_texts(llm, listed, off, f"{mode}, plain", steps))
+        speculative = _texts(llm, listed, asked, f"{mode}, speculative", steps)
+        for place, theirs in enumerate(speculative):
+            triage = _Triage.of(llm, mode, listed[place], asked[place], tolerance)
+            difference = triage.first_difference(numbers[place], plain[place], theirs)
+            deviating = triage.deviations(numbers[place], plain[place])
+            found.differences += [] if difference is None else [difference]
+            found.deviations += deviating
+            found.drafted += theirs.metrics.num_draft_tokens
+            found.tokens[mode] += len(plain[place].token_ids)
+            found.texts[mode] += 1
+            steps.done(f"{mode}, compared")
+
+
+def _texts(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    params: Sequence[SamplingParams],
+    what: str,
+    steps: _Steps,
+) -> Iterator[CompletionOutput]:
+    """Yields the text of each prompt as soon as it and those before it are there."""
+    for output in llm.generate_each(prompts, params):
+        steps.done(what)
+        yield output.outputs[0]
 
 
 def _params(mode: Mode, params: SamplingParams, number: int) -> SamplingParams:
@@ -166,31 +240,9 @@ def _params(mode: Mode, params: SamplingParams, number: int) -> SamplingParams:
     return replace(params, temperature=params.temperature or 1.0, seed=(params.seed or 0) + number)
 
 
-def _both(
-    llm: LLM, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]
-) -> tuple[list[CompletionOutput], list[CompletionOutput]]:
-    """Returns the texts without speculation, and those with it.
-
-    Prompts of one length are given together: they end in the pass of their first round, and others
-    do not.
-    """
-    plain: dict[int, CompletionOutput] = {}
-    speculative: dict[int, CompletionOutput] = {}
-    for numbers in _calls(prompts):
-        listed = [list(prompts[number]) for number in numbers]
-        asked = [params[number] for number in numbers]
-        off = [replace(one, speculative="off") for one in asked]
-        for found, options in ((plain, off), (speculative, asked)):
-            outputs = llm.generate(listed, options)
-            found |= {
-                number: output.outputs[0] for number, output in zip(numbers, outputs, strict=True)
-            }
-    order = range(len(prompts))
-    return [plain[number] for number in order], [speculative[number] for number in order]
-
-
-def _calls(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Returns which prompts are given in one call: short ones of one length, and all others."""
+def _calls(prompts: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """Returns which prompts are given in one call: short ones of one length, and all others, but no
+    more than ``most``."""
     by_length: dict[int, list[int]] = defaultdict(list)
     for number, prompt in enumerate(prompts):
         by_length[min(len(prompt), SHORT + 1)].append(number)
@@ -198,13 +250,17 @@ def _calls(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     alike = [numbers for numbers in short if len(numbers) > 1]
     taken = {number for numbers in alike for number in numbers}
     others = [number for number in range(len(prompts)) if number not in taken]
-    return [*alike, others] if others else alike
+    calls = [*alike, others]
+    return [call[at : at + most] for call in calls for at in range(0, len(call), most)]
 
 
-def _noise(llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None) -> Noise:
+def _noise(
+    llm: LLM, prompts: Sequence[Sequence[int]], tolerance: float | None, steps: _Steps
+) -> Noise:
     # Prompts, and what plain greedy decoding makes of them: the texts that will be compared.
     wanted = SamplingParams(temperature=0.0, max_tokens=2 * drafted(llm) + 2, speculative="off")
-    outputs = llm.generate([list(prompt) for prompt in prompts], wanted)
+    listed = [list(prompt) for prompt in prompts]
+    outputs = _texts(llm, listed, [wanted] * len(listed), "measuring rounding", steps)
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
     noise = measure(llm.engine.target, texts, drafted(llm), llm.engine.drafter.trees)
     return noise if tolerance is None else replace(noise, tolerance=tolerance)

@@ -31,7 +31,7 @@ from outpace.audit.betting.power import detectable
 from outpace.audit.betting.sequential import SequentialTest
 from outpace.audit.betting.text_test import TextTest
 from outpace.audit.claims import ClaimTest
-from outpace.audit.diff import drafted
+from outpace.audit.diff import Tell, drafted
 from outpace.audit.laws import PlainLaws
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure
@@ -108,6 +108,8 @@ class ModelReport:
     """Whether there is a drafter, so that a text without any drafts tests nothing of it."""
     breaches: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    stopped_of: int | None = None
+    """The texts that there were to be, where Ctrl-C came before all of them."""
 
     @property
     def acceptance(self) -> float:
@@ -122,23 +124,38 @@ class ModelReport:
         return tested and quiet and not self.breaches and not self.noise.excessive
 
 
-def audit_model(llm: LLM, plan: AuditPlan, params: SamplingParams | None = None) -> ModelReport:
-    """Returns the findings on an engine; stops early once the law is refuted.
+def audit_model(
+    llm: LLM,
+    plan: AuditPlan,
+    params: SamplingParams | None = None,
+    tell: Tell = lambda done, steps: None,
+) -> ModelReport:
+    """Returns the findings on an engine; stops early once the law is refuted, and at Ctrl-C.
 
-    params: the sampling options to test under (not greedy: a greedy text has no law to test).
+    params: the sampling options to test under (not greedy: a greedy text has no law to test). tell:
+    is called with each step that is done, and with the number of all. ``KeyboardInterrupt`` where
+    Ctrl-C comes before the first texts.
     """
     begin = perf_counter()
     params, tokens = _sampled(llm, plan, params or SamplingParams(temperature=1.0))
     noise = measure(llm.engine.target, plan.prompts, drafted(llm), tree=llm.engine.drafter.trees)
     session = _Session(llm, plan, params, noise)
     size = CHUNK * llm.engine.target.rows
-    with llm.engine.observing(session.claims):
-        for turn, first in enumerate(range(0, plan.samples, size)):
-            numbers = range(first, min(plan.samples, first + size))
-            session.sample(numbers, turn)
-            if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
-                break
-    return session.report(tokens, perf_counter() - begin)
+    steps = -(-plan.samples // size)
+    stopped = False
+    try:
+        with llm.engine.observing(session.claims):
+            for turn, first in enumerate(range(0, plan.samples, size)):
+                session.sample(range(first, min(plan.samples, first + size)), turn)
+                tell(f"{session.samples} texts", steps)
+                if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
+                    break
+    except KeyboardInterrupt:
+        if not session.samples:
+            raise
+        stopped = True
+    report = session.report(tokens, perf_counter() - begin)
+    return replace(report, stopped_of=plan.samples) if stopped else report
 
 
 def _sampled(llm: LLM, plan: AuditPlan, params: SamplingParams) -> tuple[SamplingParams, int]:

@@ -88,6 +88,8 @@ def _reading(reading: Reading) -> tuple[str, str, str, str]:
 
 
 def _model_sentences(report: ModelReport) -> Iterable[str]:
+    if report.stopped_of is not None:
+        yield _stopped(report.samples, report.stopped_of)
     if not report.lossless:
         yield _declared(report.rule)
     yield from (f"BUG: {breach}" for breach in report.breaches)
@@ -118,6 +120,10 @@ NOTHING_DRAFTED = (
 )
 
 
+def _stopped(texts: int, of: int) -> str:
+    return f"Stopped: this is what {texts} of {of} texts show."
+
+
 def _declared(rule: str) -> str:
     return f"verify={rule} is lossy by declaration: it is meant to change the law."
 
@@ -136,6 +142,8 @@ def diff_findings(report: DiffReport) -> Group:
         f"{sum(found.mode == mode for found in report.differences)} differ"
         for mode, count in report.texts.items()
     ]
+    if report.stopped_of is not None:
+        lines.append(_stopped(sum(report.texts.values()), report.stopped_of))
     if report.skipped:
         lines.append(f"not run: {report.skipped}")
     if not report.lossless:

@@ -1,19 +1,17 @@
-"""Signs of life on the terminal while libraries are imported and a model is loaded."""
+"""Loads the model of a verb, with signs of life meanwhile."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.spinner import Spinner
-from rich.text import Text
 
+from outpace.cli.signs import working
 from outpace.errors import PromptError
 from outpace.text_files import read_text
 
@@ -80,7 +78,8 @@ def load_llm(
         from outpace.targets.hf.loading.bars import hide_progress_bars
     # A download has its own bar, with bytes and time left; a folder is read in seconds.
     local = model is None or os.path.exists(model)
-    with working(console, f"loading {model or 'the bundled pair'}", shown=local) as report:
+    shown = local or not console.is_terminal
+    with working(console, f"loading {model or 'the bundled pair'}", shown) as report:
         hide_progress_bars(downloads=local or not console.is_terminal)
         engine = {"progress": report, **engine}
         if template is not None and model is not None:
@@ -112,22 +111,5 @@ def chat_tokenizer(model: str, trust_remote_code: bool, template: ChatTemplate) 
 @contextmanager
 def starting(console: Console | None = None) -> Iterator[None]:
     """Shows a sign of life while the block imports torch and transformers, which takes seconds."""
-    with working(console or Console(stderr=True), "starting"):
+    with working(console or Console(stderr=True), "starting", lines=False):
         yield
-
-
-@contextmanager
-def working(
-    console: Console, text: str, shown: bool = True
-) -> Iterator[Callable[[str, float], None]]:
-    """Shows a spinner while the block runs, on a terminal only.
-
-    Yields a function that adds to the text what is being done, and how much of it is behind.
-    """
-    if not (shown and console.is_terminal):
-        yield lambda step, done: None
-        return
-    # Not console.status, which first draws from a thread that an import may keep waiting.
-    spinner = Spinner("dots", Text(f"{text} ..."))  # no markup: a folder may be called "[a]"
-    with Live(spinner, console=console, transient=True):
-        yield lambda step, done: spinner.update(text=Text(f"{text}: {step} ({done:.0%}) ..."))

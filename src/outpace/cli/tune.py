@@ -9,15 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.declared import flag_of
@@ -26,6 +17,8 @@ from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.flags.speculation import parse_object
 from outpace.cli.loading import load_llm
+from outpace.cli.signs import counting
+from outpace.cli.termination import sigterm_as_ctrl_c
 from outpace.core.extras import extra
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
@@ -52,6 +45,9 @@ Prompts = Annotated[
     ),
 ]
 
+PARTS = 100
+"""Steps in which the playing of rounds is shown."""
+
 MOST_NODES, MOST_LEVELS = 64, 16
 """The largest trees that may be looked for."""
 
@@ -66,6 +62,7 @@ def tune() -> None:
 
 @app.command()
 @grouped
+@sigterm_as_ctrl_c()
 def layers(
     *,
     model: ModelFlags,
@@ -81,7 +78,8 @@ def layers(
             help="Where the search is kept, to be resumed. Unset: beside --out, as *.study.",
         ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate per prompt.")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Longest text of a prompt.")] = 48,
+    tokens: opt.OldTokens = None,
     at_most: Annotated[
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 6,
@@ -91,7 +89,8 @@ def layers(
     """Find the sub-layers that a model can leave out when it drafts for itself.
 
     Each trial leaves out other attention and MLP parts, plays rounds on the prompts and predicts
-    the tokens per second. Ctrl-C keeps what was found, and the same command goes on from there.
+    the tokens per second. Ctrl-C or SIGTERM keeps what was found, and the same command goes on from
+    there.
 
     `outpace tune layers -m big-model --prompts mine.jsonl --out layers.json`
 
@@ -113,7 +112,9 @@ def layers(
     from outpace.tune.layer_search import LayerSearch
     from outpace.tune.layer_trial import LayerTrials, built_in_prompts
 
-    played = LayerTrials(llm, (texts or built_in_prompts())[:at_most], tokens, temperature or 0.0)
+    played = LayerTrials(
+        llm, (texts or built_in_prompts())[:at_most], max_tokens, temperature or 0.0
+    )
     search = LayerSearch(played, Fingerprint.of(llm.target), kept_in, seed)
     complete = _search(search, trials)
     found = search.chosen()
@@ -125,27 +126,15 @@ def layers(
 
 def _search(search: LayerSearch, trials: int) -> bool:
     """Searches under a progress bar; returns whether it was not interrupted."""
-    with _bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task(
-            f"plain {search.plain:.1f} tokens/s", total=trials, completed=min(trials, search.done)
-        )
+    with counting(Console(stderr=True), "tune layers") as steps:
+        steps.expect(trials, done=min(trials, search.done))
+        steps.say(f"plain {search.plain:.1f} tokens/s")
 
         def report(progress: Any) -> None:
             best = "" if progress.best is None else f", best {progress.best:.1f}"
-            bar.update(
-                task,
-                completed=progress.trials,
-                description=f"plain {progress.plain:.1f} tokens/s{best}",
-            )
+            steps.done(f"plain {progress.plain:.1f} tokens/s{best}")
 
         return search.run(trials, report)
-
-
-def _bar(count: ProgressColumn) -> Progress:
-    """A progress bar on a terminal. count: how it says how far it is."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), count, TimeRemainingColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _conclude(found: ChosenLayers, search: LayerSearch, out: Path, complete: bool) -> None:
@@ -174,7 +163,8 @@ def tree(
     ] = Path("tree.json"),
     nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="Nodes at most.")] = 24,
     levels: Annotated[int, typer.Option(min=1, max=MOST_LEVELS, help="Levels at most.")] = 8,
-    tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate per prompt.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Longest text of a prompt.")] = 64,
+    tokens: opt.OldTokens = None,
     at_most: Annotated[
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 8,
@@ -199,11 +189,14 @@ def tree(
     from outpace.tune.tree_trial import TreeTrials
 
     used = (texts or built_in_prompts())[:at_most]
-    played = TreeTrials(llm, used, tokens, temperature or 0.0)
-    with _bar(TaskProgressColumn()) as bar:
-        task = bar.add_task("playing rounds", total=1.0)
+    played = TreeTrials(llm, used, max_tokens, temperature or 0.0)
+    with counting(Console(stderr=True), "tune tree") as steps:
+        steps.expect(PARTS)
+        played_parts = 0
         for share in played.play(nodes, levels):
-            bar.update(task, completed=share)
+            while played_parts < int(PARTS * share):
+                played_parts += 1
+                steps.done("playing rounds")
     found = played.best(nodes, levels)
     paths = [list(path) for path in found.shape.paths]
     out.write_text(json.dumps({**config, "branching": paths}) + "\n", encoding="utf-8")

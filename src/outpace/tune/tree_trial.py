@@ -154,8 +154,8 @@ class TreeTrials:
         if not self._seconds[size]:
             raise ConfigError(
                 f"no round behind the first one of a text has drafted all {size} nodes of a tree, "
-                "so that nothing was learned: give shorter prompts or more --tokens, or look for "
-                "a smaller tree with --nodes and --levels."
+                "so that nothing was learned: give shorter prompts or more --max-tokens, or look "
+                "for a smaller tree with --nodes and --levels."
             )
 
     def _write(self, number: int, size: int) -> None:

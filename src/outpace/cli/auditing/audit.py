@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,13 +11,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from outpace.cli.auditing.counting import Workers, counting
 from outpace.cli.auditing.families import families
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.declared import Flags
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import SAMPLING, LlmFlags, SpeculationFlags
 from outpace.cli.loading import ROWS, load_llm, starting
+from outpace.cli.signs import Steps, counting
+from outpace.cli.termination import sigterm_as_ctrl_c
 from outpace.core.params import SamplingParams
 from outpace.records import Record, holds_records, no_prompt, records
 from outpace.text_files import read_text
@@ -110,16 +111,18 @@ class GivenFlags:
 
 @app.command()
 @grouped
+@sigterm_as_ctrl_c()
 def model(
     *,
     model: AuditedFlags,
     speculation: SpeculationFlags,
     given: GivenFlags,
     samples: Annotated[int, typer.Option(min=1, help="Texts to sample.")] = 1000,
-    tokens: Annotated[
+    max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens per text. Unset: two rounds' worth.", show_default=False),
+        typer.Option(min=1, help="Longest text. Unset: two rounds' worth.", show_default=False),
     ] = None,
+    tokens: opt.OldTokens = None,
     alpha: Annotated[
         float, typer.Option(help="Share of clean runs that may raise a false alarm.")
     ] = 1e-3,
@@ -133,7 +136,7 @@ def model(
     """Bet against this model's speculation: is each token drawn from the law of plain decoding?
 
     Texts are sampled with speculation on, and every token is played against the law that a plain
-    forward computes. The test may stop at any time; see docs/audit.md.
+    forward computes. The test may stop at any time, as at Ctrl-C or SIGTERM; see docs/audit.md.
     """
     speculation.config(model.bundled)  # refused before anything is imported
     check_alpha(alpha)
@@ -142,12 +145,15 @@ def model(
 
     params = SamplingParams(**sampled)
     llm = model.engine(speculation, rows)
-    plan = AuditPlan(given.listed(llm), samples, tokens, alpha, seed)
-    conclude(audit_model(llm, plan, params), as_json)
+    plan = AuditPlan(given.listed(llm), samples, max_tokens, alpha, seed)
+    with counting(Console(stderr=True), "audit model") as steps:
+        report = audit_model(llm, plan, params, _teller(steps))
+    conclude(report, as_json)
 
 
 @app.command()
 @grouped
+@sigterm_as_ctrl_c()
 def diff(
     *,
     model: AuditedFlags,
@@ -162,7 +168,10 @@ def diff(
     seed: Annotated[int, typer.Option(help="Seed of the first coupled text.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Compare greedy and coupled texts with and without speculation; tell rounding from bugs."""
+    """Compare greedy and coupled texts with and without speculation; tell rounding from bugs.
+
+    Ctrl-C or SIGTERM ends it with the texts that were compared.
+    """
     speculation.config(model.bundled)  # refused before anything is imported
     with starting():
         from outpace.audit.diff import audit_diff
@@ -177,7 +186,9 @@ def diff(
     except IncompatibleRule as error:
         skipped = f"coupled: {error}"
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    report = audit_diff(engines, given.listed(llm), params, tolerance, skipped)
+    prompts = given.listed(llm)
+    with counting(Console(stderr=True), "audit diff") as steps:
+        report = audit_diff(engines, prompts, params, tolerance, skipped, _teller(steps))
     conclude(report, as_json)
 
 
@@ -185,7 +196,7 @@ def diff(
 def options(
     drafter: Drafters = None,
     rule: Rules = None,
-    workers: Workers = 0,
+    workers: opt.Workers = 0,
     as_json: Json = False,
 ) -> None:
     """Prove every sampling option under every drafter and rule, on a tiny model: honoured or
@@ -198,9 +209,9 @@ def options(
         from outpace.audit.listed.options import audit_options
         from outpace.targets.cpu.threads import processors
 
-    with counting(console) as count:
+    with counting(console, "audit options") as steps:
         report = audit_options(
-            drafter or None, rule or None, workers=workers or processors(), tell=count
+            drafter or None, rule or None, workers=workers or processors(), tell=_teller(steps)
         )
     conclude(report, as_json)
 
@@ -283,8 +294,18 @@ def check_alpha(alpha: float) -> None:
         raise ConfigError(f"--alpha must be between 0 and 1, not {alpha}.")
 
 
+def _teller(steps: Steps) -> Callable[[str, int], None]:
+    """Returns what audits tell of each thing that is done, and of the number of all."""
+
+    def tell(what: str, total: int) -> None:
+        steps.expect(total)
+        steps.done(what)
+
+    return tell
+
+
 def conclude(report: Any, as_json: bool) -> None:
-    """Prints a report; leaves with 1 if it is bad."""
+    """Prints a report; leaves with 1 if it is bad, and as Ctrl-C does if that has ended it."""
     from rich.console import Console
 
     from outpace.audit.report import as_dict, findings, is_good
@@ -293,5 +314,7 @@ def conclude(report: Any, as_json: bool) -> None:
         typer.echo(json.dumps(as_dict(report)))
     else:
         Console().print(findings(report))
+    if getattr(report, "stopped_of", None) is not None:
+        raise KeyboardInterrupt
     if not is_good(report):
         raise typer.Exit(1)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from outpace.cli.auditing.counting import Workers, counting
+from outpace.cli.flags.options import Workers
 from outpace.cli.loading import starting
+from outpace.cli.signs import counting
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -83,12 +84,13 @@ def _walked(
     from outpace.audit.families.walk import walk
 
     found = []
-    with counting(console) as count:
+    with counting(console, "audit families") as steps:
+        steps.expect(len(names))
         for one in walk(names, limits, workers, device):
             found.append(one)
-            count(one.family, len(names))
+            steps.done(one.family)
             if one.failed:
-                console.print(f"{one.family} {one.verdict}: {one.reason}", markup=False)
+                steps.say(f"{one.family} {one.verdict}: {one.reason}")
     return found
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from outpace.cli.benching.groups import (
@@ -24,7 +24,9 @@ from outpace.cli.benching.serving import serve_benchmark
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import LlmFlags
 from outpace.cli.loading import starting
+from outpace.cli.signs import Steps, counting, working
 from outpace.cli.tables import table
+from outpace.cli.termination import sigterm_as_ctrl_c
 from outpace.errors import OutpaceError
 
 app = typer.Typer(
@@ -65,7 +67,7 @@ def pair_make(
     check_folder("--out", out)
     check_free(out)
     console = Console()
-    with quiet(), console.status(f"making a pair of shape {shape}"):
+    with quiet(), working(Console(stderr=True), f"making a pair of shape {shape}"):
         pair = make_pair(chosen, options, out)
     shown = Table(title="Synthetic pair", show_header=False, title_justify="left")
     for name, value in describe(pair).items():
@@ -75,6 +77,7 @@ def pair_make(
 
 @app.command("run")
 @grouped
+@sigterm_as_ctrl_c()
 def run_benchmark(
     *,
     model: LlmFlags,
@@ -85,7 +88,7 @@ def run_benchmark(
 ) -> None:
     """Compare ways of decoding on the same prompts: interleaved, paired, with intervals.
 
-    Ctrl-C ends it with the results of the prompts that all methods have had.
+    Ctrl-C or SIGTERM ends it with the results of the prompts that all methods have had.
     """
     with starting():
         from outpace.bench.library import quiet
@@ -113,10 +116,9 @@ def run_benchmark(
     given = session.Given(prompts.taken(), prompts.chat)
     files = output.files()
     console = Console()
-    with _bar(console) as bar, quiet():
-        looking = session.Onlooker(
-            lambda total: _ticker(bar, total), _teller(bar) if output.verbose else session.unheard
-        )
+    with counting(Console(stderr=True), "bench run") as steps, quiet():
+        tell = steps.say if output.verbose else session.unheard
+        looking = session.Onlooker(lambda total: _ticker(steps, total), tell)
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
         console.print(table(title(cell), *narrow_by_method(cell)))
@@ -155,7 +157,8 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
     files = OutputFiles(curves.json, curves.html, curves.png)
     files.check()
     console = Console()
-    with console.status("measuring") as status, quiet():
+    curves_before, all_curves = count(), len(batches) * len(contexts)
+    with working(Console(stderr=True), "measuring") as report_step, quiet():
         report = cost_report(
             engines,
             batches,
@@ -163,7 +166,7 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
             curves.temperature,
             curves.repeats,
             curves.longest,
-            status.update,
+            lambda what: report_step(what, next(curves_before) / all_curves),
         )
     for curve in report.curves:
         heading, header, lines = cost_rows(curve)
@@ -171,27 +174,9 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
     files.write_cost(report)
 
 
-def _teller(bar: Progress) -> Callable[[str], None]:
-    """Returns what writes a line above the bar."""
-    return lambda line: bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        # Drawing is work too: rarely enough that no run notices.
-        refresh_per_second=1,
-    )
-
-
-def _ticker(bar: Progress, total: int) -> Callable[[str], None]:
-    task = bar.add_task("starting", total=total)
-    return lambda what: bar.update(task, advance=1, description=what)
+def _ticker(steps: Steps, total: int) -> Callable[[str], None]:
+    steps.expect(total)
+    return steps.done
 
 
 def run() -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from outpace.cli.benching.groups import JsonFile
 from outpace.cli.flags.grouped import grouped
+from outpace.cli.signs import counting
 from outpace.cli.tables import table
 from outpace.errors import ConfigError
 
@@ -191,14 +192,16 @@ def _in_turns(
     server.forget()  # before any load is sent: a server that cannot is refused
     kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
-    with Console(stderr=True).status("warming up") as status:
+    with counting(Console(stderr=True), "bench serve") as steps:
+        steps.expect(len(kinds) * (1 + repeats))
         for kind in kinds:  # what the first requests pay for, such as buffers, is nobody's
             run(kind)
+            steps.done("warming up")
         for turn in range(repeats):
             for kind in kinds if turn % 2 == 0 else reversed(kinds):
-                status.update(f"speculative={kind}, run {turn + 1} of {repeats}")
                 server.forget()
                 runs[kind].append(summary(run(kind), server))
+                steps.done(f"speculative={kind}, run {turn + 1} of {repeats}")
     return Turns(runs)
 
 

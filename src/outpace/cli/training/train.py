@@ -15,7 +15,8 @@ from rich.console import Console
 
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
-from outpace.cli.loading import starting, working
+from outpace.cli.loading import starting
+from outpace.cli.signs import working
 from outpace.cli.training.bar import in_lines, play
 from outpace.cli.training.curves import Curves
 from outpace.cli.training.flags import (
@@ -268,7 +269,7 @@ class _Training:
         tokens, own = read
         lessons = _lessons(self.target, text)
         preparing = f"preparing {settings.method}"
-        with working(console, preparing) as report:
+        with working(console, preparing, lines=False) as report:
             run = TrainingRun(
                 self.target,
                 tokens,
