@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 
@@ -26,7 +27,7 @@ from outpace.serve.engine_thread import ShuttingDown
 from outpace.serve.jobs import Delta, Job
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.choices import TextChoice
-from outpace.serve.runner import listen
+from outpace.serve.listening import listen
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
 from processes import killed_after
 
@@ -168,6 +169,35 @@ def test_requests_have_numbers_and_the_log_no_prompts(
     with running(llm, log_prompts=True) as url:
         call(url, "/v1/completions", body)
     assert "private" in caplog.text
+
+
+def test_a_probe_has_a_line_where_its_status_changes(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "outpace.serve")
+    with running(llm, api_keys=("a-key",)) as url:
+        for key in ("wrong", "wrong", "a-key", "a-key", "wrong"):
+            call(url, "/metrics", headers={"Authorization": f"Bearer {key}"})
+            assert call(url, "/ready")[0] == 200
+            assert call(url, "/health")[0] == 200
+    lines = [json.loads(r.message) for r in caplog.records if r.message.startswith("{")]
+    assert [(line["path"], line["status"]) for line in lines] == [
+        ("/metrics", 401),
+        ("/metrics", 200),
+        ("/metrics", 401),
+    ]
+
+
+def test_paths_where_there_is_nothing_point_to_the_description(url: str) -> None:
+    for path in ("/redoc", "/v1/embeddings", "/chat/completions"):
+        status, answer, _ = call(url, path)
+        assert status == 404
+        assert "/openapi.json lists what there is" in answer["error"]["message"]
+    status, answer, _ = call(url, "/v1/completions")
+    assert status == 405
+    assert "/openapi.json says which" in answer["error"]["message"]
+    status, _, headers = call(url, "/docs")
+    assert (status, urljoin(f"{url}/docs", headers["location"])) == (307, f"{url}/openapi.json")
 
 
 def test_what_nobody_has_foreseen_is_told_and_logged_like_all_else(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +62,14 @@ def load_llm(
     template: ChatTemplate | None = None,
     verbose: bool = False,
     rows: int = ROWS,
+    heard: Callable[[str, float], None] = lambda step, done: None,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 
     texts: how many will be asked for, so that no more rows than these are kept, nor more than
     ``rows``. template: of a chat; a model without one is refused before its weights are read.
-    verbose: say on standard error how the models are computed.
+    verbose: say on standard error how the models are computed. heard: is told each step, too, and
+    how much of it is done (0 to 1).
     """
     console = Console(stderr=True)
     with starting(console):
@@ -81,7 +83,12 @@ def load_llm(
     shown = local or not console.is_terminal
     with working(console, f"loading {model or 'the bundled pair'}", shown) as report:
         hide_progress_bars(downloads=local or not console.is_terminal)
-        engine = {"progress": report, **engine}
+
+        def progress(step: str, done: float) -> None:
+            report(step, done)
+            heard(step, done)
+
+        engine = {"progress": progress, **engine}
         if template is not None and model is not None:
             trust = engine.get("trust_remote_code", False)
             engine = {**engine, "tokenizer": chat_tokenizer(model, trust, template)}

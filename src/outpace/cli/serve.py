@@ -208,14 +208,20 @@ def _check_installed() -> None:
 
 
 def _run(model: str | None, engine: dict[str, Any], settings: Settings, rows: int) -> None:
-    """Takes the port before the model is loaded, so that a port in use is told at once."""
-    from outpace.serve.runner import listen, serve
+    """Takes the port before the model is loaded, so that a port in use is told at once, and whoever
+    asks meanwhile has an answer."""
+    from outpace.serve.listening import Loading, answering, listen, log_to_stderr
 
-    listening = listen(settings)
-    llm, _ = load_llm(model, engine, {}, texts=rows, rows=rows)
+    listening, loading = listen(settings), Loading()
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"outpace serves {settings.model_name} at http://{shown}:{port}", err=True)
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    typer.echo(f"listening at {url}: status 503 until the model is loaded", err=True)
+    log_to_stderr()
+    with answering(listening, loading):
+        llm, _ = load_llm(model, engine, {}, texts=rows, rows=rows, heard=loading.heard)
+        from outpace.serve.runner import serve
+
+    typer.echo(f"outpace serves {settings.model_name} at {url}", err=True)
     if not settings.api_keys and settings.hosts == ("*",):
         typer.echo("anybody who reaches it may use it: give --api-key-file.", err=True)
     serve(llm, settings, listening)

@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from outpace.api import LLM
@@ -135,6 +135,7 @@ class Server:
             "/ready": self._ready,
             "/metrics": self._tell_metrics,
             "/openapi.json": self._openapi,
+            "/docs": _docs,
         }
         routes: list[BaseRoute] = [Route(path, do, methods=["POST"]) for path, do in posts.items()]
         routes += [Route(path, do, methods=["GET"]) for path, do in gets.items()]
@@ -303,6 +304,10 @@ def _file(name: str) -> Callable[[Request], Awaitable[Response]]:
     return send
 
 
+async def _docs(request: Request) -> Response:
+    return RedirectResponse("openapi.json")  # relative: a proxy may have put a path before it
+
+
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     return failure(error)
@@ -310,7 +315,10 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    words = {404: "there is nothing at this path.", 405: "this path takes another method."}
+    words = {
+        404: "there is nothing at this path: /openapi.json lists what there is.",
+        405: "this path takes another method: /openapi.json says which.",
+    }
     answer = failure(ApiError(error.status_code, words.get(error.status_code, error.detail)))
     answer.headers.update(error.headers or {})
     return answer

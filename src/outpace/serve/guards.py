@@ -25,6 +25,9 @@ OPEN = frozenset({"/health", "/ready"})
 """Endpoints that need no key and answer to every host. The page needs no key either: it asks for
 it."""
 
+PROBES = frozenset({*OPEN, "/metrics"})
+"""What machines ask every few seconds."""
+
 _HOST = re.compile(r"(?:\[(?P<address>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::[0-9]*)?")
 """A Host header: a name or an IPv6 address, and maybe a port."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -125,12 +128,20 @@ class RequestLog:
     """Gives every request a number, which its answer carries, and writes one line about it.
 
     The line is JSON, and holds nothing of what was said unless handlers put it into
-    ``request.state.log``. What no handler has foreseen is told here, as status 500, so that this
+    ``request.state.log``. A probe (`PROBES`) has one only where its status is another than that of
+    the probe before it, which the first follows as if that had been 200. What no handler has foreseen is told here, as status 500, so that this
     answer and its line are like all others.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._probed = dict.fromkeys(PROBES, 200)
+
+    def _is_news(self, path: str, status: int) -> bool:
+        before = self._probed.get(path)
+        if before is not None:
+            self._probed[path] = status
+        return status != before
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -166,4 +177,5 @@ class RequestLog:
                 "seconds": round(perf_counter() - begin, 4),
                 **notes,
             }
-            log.info("%s", json.dumps(line, ensure_ascii=False))
+            if self._is_news(scope["path"], status):
+                log.info("%s", json.dumps(line, ensure_ascii=False))

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import socket
-import sys
 from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
 
 from outpace.api import LLM
-from outpace.errors import ConfigError
 from outpace.serve.app import Server
 from outpace.serve.connections import watched
 from outpace.serve.settings import Settings
 
-BACKLOG = 2048
 CLOSING_SECONDS = 2
 """Seconds in which answers can still be sent once their texts have ended."""
 
@@ -49,20 +45,8 @@ class Runner(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def listen(settings: Settings) -> socket.socket:
-    """Returns the socket to listen at; ``ConfigError`` where that cannot be."""
-    try:
-        address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG)
-    except (OSError, UnicodeError) as error:  # the second: a name that can be no host's
-        raise ConfigError(
-            f"cannot listen at {settings.host}:{settings.port} ({error}): choose another --host or "
-            "--port."
-        ) from error
-
-
 def make_runner(llm: LLM, settings: Settings) -> Runner:
-    """Returns a server that is ready to be run with sockets from `listen`."""
+    """Returns a server that is ready to be run with sockets from `listening.listen`."""
     server = Server(llm, settings)
     config = uvicorn.Config(
         server.app,
@@ -79,19 +63,8 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
 def serve(llm: LLM, settings: Settings, listening: socket.socket) -> None:
     """Serves until SIGTERM or Ctrl-C, and until open requests have ended. Behind Ctrl-C it returns;
     SIGTERM then ends the process, as the signal would have."""
-    log_to_stderr()
     runner = make_runner(llm, settings)
     try:
         runner.run(sockets=[listening])
     except KeyboardInterrupt:
         return
-
-
-def log_to_stderr() -> None:
-    """Writes the log to standard error, one line for each event."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    own = logging.getLogger("outpace.serve")
-    own.addHandler(handler)
-    own.setLevel(logging.INFO)
-    own.propagate = False

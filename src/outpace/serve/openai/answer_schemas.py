@@ -65,5 +65,5 @@ MODELS = _object(
     object={"enum": ["list"]},
     data=_list(_object(id=TEXT, object={"enum": ["model"]}, owned_by=TEXT, max_model_len=COUNT)),
 )
-HEALTH = _object(status={"enum": ["ok"]})
+HEALTH = _object(status={"enum": ["ok", "loading"]})
 READY = _object(status={"enum": ["ready"]}, running=COUNT, waiting=COUNT)

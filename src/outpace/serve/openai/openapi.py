@@ -36,7 +36,7 @@ _STATUSES = {
     "413": "The body is too large.",
     "415": "The body is not sent as JSON.",
     "429": "Too many texts wait; come again.",
-    "503": "The server is shutting down.",
+    "503": "The server still loads its model, or is shutting down.",
     "504": "The request took too long.",
 }
 _ERROR = {
