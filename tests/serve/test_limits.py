@@ -25,9 +25,9 @@ from outpace.errors import ConfigError
 from outpace.serve.app import Server
 from outpace.serve.engine_thread import ShuttingDown
 from outpace.serve.jobs import Delta, Job
+from outpace.serve.listening import listen
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.choices import TextChoice
-from outpace.serve.listening import listen
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
 from processes import killed_after
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import ModelFlags
-from outpace.cli.loading import starting, working
+from outpace.cli.loading import starting
+from outpace.cli.signs import working
 
 DEFAULT_LENGTH = 5
 
