@@ -13,10 +13,10 @@ import torch
 
 from outpace import arguments, chats
 from outpace.chats import Conversation
-from outpace.core.anchors import anchor_of
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.special_tokens import Showing, special_tokens
+from outpace.core.special_tokens import special_tokens
+from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
 from outpace.engine.request import Request
@@ -52,8 +52,8 @@ class Intake:
     """Makes requests for one loaded model, and refuses what it cannot serve.
 
     defaults: what unset options of a request mean, by the model's own generation_config.
-    max_length: tokens of a prompt and its text together. anchor: the tokenizer's
-    (`outpace.core.anchors`).
+    max_length: tokens of a prompt and its text together. decoder: makes text of tokens; None
+    without a tokenizer.
     """
 
     def __init__(self, loaded: Loaded, max_length: int, own_config: bool) -> None:
@@ -67,7 +67,7 @@ class Intake:
         self.defaults = {} if self._own is None else loaded.defaults
         arguments.check_defaults(self.defaults)
         self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
-        self.anchor = () if loaded.tokenizer is None else anchor_of(loaded.tokenizer)
+        self.decoder = None if loaded.tokenizer is None else TextDecoder(loaded.tokenizer)
         self._shared = SharedTokenizer(loaded.tokenizer)
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
@@ -150,7 +150,7 @@ class Intake:
         if grammar is not None:
             options = replace(options, mask=grammar.copy())
             contradictions.check(options, ids, self._loaded.vocabulary, most)
-        tokenizer = self._showing(shown) if shown else self._loaded.tokenizer
+        decoder = self._showing(shown) if shown else self.decoder
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
@@ -160,8 +160,7 @@ class Intake:
                 seed=(seed + index * SEED_STEP) % (1 << 63),
                 max_tokens=most,
                 eos_ids=self._loaded.eos_ids,
-                tokenizer=tokenizer,
-                anchor=self.anchor,
+                decoder=decoder,
                 continues=continues and source is None,  # a decoder's text is one of its own
                 streaming=streaming,
                 group=group,
@@ -309,10 +308,10 @@ class Intake:
         """Returns whether a word is a special token, which texts leave out."""
         return word in self._special.values()
 
-    def _showing(self, words: Collection[str]) -> Any:
-        """The tokenizer as texts are decoded that hold these special tokens."""
+    def _showing(self, words: Collection[str]) -> TextDecoder | None:
+        """The decoder of texts that hold these special tokens."""
         hidden = [token for token, word in self._special.items() if word not in words]
-        return Showing(self._loaded.tokenizer, hidden)
+        return None if self.decoder is None else self.decoder.showing_all_but(hidden)
 
     @cached_property
     def _special(self) -> dict[int, str]:

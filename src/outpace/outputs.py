@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
-from outpace.core.anchors import decoded
 from outpace.core.stats import Metrics
 from outpace.engine.request import FinishReason, Logprob, Request
 
@@ -56,14 +54,11 @@ class CompletionOutput:
 
 def _decoded(request: Request) -> list[dict[int, Logprob]]:
     """Returns the log-probabilities with each token's text, where there is a tokenizer."""
-    tokenizer: Any = request.tokenizer
-    if tokenizer is None:
+    decoder = request.decoder
+    if decoder is None:
         return list(request.logprobs)
     return [
-        {
-            token: replace(law, decoded_token=decoded(tokenizer, [token], anchor=request.anchor))
-            for token, law in laws.items()
-        }
+        {token: replace(law, decoded_token=decoder.token(token)) for token, law in laws.items()}
         for laws in request.logprobs
     ]
 

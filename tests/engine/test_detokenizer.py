@@ -11,6 +11,7 @@ import pytest
 from outpace import LLM, SamplingParams
 from outpace.core.anchors import anchor_of, decoded
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
+from outpace.core.text_decoder import TextDecoder
 from targets.families import build
 
 from .tokenizers_made import KINDS, byte_level, pieces
@@ -194,7 +195,9 @@ def test_texts_come_out_whole(kind: str, anchored: bool) -> None:
         letters = rng.choices(["the", " ", "  ", "dog", "\u00e9", "\u65e5", "\U0001f642", "."], k=9)
         ids = tokenizer("".join(letters), add_special_tokens=False).input_ids
         ids.insert(rng.randrange(len(ids)), tokenizer.eos_token_id)
-        assert pushed(tokenizer, ids, behind) == decoded(tokenizer, ids, True, behind)
+        before = decoded(tokenizer, behind, True)
+        whole = decoded(tokenizer, [*behind, *ids], True)
+        assert pushed(tokenizer, ids, behind) == whole[len(before) :]
 
 
 class Counting:
@@ -234,13 +237,13 @@ def marked(tokenizer: Any) -> list[int]:
 @pytest.mark.parametrize("kind", ALL)
 def test_a_token_alone_has_the_text_that_it_has_inside_a_text(kind: str) -> None:
     tokenizer = ALL[kind]()
-    anchor = anchor_of(tokenizer)
-    assert bool(anchor) == (kind in ("pieces", "unigram"))
-    texts = [decoded(tokenizer, [token], anchor=anchor) for token in marked(tokenizer)]
+    decoder = TextDecoder(tokenizer)
+    assert bool(decoder.anchor) == (kind in ("pieces", "unigram"))
+    texts = [decoder.token(token) for token in marked(tokenizer)]
     assert len(texts) > 9
     assert all(text.startswith(" ") for text in texts)
     ids = tokenizer("the little dog", add_special_tokens=False).input_ids
-    texts = [decoded(tokenizer, [token], anchor=anchor) for token in ids]
+    texts = [decoder.token(token) for token in ids]
     assert "".join(texts).removeprefix(" ") == "the little dog"
 
 

@@ -25,9 +25,9 @@ LINES = [
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def _wrapped(made: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
+def _wrapped(made: Tokenizer, cleans: bool = False, **special: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, clean_up_tokenization_spaces=False, **special
+        tokenizer_object=made, clean_up_tokenization_spaces=cleans, **special
     )
 
 
@@ -132,5 +132,76 @@ def unigram() -> PreTrainedTokenizerFast:
     )
     return _wrapped(made, eos_token="</s>", unk_token="<unk>")
 
+
+@cache
+def metaspace() -> PreTrainedTokenizerFast:
+    """As XLNet's: marks for spaces, of which the first is dropped, and no bytes."""
+    made = Tokenizer(models.Unigram())
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=160, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    made.train_from_iterator(LINES, trainer)
+    return _wrapped(made, eos_token="</s>", unk_token="<unk>")
+
+
+CONTRACTIONS = [
+    "it's. isn't it? i'm here, we've gone! they're 'quoted' words' s n't",
+    "she said: ' no ' . the night's n , the v're 'r 'v",
+] * 3
+
+
+def _wordpiece(*, cleans: bool, while_decoding: bool) -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece(cleanup=while_decoding)
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=260, special_tokens=["[UNK]", "[PAD]", "[SEP]"], show_progress=False
+    )
+    made.train_from_iterator([*LINES, *CONTRACTIONS], trainer)
+    return _wrapped(made, cleans, unk_token="[UNK]", eos_token="[SEP]")
+
+
+@cache
+def wordpiece() -> PreTrainedTokenizerFast:
+    """As BERT's: parts of words, and spaces between words, which are taken out again in front of
+    punctuation when the whole text is there."""
+    return _wordpiece(cleans=True, while_decoding=False)
+
+
+@cache
+def wordpiece_by_token() -> PreTrainedTokenizerFast:
+    """The same, where spaces in front of punctuation are taken out token by token."""
+    return _wordpiece(cleans=False, while_decoding=True)
+
+
+@cache
+def word_ends() -> PreTrainedTokenizerFast:
+    """As GPT-1's: the ends of words are marked, and spaces are not."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.BPEDecoder(suffix="</w>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<unk>", "<end>"],
+        end_of_word_suffix="</w>",
+        show_progress=False,
+    )
+    made.train_from_iterator([*LINES, *CONTRACTIONS], trainer)
+    return _wrapped(made, unk_token="<unk>", eos_token="<end>")
+
+
+FAMILIES: Mapping[str, Any] = {
+    "byte-level BPE": byte_level,
+    "byte fallback": pieces,
+    "Unigram with bytes": unigram,
+    "Metaspace": metaspace,
+    "WordPiece, cleaned up": wordpiece,
+    "WordPiece": wordpiece_by_token,
+    "BPE with ends of words": word_ends,
+}
+"""The families of tokenizers, by how they decode."""
 
 KINDS: Mapping[str, Any] = {"shuffled": shuffled, "pieces": pieces, "unigram": unigram}

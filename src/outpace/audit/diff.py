@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -27,7 +27,6 @@ from outpace.audit.choice import Choice
 from outpace.audit.forced import Deviation, deviations
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure, score_as_drafted
-from outpace.core.anchors import decoded
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
 from outpace.outputs import CompletionOutput
@@ -337,7 +336,5 @@ class _Triage:
         return target.plain(ids, last=1)[-1].double(), scored[-1].double()
 
     def _decode(self, token: int | None) -> str:
-        tokenizer: Any = self.llm.tokenizer
-        if tokenizer is None or token is None:
-            return ""
-        return decoded(tokenizer, [token], anchor=self.llm.intake.anchor)
+        decoder = self.llm.intake.decoder
+        return "" if decoder is None or token is None else decoder.token(token)

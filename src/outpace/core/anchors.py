@@ -1,17 +1,15 @@
-"""Tokens to the text that they have inside a text, not at its beginning.
+"""Tokens to the text that goes on from another one, not to one that begins anew.
 
 Tokenizers of Llama 2's kind put a blank before every text, and drop the blank at the beginning of
-whatever they decode. So the token for " cat" alone decodes to "cat". Where that is so, tokens are
-decoded behind an anchor, some tokens that are always the same, and the anchor's text is cut off.
+whatever they decode. So the token for " cat" alone decodes to "cat". WordPiece puts blanks between
+the tokens that it decodes. Where either is so, a text that goes on is decoded behind an anchor,
+some tokens that are always the same, and the anchor's text is cut off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-BLANK = "\u2581"
-"""How such tokenizers write a blank."""
 
 WORDS = ("a", "0", ".")
 """What an anchor may say: the first of them that the tokenizer knows is taken."""
@@ -33,21 +31,14 @@ def _dropping(tokenizer: Any, ids: list[int], word: str) -> tuple[int, ...]:
     """Returns the tokens of the first of two words, if the blank behind it is dropped where the
     second word is decoded alone."""
     for place in range(1, len(ids)):
-        marked = str(tokenizer.convert_ids_to_tokens(ids[place])).startswith(BLANK)
-        if marked and decoded(tokenizer, ids[:place]) == decoded(tokenizer, ids[place:]) == word:
+        if decoded(tokenizer, ids[:place]) == decoded(tokenizer, ids[place:]) == word:
             return tuple(ids[:place])
     return ()
 
 
 def decoded(
-    tokenizer: Any,
-    ids: Sequence[int],
-    skip_special_tokens: bool = False,
-    anchor: Sequence[int] = (),
+    tokenizer: Any, ids: Sequence[int], skip_special_tokens: bool = False, **options: bool
 ) -> str:
-    """Returns the text of tokens, as it is behind the anchor."""
-    text: str = tokenizer.decode([*anchor, *ids], skip_special_tokens=skip_special_tokens)
-    if not anchor:
-        return text
-    before: str = tokenizer.decode(list(anchor), skip_special_tokens=skip_special_tokens)
-    return text[len(before) :]
+    """Returns what a tokenizer decodes tokens to. options: further ones of its ``decode``."""
+    text: str = tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens, **options)
+    return text

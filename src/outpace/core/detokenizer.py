@@ -6,40 +6,56 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outpace.core.anchors import decoded
+from outpace.core.clean_up import CleanUp
 
 UNFINISHED = "\ufffd"
 """What a tokenizer decodes the first bytes of an unfinished character to, and bytes that belong to
 no character."""
 
+CHARACTER = 4
+"""Bytes of a character, at most, and so tokens that a character is spelt in."""
+
 PATIENCE = 16
-"""So many tokens may wait for the end of a character, before some of them are shown."""
+"""Tokens that may wait for the end of a character, before some of them are shown."""
 
 LONGEST = 8
 """More tokens than one character takes, which has four bytes at most."""
 
 
 class Detokenizer:
-    """The text of a growing token sequence.
+    """The text of a growing token sequence: the same whether tokens come one by one or at once.
 
-    ``text`` holds complete characters only; `finish` adds what an unfinished one decodes to.
+    ``text`` holds complete characters only; `finish` adds what an unfinished one decodes to. Where
+    all bytes of a text belong to characters, the finished text is what the tokenizer decodes the
+    whole sequence to. Where some do not, each complete character is there all the same, also among
+    tokens that spell single bytes: tokenizers decode a run of these to U+FFFD as a whole.
     """
 
     def __init__(
-        self, tokenizer: Any, skip_special_tokens: bool = True, behind: Sequence[int] = ()
+        self,
+        tokenizer: Any,
+        skip_special_tokens: bool = True,
+        behind: Sequence[int] = (),
+        cleans: bool = False,
     ) -> None:
-        """behind: tokens that the sequence goes on from. Their text is left out."""
+        """behind: tokens that the sequence goes on from. Their text is left out. cleans: whether
+        the tokenizer cleans up spaces (`outpace.core.clean_up.cleans`)."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
+        self._clean_up = CleanUp(tokenizer) if cleans else None
+        self._options = {"clean_up_tokenization_spaces": False} if cleans else {}
         # The tokens that were shown last: a piece may depend on the one before it.
         self._context = list(behind)
         self._before = self._decode(self._context)
-        """What the context decodes to, without what is not in ``text`` yet."""
-        self._new: list[int] = []  # tokens behind them, whose text is not in `text` yet
+        """What the context decodes to, without what was not shown yet."""
+        self._new: list[int] = []  # tokens after them, whose text was not shown yet
         self._now = self._before  # the text of the context and the new tokens
         self._waiting = ""  # the text of the new tokens
+        self._begun = False  # whether some text was shown
         self.text = ""
         self.unfinished = False
-        """Whether the tokens end in the middle of a character, which is not in ``text`` yet."""
+        """Whether the tokens end in the middle of a character, or with spaces that may go, neither
+        of which is in ``text`` yet."""
 
     def push(self, token: int) -> None:
         """Appends one token."""
@@ -48,21 +64,33 @@ class Detokenizer:
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends several tokens."""
         added = list(tokens)
+        known, earlier = len(self._new), self._now
         self._new += added
-        earlier = self._now
         self._read()
-        self.unfinished = self._now.endswith(UNFINISHED)
-        if self._waiting and not self.unfinished:
+        if len(added) > 1 and UNFINISHED in self._waiting:
+            # Which bytes belong to no character is seen where they come one by one.
+            del self._new[known:]
+            self._read()
+            self.extend(added[: len(added) // 2])
+            return self.extend(added[len(added) // 2 :])
+        ends_inside = self._now.endswith(UNFINISHED)
+        if self._waiting and not ends_inside:
             self._show(len(self._new), self._waiting)
         elif self._now == earlier and self._says_nothing(added):
-            del self._new[len(self._new) - len(added) :]
+            del self._new[known:]
+        elif self._ends_a_character():
+            ends_inside = False
         elif len(self._new) > PATIENCE:
             self._show_some()
+        self.unfinished = ends_inside or (self._clean_up is not None and self._clean_up.holds)
+        return None
 
     def finish(self) -> None:
         """Shows what is left, however it decodes; a second time it changes nothing."""
         if self._new:
             self._show(len(self._new), self._waiting)
+        if self._clean_up is not None:
+            self.text += self._clean_up.finish()
 
     def _read(self) -> None:
         """Decodes the new tokens."""
@@ -70,7 +98,7 @@ class Detokenizer:
         self._waiting = self._behind_context(self._now, self._new)
 
     def _behind_context(self, text: str, ids: Sequence[int]) -> str:
-        """Returns the part of a text that belongs to the tokens behind the context.
+        """Returns the part of a text that belongs to the tokens after the context.
 
         Tokenizers that spell in bytes decode a run of them as a whole, and one byte that belongs to
         no character makes U+FFFD of them all. So tokens can change what the context decodes to,
@@ -78,14 +106,15 @@ class Detokenizer:
         """
         if text.startswith(self._before):
             return text[len(self._before) :]
-        if not self.text and self._before.endswith(UNFINISHED):  # they end the prompt's character
+        if not self._begun and self._before.endswith(UNFINISHED):  # they end the prompt's character
             return text[_same(text, self._before) :]
         return self._decode(ids)
 
     def _show(self, count: int, text: str, uncertain: int = 0) -> None:
-        """Shows the text of the first new tokens. uncertain: so many characters at its end were
-        left out, because a later token may change them."""
-        self.text += text
+        """Shows the text of the first new tokens. uncertain: characters at its end that were left
+        out, because a later token may change them."""
+        self.text += text if self._clean_up is None else self._clean_up.feed(text)
+        self._begun = self._begun or bool(text)
         earlier = self._context if len(self._context) <= PATIENCE else self._context[-1:]
         self._context, self._new = self._new[:count], self._new[count:]
         self._now = self._decode(self._context)
@@ -96,6 +125,25 @@ class Detokenizer:
         self._waiting = ""
         if self._new:
             self._read()
+
+    def _ends_a_character(self) -> bool:
+        """Shows the new tokens if the last of them spell a character and those before them belong
+        to none, which the tokenizer cannot tell: it decodes all of them to U+FFFD."""
+        for count in range(1, min(CHARACTER, len(self._new) - 1) + 1):
+            own, others = self._new[-count:], self._new[:-count]
+            alone = self._decode(own)
+            if UNFINISHED in alone:
+                continue
+            # Behind itself, since a blank is dropped at the beginning of a text.
+            twice = self._decode([*own, *own])
+            character = twice[len(alone) :]
+            if character:
+                text = self._behind_context(self._decode([*self._context, *others]), others)
+                self._show(len(others), text)
+                self._show(count, character)
+                self._context, self._now, self._before = [*own, *own], twice, twice
+                return True
+        return False
 
     def _show_some(self) -> None:
         """Shows what is certain of many tokens that end in the middle of a character. Without this
@@ -119,7 +167,7 @@ class Detokenizer:
         return self._decode([*tokens, *tokens]) == ""
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return decoded(self._tokenizer, ids, self._skip)
+        return decoded(self._tokenizer, ids, self._skip, **self._options)
 
 
 def _same(one: str, two: str) -> int:

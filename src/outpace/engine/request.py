@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-from outpace.core.anchors import decoded
 from outpace.core.detokenizer import Detokenizer
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
+from outpace.core.text_decoder import TextDecoder
 from outpace.draft.base import RowInfo
 from outpace.engine.text import StopStrings
 from outpace.policy.base import is_pure
@@ -41,9 +41,8 @@ class Request:
     seed: int
     max_tokens: int
     eos_ids: tuple[int, ...] = ()
-    tokenizer: Any = None
-    anchor: tuple[int, ...] = ()
-    """The tokenizer's anchor (`outpace.core.anchors`)."""
+    decoder: TextDecoder | None = None
+    """What makes text of the tokens; None without a tokenizer."""
     continues: bool = False
     """Whether the text goes on from the prompt's, blanks included; else it begins anew."""
     stop_when: Callable[[list[int]], bool] | None = None
@@ -224,25 +223,24 @@ class Request:
     def _new_text(self) -> Detokenizer | None:
         # Decoding token by token is only worth its time where the text is needed on the way.
         follows = self.streaming or bool(self.params.stop_strings)
-        if self.tokenizer is None or not follows:
-            return None
-        return Detokenizer(self.tokenizer, self.params.skip_special_tokens, self._behind)
+        return self.growing() if follows else None
 
-    @property
-    def _behind(self) -> tuple[int, ...]:
-        """What the text is decoded behind."""
-        return self.anchor if self.continues else ()
+    def growing(self) -> Detokenizer | None:
+        """Returns the text of this request at its beginning; None without a tokenizer."""
+        if self.decoder is None:
+            return None
+        return self.decoder.growing(self.params.skip_special_tokens, self.continues)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Returns what the text would be with these tokens, stop strings aside."""
-        skip = self.params.skip_special_tokens
-        return decoded(self.tokenizer, tokens, skip, self._behind)
+        """Returns what the text would be with these tokens, stop strings aside; "" without a
+        tokenizer."""
+        if self.decoder is None:
+            return ""
+        return self.decoder.text(tokens, self.params.skip_special_tokens, self.continues)
 
     @property
     def text(self) -> str:
         """The text so far, without what a stop string cut off; "" without a tokenizer."""
-        if self.tokenizer is None:
-            return ""
         if self._text is None:
             return self.decode(self.output_ids)
         if self.finished and self._cut is None:

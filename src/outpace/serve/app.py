@@ -22,7 +22,6 @@ from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Route
 
 from outpace.api import LLM
-from outpace.core.anchors import decoded
 from outpace.errors import ConfigError
 from outpace.serve.bodies import Bodies
 from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
@@ -213,10 +212,8 @@ class Server:
                 log.error("a text ended with an error", exc_info=error)
 
     def _decode(self, token: int) -> str:
-        tokenizer = self._llm.tokenizer
-        if tokenizer is None:
-            return ""
-        return decoded(tokenizer, [token], anchor=self._llm.intake.anchor)
+        decoder = self._llm.intake.decoder
+        return "" if decoder is None else decoder.token(token)
 
     # -- everything else ---------------------------------------------------------------------------
 

@@ -6,17 +6,15 @@ SentencePiece mark spaces ("▁the") and name single bytes ("<0x0A>"). Others ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
 
+from outpace.core.token_bytes import byte_level, named_byte
 from outpace.draft.vocabulary import Vocabulary
 from outpace.targets.hf.loading.loaded import Loaded
 
-BYTE = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 SPACE_OF_BYTES = "\u0120"
 SPACE_OF_PIECES = "\u2581"
 MARKED = 0.02
@@ -53,28 +51,12 @@ def _speller(written: Iterable[str]) -> Any:
 
 
 def _of_bytes(token: str) -> bytes:
-    table = _printable_bytes()
-    if all(character in table for character in token):
-        return bytes(table[character] for character in token)
-    return token.encode()  # added beside the vocabulary, as it is
+    spelt = byte_level(token)
+    return token.encode() if spelt is None else spelt  # added beside the vocabulary, as it is
 
 
 def _of_pieces(token: str) -> bytes:
-    named = BYTE.match(token)
-    if named:
-        return bytes([int(named[1], 16)])
-    return token.replace(SPACE_OF_PIECES, " ").encode()
-
-
-@cache
-def _printable_bytes() -> Mapping[str, int]:
-    """The characters that byte-level vocabularies write for bytes (GPT-2's table)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {
-        **{chr(byte): byte for byte in plain},
-        **{chr(0x100 + at): byte for at, byte in enumerate(others)},
-    }
+    return named_byte(token) or token.replace(SPACE_OF_PIECES, " ").encode()
 
 
 def shared_tokens(target: Loaded, drafter: Loaded, device: torch.device) -> Vocabulary:
@@ -98,7 +80,7 @@ def _by_spelling(model: Loaded) -> dict[bytes, int]:
     written = {number: text for text, number in model.tokenizer.get_vocab().items()}
     found: dict[bytes, int] = {}
     for number, spelt in spellings(model.tokenizer).items():
-        better = spelt not in found or BYTE.match(written[found[spelt]])
+        better = spelt not in found or named_byte(written[found[spelt]])
         if number < model.vocabulary and spelt and better:
             found[spelt] = number
     return found

@@ -120,7 +120,7 @@ class Group:
     def _may_hold_a_stop_string(self, beam: Beam) -> bool:
         """Whether a beam's text has to be looked at token by token: that takes longer."""
         strings = self.request.params.stop_strings
-        if not strings or self.request.tokenizer is None:
+        if not strings or self.request.decoder is None:
             return False
         text = self.request.decode(beam.output_ids)
         return any(string in text for string in strings)

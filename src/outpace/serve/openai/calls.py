@@ -128,9 +128,10 @@ class Reader:
         top = self._llm.target.vocabulary
         if any(token >= top for token in given["tokens"]):
             raise ApiError(400, f"token ids are whole numbers in [0, {top}).", "tokens")
-        if self._llm.tokenizer is None:
+        decoder = self._llm.intake.decoder
+        if decoder is None:
             raise ApiError(400, "the model came without a tokenizer.", "tokens")
-        return str(self._llm.tokenizer.decode(given["tokens"]))
+        return decoder.text(given["tokens"], skip_special_tokens=False)
 
     def _chat_prompt(
         self, given: Mapping[str, Any], offered: Sequence[Mapping[str, Any]]
