@@ -1,4 +1,4 @@
-"""Token ids to text, by one tokenizer."""
+"""Token ids to text and to bytes, by one tokenizer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 from outpace.core.anchors import anchor_of, decoded
 from outpace.core.clean_up import cleans
-from outpace.core.detokenizer import Detokenizer
+from outpace.core.detokenizer import UNFINISHED, Detokenizer
 from outpace.core.special_tokens import Showing
+from outpace.core.token_bytes import byte_level, named_byte
 
 
 class TextDecoder:
@@ -50,3 +51,19 @@ class TextDecoder:
         the beginning of a text some tokenizers drop its blank."""
         alone = decoded(self.tokenizer, [token])
         return decoded(self.tokenizer, [token, token])[len(alone) :]
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Returns the bytes that a token stands for inside a text: those of its text, and for a
+        part of a character the part's. None for such a part where the vocabulary does not say it.
+        """
+        text = self.token(token)
+        if UNFINISHED not in text:
+            return text.encode()
+        if not hasattr(self.tokenizer, "convert_ids_to_tokens"):
+            return None
+        name: str | bytes = self.tokenizer.convert_ids_to_tokens([token])[0]
+        if isinstance(name, bytes):  # as tokenizers in Python may have it
+            return name
+        if UNFINISHED in name:  # the character itself
+            return text.encode()
+        return named_byte(name) or byte_level(name)

@@ -33,6 +33,7 @@ from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
+from outpace.serve.openai.token_texts import TokenTexts
 from outpace.serve.reading import Reading
 from outpace.serve.settings import Settings
 from outpace.serve.trace import Tracer, special_ids
@@ -65,6 +66,7 @@ class Server:
         self._reader = Reader(llm, settings)
         self._body = Bodies(settings.max_body_bytes, settings.request_seconds)
         self._reading = Reading(settings.request_seconds)
+        self._texts = TokenTexts(llm.intake.decoder)
         self._tracer = Tracer(self._decode, special_ids(llm.tokenizer))
         self.thread = EngineThread(
             llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
@@ -165,7 +167,7 @@ class Server:
             notes = request.state.log
             if self._settings.log_prompts:
                 notes["body"] = body.content
-            answer = Answer(call, self._settings.model_name, self._decode, self._tracer.take)
+            answer = Answer(call, self._settings.model_name, self._texts, self._tracer.take)
             client = client_of(request, call.user)
             open_call = OpenCall(answer, partial(self._submit, call, client, arrived))
             end = partial(self._end, call, open_call.job, notes)

@@ -11,7 +11,8 @@ from typing import Any
 from outpace.engine.request import Request
 from outpace.serve.jobs import Delta
 from outpace.serve.openai.calls import Call
-from outpace.serve.openai.choices import ChatChoice, Choice, Decode, TextChoice
+from outpace.serve.openai.choices import ChatChoice, Choice, TextChoice
+from outpace.serve.openai.token_texts import TokenTexts
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -32,7 +33,7 @@ class Answer:
         self,
         call: Call,
         model: str,
-        decode: Decode,
+        texts: TokenTexts,
         rounds: Callable[[Request], list[dict[str, Any]]] = lambda request: [],
     ) -> None:
         self.call = call
@@ -41,10 +42,10 @@ class Answer:
         self._created = int(time.time())
         self._rounds = rounds
         self.choices: list[Choice] = [
-            ChatChoice(index, call.logprobs, decode, call.parses_tools)
+            ChatChoice(index, call.logprobs, texts, call.parses_tools)
             if call.chat
-            else TextChoice(index, call.logprobs, decode)
-            for index in range(len(call.requests))
+            else TextChoice(index, call.logprobs, texts, request.growing())
+            for index, request in enumerate(call.requests)
         ]
 
     # -- as a stream -------------------------------------------------------------------------------

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from outpace.core.detokenizer import Detokenizer
 from outpace.engine.request import Logprob
 from outpace.serve.jobs import Delta
+from outpace.serve.openai.token_texts import TokenTexts
 from outpace.serve.openai.tool_parser import ToolCall, ToolParser
-
-Decode = Callable[[int], str]
 
 
 class Choice(ABC):
     """One text of an answer.
 
     alternatives: how many of the most probable tokens are reported beside each token; None: no
-    log-probabilities at all. decode: returns a token's text.
+    log-probabilities at all. texts: how tokens are written beside these.
     """
 
-    def __init__(self, index: int, alternatives: int | None, decode: Decode) -> None:
+    def __init__(self, index: int, alternatives: int | None, texts: TokenTexts) -> None:
         self.index = index
         self._alternatives = alternatives
-        self._decode = decode
+        self._texts = texts
         self._finish_reason: str | None = None
 
     @abstractmethod
@@ -45,12 +45,22 @@ class Choice(ABC):
 
 
 class TextChoice(Choice):
-    """A text of ``/v1/completions``."""
+    """A text of ``/v1/completions``.
 
-    def __init__(self, index: int, alternatives: int | None, decode: Decode) -> None:
-        super().__init__(index, alternatives, decode)
+    growing: the same text at its beginning, which says where in it each token is; None without a
+    tokenizer.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        alternatives: int | None,
+        texts: TokenTexts,
+        growing: Detokenizer | None,
+    ) -> None:
+        super().__init__(index, alternatives, texts)
         self._text = ""
-        self._offset = 0  # characters of all tokens so far
+        self._growing = growing
         self._logprobs: dict[str, list[Any]] = _no_logprobs()
 
     def feed(self, delta: Delta) -> list[dict[str, Any]]:
@@ -77,29 +87,35 @@ class TextChoice(Choice):
     def _reported(self, delta: Delta) -> dict[str, list[Any]]:
         found = _no_logprobs()
         for token, laws in zip(delta.tokens, delta.logprobs, strict=True):
-            text = self._decode(token)
-            found["tokens"].append(text)
+            ranked = dict(_ranked(laws, self._alternatives or 0, token))
+            keys = self._texts.keys(ranked, token)
+            found["tokens"].append(keys[token])
             found["token_logprobs"].append(_finite(laws[token].logprob))
             found["top_logprobs"].append(
-                {
-                    self._decode(other): _finite(law.logprob)
-                    for other, law in _ranked(laws, self._alternatives or 0, token)
-                }
+                {keys[other]: _finite(law.logprob) for other, law in ranked.items()}
             )
-            found["text_offset"].append(self._offset)
-            self._offset += len(text)
+            found["text_offset"].append(self._place(token))
         for name, values in found.items():
             self._logprobs[name] += values
         return found
+
+    def _place(self, token: int) -> int:
+        """How many characters of the text are complete before the next token: all parts of a
+        character have the character's place."""
+        if self._growing is None:
+            return 0
+        place = len(self._growing.text)
+        self._growing.push(token)
+        return place
 
 
 class ChatChoice(Choice):
     """A text of ``/v1/chat/completions``."""
 
     def __init__(
-        self, index: int, alternatives: int | None, decode: Decode, parses_tools: bool = False
+        self, index: int, alternatives: int | None, texts: TokenTexts, parses_tools: bool = False
     ) -> None:
-        super().__init__(index, alternatives, decode)
+        super().__init__(index, alternatives, texts)
         self._parser = ToolParser() if parses_tools else None
         self._content = ""
         self._calls: list[dict[str, Any]] = []
@@ -177,12 +193,10 @@ class ChatChoice(Choice):
         return found
 
     def _law(self, token: int, law: Logprob) -> dict[str, Any]:
-        text = self._decode(token)
-        whole = "\ufffd" not in text  # else: a part of a character, which has no text
         return {
-            "token": text,
+            "token": self._texts.in_chat(token),
             "logprob": _finite(law.logprob),
-            "bytes": list(text.encode()) if whole else None,
+            "bytes": self._texts.bytes_of(token),
         }
 
 
