@@ -19,7 +19,7 @@ ROOT = Path(outpace.__file__).parent
 #      <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "forms", "pictures", "prompts", "sources"}
+_ARGUMENTS = {"arguments", "chats", "config", "ends", "forms", "pictures", "prompts", "sources"}
 _UNDER_API = {"beams", "building", "bundled", "engine", "intake", "outputs", "progress", "texts"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
 _FACE = {*_API, "api", "records", "text_files"}
@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text_files": set(),
     "sources": {"core", "prompts", "targets"},
     "chats": {"core", "prompts"},
+    "ends": {"targets"},
     "images": {"core"},
     "pictures": {"chats", "core", "images", "prompts", "targets"},
     "arguments": {*_ENGINE, "config"},

@@ -193,8 +193,10 @@ class LLM:
 
     def describe(self) -> Description:
         """Returns how the target and its drafter are computed: kernels, threads, dtype,
-        quantisation, and why they are slow where they are. ``str()`` of it is one line."""
-        return describe(self.target, self.engine.drafter.loaded)
+        quantisation, and why they are slow where they are; and which tokens end a text, with who
+        says so. ``str()`` of it is one line."""
+        found = describe(self.target, self.engine.drafter.loaded)
+        return replace(found, ends=self.intake.all_ends())
 
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
         """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
@@ -398,7 +400,9 @@ class LLM:
         return outputs if several else outputs[0]
 
     def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
-        """Returns the prompt's token ids for one conversation.
+        """Returns the prompt's token ids for one conversation. What is generated from them is an
+        answer, which ends where a turn of the conversation does (`LLM.describe`); from a copy of
+        the list it is a text like any other.
 
         for_template: what else the chat template is given, such as ``tools`` or
         ``enable_thinking``; as ``chat_template`` another template than the model's.

@@ -19,12 +19,14 @@ from outpace.core.special_tokens import special_tokens
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
+from outpace.ends import Ends
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.forms import contradictions
 from outpace.forms.grammars import KINDS, Grammar, Grammars
 from outpace.pictures import Pictures, Processed
 from outpace.prompts import (
+    ChatIds,
     Prompt,
     check_text,
     is_text,
@@ -37,6 +39,7 @@ from outpace.prompts import (
 from outpace.sources import SourceReader
 from outpace.targets.base import Media
 from outpace.targets.hf.generating import generation, processors
+from outpace.targets.hf.loading.end import End
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.shared_tokenizer import SharedTokenizer
@@ -53,7 +56,7 @@ class Intake:
 
     defaults: what unset options of a request mean, by the model's own generation_config.
     max_length: tokens of a prompt and its text together. decoder: makes text of tokens; None
-    without a tokenizer.
+    without a tokenizer. ends: the tokens that end texts.
     """
 
     def __init__(self, loaded: Loaded, max_length: int, own_config: bool) -> None:
@@ -66,7 +69,8 @@ class Intake:
             generation.check(self._own)
         self.defaults = {} if self._own is None else loaded.defaults
         arguments.check_defaults(self.defaults)
-        self._grammars = Grammars(loaded.tokenizer, loaded.vocabulary, loaded.eos_ids)
+        self.ends = Ends(loaded)
+        self._grammars: dict[tuple[int, ...], Grammars] = {}  # by the tokens that end a text
         self.decoder = None if loaded.tokenizer is None else TextDecoder(loaded.tokenizer)
         self._shared = SharedTokenizer(loaded.tokenizer)
         reads_sources = is_encoder_decoder(loaded.model)
@@ -93,17 +97,34 @@ class Intake:
             return self._illustrated(given, files, **for_template)
         with self._shared.lock:
             text = chats.rendered(tokenizer, self._loaded.name, given, **for_template)
-        return self._shared.ids(text, add_special_tokens=False)
+            ends = self.ends.of_chats(for_template.get("chat_template"))
+        return ChatIds(self._shared.ids(text, add_special_tokens=False), ends)
 
     def _illustrated(self, given: Conversation, files: bool, **for_template: Any) -> Prompt:
         """As `chat_prompt`, for a model with a processor. Others may use the tokenizer while images
         are decoded and processed, and while a long text without any is tokenised."""
         with self._shared.lock:
             made = self.pictures.rendered(given, **for_template)
+            ends = self.ends.of_chats(for_template.get("chat_template"))
         if not made.images:
-            return self._shared.ids(made.text, add_special_tokens=made.special)
+            return ChatIds(self._shared.ids(made.text, add_special_tokens=made.special), ends)
         pixels = self.pictures.decoded(made.images, files)
-        return self.pictures.prompt(made.text, pixels, add_special_tokens=made.special)
+        prompt = self.pictures.prompt(made.text, pixels, add_special_tokens=made.special)
+        prompt.ends = ends
+        return prompt
+
+    def all_ends(self) -> tuple[End, ...]:
+        """Returns the tokens that end texts, and those that end answers only, with who says so."""
+        with self._shared.lock:
+            return self.ends.told()
+
+    def ends_of(self, prompt: Prompt) -> tuple[int, ...]:
+        """Returns the tokens that end a text behind a prompt: more of them in a chat."""
+        if isinstance(prompt, ChatIds) and prompt.ends is None:
+            with self._shared.lock:
+                return self.ends.of_chats()
+        ends = prompt.ends if isinstance(prompt, (ChatIds, Processed)) else None
+        return self.ends.of_texts if ends is None else ends
 
     def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
         """Returns the token ids of `chat_prompt`."""
@@ -130,7 +151,8 @@ class Intake:
             raise ParamsError(
                 "ignore_eos and a form of the text exclude each other: drop one."
             ).about("ignore_eos")
-        grammar = None if form is None else self._grammar(form)
+        ends = self.ends_of(prompt)
+        grammar = None if form is None else self._grammar(form, ends)
         source, media = None, None
         continues = is_text(prompt) if continues is None else continues
         if self._sources is not None:
@@ -141,12 +163,13 @@ class Intake:
         resolved = params.resolve(self.defaults)
         room = self.max_length - len(ids)
         if self._own is not None:
-            ends, device = self._loaded.eos_ids, self._loaded.device
+            device = self._loaded.device
             encoded = None if source is None else source.token_ids
             resolved = generation.completed(
                 self._own, params, resolved, ids, ends, room, device, encoded
             )
-        options, most = self.row_options(resolved), min(resolved.max_tokens or room, room)
+        resolved, stop_names = self._with_named_stops(resolved)
+        options, most = self.row_options(resolved, ends), min(resolved.max_tokens or room, room)
         if grammar is not None:
             options = replace(options, mask=grammar.copy())
             contradictions.check(options, ids, self._loaded.vocabulary, most)
@@ -159,8 +182,9 @@ class Intake:
                 options=options if grammar is None else replace(options, mask=grammar.copy()),
                 seed=(seed + index * SEED_STEP) % (1 << 63),
                 max_tokens=most,
-                eos_ids=self._loaded.eos_ids,
+                eos_ids=ends,
                 decoder=decoder,
+                stop_names=stop_names,
                 continues=continues and source is None,  # a decoder's text is one of its own
                 streaming=streaming,
                 group=group,
@@ -273,10 +297,23 @@ class Intake:
                 "which one must be left for the text: shorten the prompt."
             )
 
-    def row_options(self, params: SamplingParams) -> RowOptions:
-        """Returns resolved params as laws are made from them, with every word as token ids."""
-        if params.stop_strings:
-            self._needs_tokenizer("a stop string")
+    def _with_named_stops(self, params: SamplingParams) -> tuple[SamplingParams, dict[int, str]]:
+        """Returns resolved params with the tokens that its stop strings name, and these strings: a
+        special token has no text in which a string could be found."""
+        if not params.stop_strings:
+            return params, {}
+        self._needs_tokenizer("a stop string")
+        if self.decoder is None or not params.skip_special_tokens:
+            return params, {}
+        named = self.decoder.named_by(params.stop_strings)
+        tokens = dict.fromkeys((*params.stop_token_ids, *named))
+        return replace(params, stop_token_ids=tuple(tokens)), named
+
+    def row_options(
+        self, params: SamplingParams, eos_ids: Sequence[int] | None = None
+    ) -> RowOptions:
+        """Returns resolved params as laws are made from them, with every word as token ids.
+        eos_ids: the tokens that end the text; by default those that end any text."""
         words = {tuple(word) for word in params.bad_words_ids or ()}
         for word in params.bad_words or ():
             words |= self._spellings(word)
@@ -290,7 +327,7 @@ class Intake:
             arguments.check_ids(name, tokens, self._loaded.vocabulary)
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
-            ends.update(self._loaded.eos_ids)
+            ends.update(self.ends.of_texts if eos_ids is None else eos_ids)
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
 
     def _spellings(self, word: str) -> set[tuple[int, ...]]:
@@ -319,10 +356,11 @@ class Intake:
 
     def check_form(self, form: Mapping[str, Any]) -> None:
         """Raises ``ParamsError`` for a form that no text can be made to follow."""
-        self._grammar(form)
+        self._grammar(form, self.ends.of_texts)
 
-    def _grammar(self, form: Mapping[str, Any]) -> Grammar:
-        """The grammar of a form; ``ParamsError`` for one that is not sound."""
+    def _grammar(self, form: Mapping[str, Any], ends: tuple[int, ...]) -> Grammar:
+        """The grammar of a form; ``ParamsError`` for one that is not sound. ends: the tokens that
+        end the text."""
         if not isinstance(form, Mapping) or len(form) != 1 or next(iter(form)) not in KINDS:
             raise ParamsError(
                 "the form of a text (form, or structured_outputs in the server) must be an object "
@@ -330,10 +368,17 @@ class Intake:
             ).about("form")
         ((kind, value),) = form.items()
         try:
-            return self._grammars.compile(kind, value)
+            return self._grammars_with(ends).compile(kind, value)
         except OutpaceError as error:
             error.about("form")
             raise
+
+    def _grammars_with(self, ends: tuple[int, ...]) -> Grammars:
+        if ends not in self._grammars:
+            loaded = self._loaded
+            made = Grammars(loaded.tokenizer, loaded.vocabulary, ends)
+            self._grammars.setdefault(ends, made)  # another thread may have been here
+        return self._grammars[ends]
 
     def _needs_tokenizer(self, what: str) -> Any:
         if self._loaded.tokenizer is None:

@@ -36,11 +36,17 @@ class Rendered:
 
 
 class Processed(dict[str, Any]):
-    """What a processor made of a text and its images, and these themselves."""
+    """What a processor made of a text and its images, and these themselves.
 
-    def __init__(self, made: Mapping[str, Any], given: Illustrated) -> None:
+    ends: of a conversation, the tokens that end an answer to it.
+    """
+
+    def __init__(
+        self, made: Mapping[str, Any], given: Illustrated, ends: tuple[int, ...] | None = None
+    ) -> None:
         super().__init__(made)
         self.given = given
+        self.ends = ends
 
 
 class Pictures:

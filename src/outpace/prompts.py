@@ -26,6 +26,16 @@ Prompt = str | Sequence[int] | Mapping[str, Any] | Array
 with its images, ``{"prompt": ..., "multi_modal_data": {"image": ...}}`` or ``{"prompt": ...,
 "images": [...]}``; or what a processor returns for those."""
 
+
+class ChatIds(list[int]):
+    """The token ids of a conversation. ends: the tokens that end an answer to it; None for those
+    of the model's own chat template."""
+
+    def __init__(self, ids: Iterable[int], ends: tuple[int, ...] | None = None) -> None:
+        super().__init__(ids)
+        self.ends = ends
+
+
 _NO_PROMPTS = (bytes, bytearray, memoryview, int, float)
 """What could be iterated over, or converted, and is still no list of token ids."""
 
@@ -49,6 +59,8 @@ def listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         return _rows(prompts)
     if isinstance(plain(prompts), _NO_PROMPTS) or not isinstance(prompts, Iterable):
         raise PromptError(f"prompts must be texts or lists of token ids, not {_shown(prompts)}.")
+    if isinstance(prompts, ChatIds):
+        return [prompts]
     found: list[Any] = list(prompts)
     if not found:
         raise PromptError("no prompt was given.")
@@ -105,7 +117,7 @@ def split_processed(prompt: Mapping[str, Any]) -> tuple[list[int], dict[str, Any
 
 def token_ids_of(prompt: Any) -> list[int]:
     """Returns the token ids of what a chat becomes: ids, or what a processor made of it."""
-    return split_processed(prompt)[0] if processed(prompt) else list(prompt)
+    return split_processed(prompt)[0] if processed(prompt) else prompt
 
 
 def split_images(prompt: Prompt) -> tuple[Prompt, list[Any]]:

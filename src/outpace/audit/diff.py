@@ -203,7 +203,7 @@ def _compare(
     do not.
     """
     for numbers in _calls(prompts, AT_ONCE * llm.engine.target.rows):
-        listed = [list(prompts[number]) for number in numbers]
+        listed = [prompts[number] for number in numbers]
         asked = [_params(mode, params, number) for number in numbers]
         off = [replace(one, speculative="off") for one in asked]
         plain = list(_texts(llm, listed, off, f"{mode}, plain", steps))
@@ -258,8 +258,7 @@ def _noise(
 ) -> Noise:
     # Prompts, and what plain greedy decoding makes of them: the texts that will be compared.
     wanted = SamplingParams(temperature=0.0, max_tokens=2 * drafted(llm) + 2, speculative="off")
-    listed = [list(prompt) for prompt in prompts]
-    outputs = _texts(llm, listed, [wanted] * len(listed), "measuring rounding", steps)
+    outputs = _texts(llm, prompts, [wanted] * len(prompts), "measuring rounding", steps)
     texts = [[*prompt, *output.token_ids] for prompt, output in zip(prompts, outputs, strict=True)]
     noise = measure(llm.engine.target, texts, drafted(llm), llm.engine.drafter.trees)
     return noise if tolerance is None else replace(noise, tolerance=tolerance)
@@ -285,12 +284,12 @@ class _Triage:
     ) -> _Triage:
         """Returns the triage of the texts that an engine makes of one prompt."""
         # As requests have them, with what the model's own generation_config adds.
-        options = llm.requests(list(prompt), params)[0].options
+        request = llm.requests(prompt, params)[0]
         vocabulary, room = llm.target.vocabulary, llm.max_model_len - len(prompt)
         return cls(
             llm,
-            Choice(mode == "coupled", prompt, options, vocabulary, tolerance),
-            Ending(options.params.shortened(room), llm.target.eos_ids, vocabulary, llm.tokenizer),
+            Choice(mode == "coupled", prompt, request.options, vocabulary, tolerance),
+            Ending(request.params.shortened(room), request.eos_ids, vocabulary, llm.tokenizer),
         )
 
     def deviations(self, number: int, plain: CompletionOutput) -> list[Deviation]:

@@ -176,7 +176,7 @@ class _Session:
         self._llm, self._plan, self._params, self._noise = llm, plan, params, noise
         temperature = params.temperature or 1.0
         # As requests have them, with what the model's own generation_config adds.
-        asked = [llm.requests(list(prompt), params)[0].options for prompt in plan.prompts]
+        asked = [llm.requests(prompt, params)[0].options for prompt in plan.prompts]
         target, vocabulary = llm.engine.target, llm.target.vocabulary
         self._laws = [PlainLaws(target, options, vocabulary) for options in asked]
         self._endings = [
@@ -196,7 +196,7 @@ class _Session:
         In every other turn all texts continue the same prompt: rows of one length read the end of
         their prompts in the pass of their first round, and others do not.
         """
-        prompts = [list(prompt) for prompt in self._plan.prompts]
+        prompts = self._plan.prompts
         together = turn % 2 == 1
         which = [(turn // 2 if together else number) % len(prompts) for number in numbers]
         params = [replace(self._params, seed=self._plan.seed + number) for number in numbers]
@@ -216,7 +216,8 @@ class _Session:
         """What ends the texts of a prompt: the room that it leaves in the context, too."""
         llm = self._llm
         params = params.shortened(llm.max_model_len - len(prompt))
-        return Ending(params, llm.target.eos_ids, llm.target.vocabulary, llm.tokenizer)
+        ends = llm.intake.ends_of(prompt)
+        return Ending(params, ends, llm.target.vocabulary, llm.tokenizer)
 
     def _look(self, index: int, output: CompletionOutput) -> None:
         for breach in self._endings[index].breaches(output):

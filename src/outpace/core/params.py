@@ -161,7 +161,9 @@ class SamplingParams:
     """No end-of-sequence or stop token before this many tokens. More than max_tokens is refused; a
     minimum of the model's own gives way to max_tokens."""
     stop: Annotated[str | Sequence[str] | None, Reads(_stop, _STOP)] = None
-    """End the text before this string, or before the first of several."""
+    """End the text before this string, or before the first of several. One that is the name of a
+    special token ends it at that token; one that holds such a name among other text is refused,
+    unless skip_special_tokens is False."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end the text. None is taken as none, as for logits_processors."""
     include_stop_str_in_output: bool = False

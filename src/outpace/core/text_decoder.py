@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 from outpace.core.anchors import anchor_of, decoded
@@ -11,6 +12,12 @@ from outpace.core.clean_up import cleans
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
 from outpace.core.special_tokens import Showing
 from outpace.core.token_bytes import byte_level, named_byte
+from outpace.errors import ParamsError
+
+MARKUP = 3
+"""Characters from which on the name of a special token is no ordinary text: some vocabularies call
+a question mark or a blank their unknown token."""
+
 
 
 class TextDecoder:
@@ -67,3 +74,35 @@ class TextDecoder:
         if UNFINISHED in name:  # the character itself
             return text.encode()
         return named_byte(name) or byte_level(name)
+
+    def named_by(self, stops: Iterable[str]) -> dict[int, str]:
+        """Returns the special tokens that stop strings name, each with its string.
+
+        Texts leave special tokens out, so that no string could be found there. Raises
+        ``ParamsError`` for a string in which one stands among other text.
+        """
+        found = {}
+        for stop in stops:
+            if stop in self._special:
+                found[self._special[stop]] = stop
+                continue
+            names = (name for name in self._special if len(name) >= MARKUP)
+            inside = next((name for name in names if name in stop), None)
+            if inside is not None:
+                raise ParamsError(
+                    f"stop holds {stop!r}, where {inside!r} is a special token, which texts leave "
+                    f"out: give {inside!r} by itself, or skip_special_tokens=False."
+                ).about("stop")
+        return found
+
+    @cached_property
+    def _special(self) -> Mapping[str, int]:
+        """The tokens that are left out of texts, by their names."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {})
+        names = {entry.content: token for token, entry in added.items() if entry.special}
+        known = zip(
+            getattr(self.tokenizer, "all_special_tokens", ()),
+            getattr(self.tokenizer, "all_special_ids", ()),
+            strict=True,
+        )
+        return {name: token for name, token in {**dict(known), **names}.items() if name}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,6 +43,8 @@ class Request:
     eos_ids: tuple[int, ...] = ()
     decoder: TextDecoder | None = None
     """What makes text of the tokens; None without a tokenizer."""
+    stop_names: Mapping[int, str] = field(default_factory=dict)
+    """Of the stop tokens, those that a stop string names, with that string."""
     continues: bool = False
     """Whether the text goes on from the prompt's, blanks included; else it begins anew."""
     stop_when: Callable[[list[int]], bool] | None = None
@@ -84,6 +86,7 @@ class Request:
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at
     _cut: int | None = None
+    _textless: bool = False  # whether the last token, which ends the text, is not part of it
     _shown: int = 0
 
     def __post_init__(self) -> None:
@@ -179,12 +182,16 @@ class Request:
     def _ends(self, token: int) -> bool:
         count = self._looked_at + 1
         begin = len(self._text.text) if self._text else 0
+        if token in self.eos_ids and not self.params.ignore_eos:
+            # Not every tokenizer calls the end of a turn special, which would keep it out.
+            self._textless = self.params.skip_special_tokens
+            if self._text and not self._textless:
+                self._text.push(token)
+            return self._finish("stop")
         if self._text:
             self._text.push(token)
-        if token in self.eos_ids and not self.params.ignore_eos:
-            return self._finish("stop")
         if token in self.params.stop_token_ids:
-            return self._finish("stop", token)
+            return self._finish("stop", self.stop_names.get(token, token))
         if self._text and self._strings_end(begin, count):
             return True
         if self.stop_when is not None and self.stop_when(
@@ -242,10 +249,18 @@ class Request:
     def text(self) -> str:
         """The text so far, without what a stop string cut off; "" without a tokenizer."""
         if self._text is None:
-            return self.decode(self.output_ids)
-        if self.finished and self._cut is None:
-            self._text.finish()
-        return self._text.text[: self._cut]
+            found = self.decode(self.output_ids[:-1] if self._textless else self.output_ids)
+        else:
+            if self.finished and self._cut is None:
+                self._text.finish()
+            found = self._text.text[: self._cut]
+        return found + self._named_stop
+
+    @property
+    def _named_stop(self) -> str:
+        """The stop string that ended the text as a token, where stop strings are part of it."""
+        named = self._cut is None and self.stop_reason in self.stop_names.values()
+        return str(self.stop_reason) if named and self.params.include_stop_str_in_output else ""
 
     def new_text(self) -> str:
         """Returns the text that has become safe to show since the last call (streaming)."""

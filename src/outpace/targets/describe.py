@@ -22,6 +22,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.weights.packed import PackedLinear
 from outpace.targets.cpu.weights.quantize import Int8Linear
+from outpace.targets.hf.loading.end import End
 from outpace.targets.hf.loading.loaded import Loaded
 
 KERNELS = {
@@ -79,6 +80,8 @@ class Description:
     slow: str | None = None
     """Why the model is slower than it could be and what to do, where that is known."""
     drafter: Description | None = None
+    ends: tuple[End, ...] = ()
+    """The tokens that end a text, with who names each of them."""
 
     def __str__(self) -> str:
         where = self.device
@@ -93,6 +96,8 @@ class Description:
         line = f"{self.name} on {where}, {held}: {computed}"
         if self.slow is not None:
             line += f"; {self.slow}"
+        if self.ends:
+            line += f"; texts end with {', '.join(map(str, self.ends))}"
         if self.drafter is None:
             return line
         same = self.drafter.slow == self.slow  # saying it once is enough

@@ -17,6 +17,7 @@ from typing import Any
 from outpace.chats import rendered
 from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.prompts import ChatIds
 from outpace.targets.hf.tokenizing import tokenized
 from outpace.train.data import Written, conversation, items, naming, plain_chat
 
@@ -197,7 +198,7 @@ def _prompt(content: str | Mapping[str, Any], tokenizer: Any, name: str, length:
             raise PromptError("this holds no prompt: the conversation begins with its answer.")
         if not getattr(tokenizer, "chat_template", None):
             return _ids(tokenizer, plain_chat(messages) + "\n\n")
-        return _ids(tokenizer, rendered(tokenizer, name, messages), special=False)
+        return ChatIds(_ids(tokenizer, rendered(tokenizer, name, messages), special=False))
     if isinstance(content.get("prompt"), str):
         return _ids(tokenizer, content["prompt"])
     if isinstance(content.get("text"), str):

@@ -47,7 +47,7 @@ def test_building_a_model_widens_none_of_its_blocks(
     path = write(tmp_path / "model.gguf", arch, tiny(arch), "Q8_0")
     widened.clear()
     device = torch.device("cpu")
-    model, _ = load_gguf(str(path), None, torch.float32, device, attention_for, lambda *_: None)
+    model, *_ = load_gguf(str(path), None, torch.float32, device, attention_for, lambda *_: None)
     kept = [name for name, module in model.named_modules() if hasattr(module, "blocks")]
     assert kept
     assert sum(widened) == 0

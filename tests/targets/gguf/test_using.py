@@ -92,6 +92,24 @@ def test_tokens_that_end_a_text(values: dict[str, Any], ends: list[int], tmp_pat
     assert load(path).eos_ids == tuple(ends)
 
 
+def test_an_answer_ends_as_the_files_template_ends_a_turn(tmp_path: Path) -> None:
+    """A turn of this file ends with a token that neither it nor llama.cpp calls an end."""
+    said = {
+        "tokenizer.ggml.eos_token_id": TOKENS.index("<|endoftext|>"),
+        "tokenizer.chat_template": TEMPLATE.replace("<|im_end|>", "<|im_start|>"),
+    }
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    llm, turn = LLM(path), TOKENS.index("<|im_start|>")
+    forced = {"allowed_token_ids": [turn], "max_tokens": 3}
+    assert llm.chat(CHAT, forced).token_ids == [turn]
+    assert llm.generate("the", forced)[0].token_ids == [turn] * 3
+    assert [(end.text, end.chats_only, *end.sources) for end in llm.describe().ends] == [
+        ("<|endoftext|>", False, "the file's eos_token_id", "the tokenizer's eos_token"),
+        ("<|im_end|>", False, "known by its text"),
+        ("<|im_start|>", True, "the chat template"),
+    ]
+
+
 def test_sampling_that_a_file_recommends(tmp_path: Path) -> None:
     said = {"general.sampling.temp": 0.5, "general.sampling.top_k": 3}
     path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)

@@ -40,7 +40,7 @@ def answer(
     It ends early once ``wants_stop`` says so, between two rounds, after which the prompt and what
     was said are still cached; and at once where ``KeyboardInterrupt`` comes.
     """
-    (request,) = llm.requests(list(prompt_ids), params, streaming=True, keep_cached=True)
+    (request,) = llm.requests(prompt_ids, params, streaming=True, keep_cached=True)
     pieces: list[str] = []
     stopped = False
     try:

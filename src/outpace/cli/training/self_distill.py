@@ -91,7 +91,7 @@ def _writer(target: Loaded, text: TextFlags) -> Any:
             )
             for seed, left in zip(seeds, room, strict=True)
         ]
-        for output in llm.generate_each([list(prompt) for prompt in prompts], params):
+        for output in llm.generate_each(prompts, params):
             yield output.outputs[0].token_ids
 
     return write

@@ -16,7 +16,7 @@ from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.likeness import likeness_of
-from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
+from outpace.targets.hf.gguf.vocabulary import end_tokens, generation_config_of, tokenizer_of
 from outpace.targets.hf.supported import support
 
 LOGGER = logging.getLogger("outpace")
@@ -52,8 +52,9 @@ def load_gguf(
     device: torch.device,
     attention: Callable[[Any], str | None],
     report: Callable[[str, float], None],
-) -> tuple[nn.Module, Any]:
-    """Returns the model of a GGUF file, and its tokenizer unless one is given.
+) -> tuple[nn.Module, Any, dict[int, list[str]]]:
+    """Returns the model of a GGUF file, its tokenizer unless one is given, and the tokens that end
+    a text, with who names each of them.
 
     dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
     stay so, in memory that the file is mapped to; on a GPU they are widened. attention: says which
@@ -80,7 +81,7 @@ def load_gguf(
         _try_likeness(model, config, kind, attention(config))
     if model.packed:
         _say_what_is_widened(model, built, packed)
-    return built.to(device), known
+    return built.to(device), known, end_tokens(model)
 
 
 def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype, attention: str | None) -> None:

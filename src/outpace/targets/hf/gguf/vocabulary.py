@@ -31,6 +31,9 @@ ENDS = frozenset(
 """Special tokens that end an answer, whether or not the file names them: files name one or two, and
 chat models end with others too. The list is of llama.cpp's kind."""
 
+BY_TEXT = "known by its text"
+"""Who names the tokens of `ENDS` that a file does not name."""
+
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 BEGUN = frozenset(
     {
@@ -150,7 +153,7 @@ def generation_config_of(model: GGUFModel) -> GenerationConfig:
         options["do_sample"] = options.get("temperature", 1.0) > 0
     config: Any = GenerationConfig
     made: GenerationConfig = config(
-        eos_token_id=end_tokens(model) or None,
+        eos_token_id=list(end_tokens(model)) or None,
         bos_token_id=token_id(model, "bos_token_id"),
         pad_token_id=token_id(model, "padding_token_id"),
         **options,
@@ -167,17 +170,20 @@ def _recommended(model: GGUFModel, name: str) -> int | float | None:
     return found
 
 
-def end_tokens(model: GGUFModel) -> list[int]:
-    """Returns the tokens that end a text, the file's own end of text first."""
-    named = [found for key in END_IDS if (found := token_id(model, key)) is not None]
+def end_tokens(model: GGUFModel) -> dict[int, list[str]]:
+    """Returns the tokens that end a text, the file's own end of text first, with the fields of the
+    file that name them."""
+    found: dict[int, list[str]] = {}
+    for key in END_IDS:
+        number = token_id(model, key)
+        if number is not None:
+            found.setdefault(number, []).append(f"the file's {key}")
     tokens, types = model.values.get("tokenizer.ggml.tokens"), _types(model)
     texts = tokens if isinstance(tokens, list) else []
-    further = [
-        number
-        for number, (token, kind) in enumerate(zip(texts, types, strict=False))
-        if kind in (CONTROL, USER_DEFINED) and token in ENDS
-    ]
-    return list(dict.fromkeys([*named, *further]))
+    for number, (token, kind) in enumerate(zip(texts, types, strict=False)):
+        if kind in (CONTROL, USER_DEFINED) and token in ENDS:
+            found.setdefault(number, [BY_TEXT])
+    return found
 
 
 def _described(model: GGUFModel) -> dict[str, Any]:

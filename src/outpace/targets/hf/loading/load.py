@@ -273,11 +273,11 @@ def _from_gguf(
     quantization: Quantization | None,
     report: Progress,
 ) -> Loaded:
-    model, known = load_gguf(source, tokenizer, dtype, device, attention_for, report)
+    model, known, ends = load_gguf(source, tokenizer, dtype, device, attention_for, report)
     packed = bool(block_bytes(model))
     if packed and quantization is not None:
         raise ConfigError(
             f"the weights in {name} are quantised already: leave quantization out, or name the "
             "model's Hugging Face folder."
         )
-    return Loaded(model, known, name, packed=packed)
+    return Loaded(model, known, name, packed=packed, ends=ends)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.weights.quantize import Quantization
+from outpace.targets.hf.loading.end import GENERATION_CONFIG, TOKENIZER
 from outpace.targets.hf.recurrent.own_states import WITHOUT_CACHE
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
 from outpace.targets.hf.vision.tokens import placeholders
@@ -38,6 +40,8 @@ class Loaded:
     """How its linear layers were to be replaced when it was loaded; None: it was handed over."""
     processor: Any = None
     """What makes a vision-language model's inputs of texts and images, if it has one."""
+    ends: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Of a GGUF file, the tokens that end a text, with who names each of them."""
 
     @property
     def config(self) -> Any:
@@ -111,6 +115,11 @@ class Loaded:
         if ids is None:
             return ()
         return (ids,) if isinstance(ids, int) else tuple(ids)
+
+    def sources_of(self, end: int) -> Sequence[str]:
+        """Returns who says that one of `eos_ids` ends a text."""
+        named = self._generation_config.eos_token_id is not None
+        return self.ends.get(end, (GENERATION_CONFIG if named else TOKENIZER,))
 
     @property
     def nbytes(self) -> int:
