@@ -222,7 +222,7 @@ def _compare(
 
 def _texts(
     llm: LLM,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Sequence[int]],
     params: Sequence[SamplingParams],
     what: str,
     steps: _Steps,

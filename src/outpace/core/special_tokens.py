@@ -26,9 +26,7 @@ class Showing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
 
-    def decode(
-        self, ids: Sequence[int], skip_special_tokens: bool = False, **options: bool
-    ) -> str:
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **options: bool) -> str:
         """Returns the text of tokens."""
         if skip_special_tokens:
             ids = [token for token in ids if token not in self._hidden]

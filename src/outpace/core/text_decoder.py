@@ -19,7 +19,6 @@ MARKUP = 3
 a question mark or a blank their unknown token."""
 
 
-
 class TextDecoder:
     """Decodes whole texts, texts that grow, and single tokens.
 

@@ -130,7 +130,8 @@ class RequestLog:
     The line is JSON, and holds nothing of what was said unless handlers put it into
     ``request.state.log``. A probe (`PROBES`) has one only where its status is another than that of
     the probe before it, which the first follows as if that had been 200. What no handler has
-    foreseen is answered here, with status 500, so that this answer and its line are like all others.
+    foreseen is answered here, with status 500, so that this answer and its line are like all
+    others.
     """
 
     def __init__(self, app: ASGIApp) -> None:
