@@ -12,8 +12,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from filelock import FileLock, Timeout
 
+from outpace.cli.training.out import LOCK
 from outpace.train.run import LOG, STATE
 from processes import START_SECONDS, killed_after
 
@@ -87,6 +90,8 @@ def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
     with training(target, text, cut) as killed:
         while killed.poll() is None and not ((cut / LOG).exists() and (cut / LOG).stat().st_size):
             time.sleep(0.005)
+        with pytest.raises(Timeout):
+            FileLock(cut / LOCK, timeout=0).acquire()
         killed.kill()
         killed.communicate()
     assert killed.returncode == -signal.SIGKILL

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError
 
+from outpace.cli.training.out import LOCK
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.train.run import TrainingRun
 
@@ -327,6 +329,37 @@ def test_no_other_model_is_overwritten(
         (out / name).rename(out / "answers.jsonl")  # what may be there before the first report
         assert "cannot read training file 'missing.txt'" in run(*asked, "--out", str(out)).stderr
         shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("flags", "folder"),
+    [
+        (("--data", "{text}"), "out"),
+        (("--data", "{text}", "--self-distill", "--answers", "2"), "out"),
+        (("--for", "a={text}", "--for", "b={text}"), "out/b"),
+        (("--for", "a={text}", "--for", "b={text}"), "out"),
+        (("--data", "{text}", "--online", "--start", "{target}"), "out"),
+    ],
+)
+def test_a_folder_in_which_another_command_trains_is_refused(
+    run: Run, target: Path, tmp_path: Path, flags: tuple[str, ...], folder: str
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text("w1 w2 w3 w4 " * 20)
+    held = tmp_path / folder
+    held.mkdir(parents=True)
+    asked = [flag.format(text=text, target=target) for flag in flags]
+    with FileLock(held / LOCK):
+        done = run("train", "draft_model", "-m", target, *asked, "--out", out)
+        assert done.exit_code == 2
+        said = " ".join(done.stderr.split())
+        assert said.endswith(
+            f"outpace: --out: another outpace train is writing into {held}: wait until it has "
+            "ended, or name another folder."
+        )
+        assert {file.name for file in out.rglob("*") if file.is_file()} == {LOCK}
+    done = run("train", "medusa", "-m", target, "--data", text, "--out", out, *SHORT)
+    assert done.exit_code == 0, "it is free when that command has ended"
 
 
 def test_a_full_disk_ends_in_one_sentence(

@@ -250,10 +250,31 @@ def test_the_figure_of_the_kept_head_survives_a_worse_end(
     assert (tmp_path / WEIGHTS).read_bytes() == head
 
 
+def test_patience_ends_a_run_at_the_report_itself_and_counts_over_sittings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([2.0, 2.5, 2.5, 1.5, 1.0, 2.75, 1.0, 1.0, 1.0, 1.0])
+    monkeypatch.setattr(AcceptanceLength, "score", lambda *_: next(scores))
+    begun = run(tmp_path, settings("medusa", 99))
+    ended = begun.play(lambda progress: None, every=2, patience=2)
+    assert (ended.step, begun.step, begun.stale) == (8, 8, 2), "no step behind that report"
+    assert [entry["step"] for entry in read_log(tmp_path)] == [2, 4, 6, 8]
+    again = run(tmp_path, settings("medusa", 99))
+    monkeypatch.setattr(again, "learn", lambda step: pytest.fail("a step was made"))
+    with monkeypatch.context() as patch:
+        patch.setattr(AcceptanceLength, "score", lambda *_: 1.5)
+        assert again.play(lambda progress: None, patience=2).step == 8
+    more = run(tmp_path, settings("medusa", 99))
+    assert more.play(lambda progress: None, every=2, patience=3).step == 10, "one report was left"
+    last = run(tmp_path, settings("medusa", 99))
+    assert last.play(lambda progress: None, every=1, patience=4).step == 15
+    assert (last.kept and last.kept.step, last.stale) == (11, 4)
+
+
 def test_a_run_of_an_older_version_goes_on_without_the_step_of_its_best(tmp_path: Path) -> None:
     run(tmp_path, settings("medusa", 1)).play(lambda progress: None)
     state = torch.load(tmp_path / STATE, weights_only=True)
-    del state["kept"]
+    del state["kept"], state["stale"]
     torch.save({**state, "best": 3.5}, tmp_path / STATE)
     again = run(tmp_path, settings("medusa", 2))
     again.play(lambda progress: None)

@@ -132,6 +132,8 @@ class TrainingRun:
         self.kept: Progress | None = None
         """Where the run was with these weights; None before the first report, and where an older
         version of outpace made it."""
+        self.stale = 0
+        """Reports since the score rose, also in earlier sittings."""
         self._target = origin_of(loaded)
         self._resume()
         self._held, self._tokens = tokens.tensor_split([self._held_blocks])
@@ -156,10 +158,18 @@ class TrainingRun:
             )
         return int(found[0]) + 1
 
-    def play(self, report: Report, every: int = 50, stop: Callable[[], bool] = bool) -> Progress:
+    def play(
+        self,
+        report: Report,
+        every: int = 50,
+        stop: Callable[[], bool] = bool,
+        patience: int | None = None,
+    ) -> Progress:
         """Trains to the last step and returns where it ended; writes a checkpoint at each report.
 
-        report: called every so many steps. stop: asked after each step whether to end early.
+        report: called every ``every`` steps. stop: asked after each step whether to end early.
+        patience: reports without a higher score than before, after which no step is made any more;
+        None: any number.
         """
         begun, losses = time.monotonic() - self._spent, []
         progress = None
@@ -168,6 +178,8 @@ class TrainingRun:
             self._keep(progress)
             report(progress)
         for step in range(self.step, self.settings.steps):
+            if patience is not None and self.stale >= patience:
+                break
             losses.append(self.learn(step))
             self.step = step + 1
             # One rank's clock may be late when another's is not yet, and none may go on alone.
@@ -290,6 +302,7 @@ class TrainingRun:
         """Writes the drafter where it is the best so far, and what is needed to go on. Only the
         first rank writes; all of them know what is kept."""
         best = progress.score >= self.best
+        self.stale = 0 if progress.score > self.best or self.kept is None else self.stale + 1
         if self._ranks.first:
             self.out.mkdir(parents=True, exist_ok=True)
             (self.out / LOG).touch()  # whose a drafter is, if the run is killed before its state
@@ -310,6 +323,7 @@ class TrainingRun:
             "step": self.step,
             "best": self.best,
             "kept": None if self.kept is None else self.kept.as_state(),
+            "stale": self.stale,
             "seconds": self._spent,
             "network": self.network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
@@ -345,6 +359,7 @@ class TrainingRun:
             self.step = self.written = int(state["step"])
             self.best = float(state["best"])
             self._spent = float(state["seconds"])
+            self.stale = int(state.get("stale", 0))  # older versions of outpace did not count
             if state.get("kept") is not None:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])
         except (ConfigError, ModelLoadError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -57,17 +57,15 @@ def play(
 ) -> Reached:
     """Trains under a bar and returns where the run ended.
 
-    patience: after so many reports without a higher figure than before the run ends; None: it goes
-    on. every: steps between two reports. minutes: after so many the run ends, too; None: never.
-    draw: is called after each report.
+    patience: after so many reports without a higher figure than before, those of earlier sittings
+    among them, the run ends; None: it goes on. every: steps between two reports. minutes: after so
+    many the run ends, too; None: never. draw: is called after each report.
     """
-    scores: list[float] = []
     end = None if minutes is None else time.monotonic() + 60 * minutes
     with _bar(console, end) as bar:
         task = bar.add_task("training", total=max(run.settings.steps, run.step), completed=run.step)
 
         def report(reached: Reached) -> None:
-            scores.append(reached.score)
             loss = f"loss {reached.loss:.3f}, " if reached.step else ""
             bar.console.print(
                 f"step {reached.step:,}: {loss}{reached.measure.name} {reached.score:.2f}"
@@ -76,19 +74,9 @@ def play(
 
         def stop() -> bool:
             bar.update(task, completed=run.step)
-            late = end is not None and time.monotonic() > end
-            return late or (patience is not None and _stale(scores, patience))
+            return end is not None and time.monotonic() > end
 
-        return run.play(report, every, stop)
-
-
-def _stale(scores: Sequence[float], patience: int) -> bool:
-    """Whether the highest is so many reports old.
-
-    >>> _stale([1.0, 1.5, 1.5, 1.4], 2), _stale([1.0, 1.5, 1.4], 2)
-    (True, False)
-    """
-    return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
+        return run.play(report, every, stop, patience)
 
 
 class TimeLeft(ProgressColumn):

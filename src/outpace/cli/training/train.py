@@ -28,7 +28,7 @@ from outpace.cli.training.flags import (
 )
 from outpace.cli.training.launch import Launch
 from outpace.cli.training.online import train_online
-from outpace.cli.training.out import check_out
+from outpace.cli.training.out import taken
 from outpace.cli.training.self_distill import GIGABYTE, written
 from outpace.cli.training.tasks import files_of, one_task, train_router, write_routes
 from outpace.errors import ConfigError, OutpaceError
@@ -85,8 +85,8 @@ def train(
     if processes.shard_target:
         launch.check_shards(method, model, drafter)
     if online.online:
-        check_out(console, model, drafter, text, online=True)
-        train_online(console, method, model, text, drafter, run, online)
+        with taken(console, model, drafter.out, [(text, drafter)], online=True):
+            train_online(console, method, model, text, drafter, run, online)
         return
     if online.learner is not None:
         raise ConfigError("--learner is about --online: leave it out, or add that.")
@@ -97,22 +97,21 @@ def train(
     ranks.check(settings.batch)
     own = {task: one_task(task, files, text, drafter) for task in files}
     runs = list(own.values()) or [(text, drafter)]
-    for texts, made in runs:
-        check_out(console, model, made, texts, online=False)
-    begun = _have_begun(settings, (made.out for _, made in runs))
-    curves = Curves(console, run.png, draws=ranks.first)
-    model = launch.placed(model)
-    with ranks.joined(model.device):
-        from outpace.train.students.making import check_made
+    with taken(console, model, drafter.out, runs, first=ranks.first):
+        begun = _have_begun(settings, (made.out for _, made in runs))
+        curves = Curves(console, run.png, draws=ranks.first)
+        model = launch.placed(model)
+        with ranks.joined(model.device):
+            from outpace.train.students.making import check_made
 
-        target = _target(console, model, ranks if processes.shard_target else None)
-        check_made(target, settings, begun)
-        training = _Training(console, target, settings, run, curves, ranks)
-        if own:
-            training.train_tasks(own, files, text, drafter)
-        else:
-            training.train(training.read(text, drafter), text, drafter, method)
-            _say(console, f"use it: {_use(settings, drafter)}")
+            target = _target(console, model, ranks if processes.shard_target else None)
+            check_made(target, settings, begun)
+            training = _Training(console, target, settings, run, curves, ranks)
+            if own:
+                training.train_tasks(own, files, text, drafter)
+            else:
+                training.train(training.read(text, drafter), text, drafter, method)
+                _say(console, f"use it: {_use(settings, drafter)}")
 
 
 def _say(console: Console, line: str) -> None:
@@ -280,13 +279,8 @@ class _Training:
                 ranks=self.ranks,
                 preparing=report if console.is_terminal else in_lines(console, preparing),
             )
-        if run.step > settings.steps:
-            console.print(
-                f"this run is at step {run.step:,}, beyond --steps {settings.steps:,}: nothing "
-                "more is learned; with more --steps it goes on"
-            )
-        elif run.step:
-            console.print(f"going on from step {run.step:,} of {settings.steps:,}")
+        if run.step:
+            console.print(_going_on(run, flags.patience))
 
         def draw(reached: Progress) -> None:
             self.curves.draw(name, drafter.out / LOG, reached.measure)
@@ -305,6 +299,22 @@ class _Training:
             console.print(
                 "the lessons fill --cache: what is not among them is read again each time"
             )
+
+
+def _going_on(run: TrainingRun, patience: int | None) -> str:
+    """What becomes of a run of an earlier sitting."""
+    steps = run.settings.steps
+    if run.step > steps:
+        return (
+            f"this run is at step {run.step:,}, beyond --steps {steps:,}: nothing more is learned; "
+            "with more --steps it goes on"
+        )
+    if patience is not None and run.stale >= patience and run.step < steps:
+        return (
+            f"the last {run.stale:,} report(s) of this run have brought no better figure: nothing "
+            "more is learned; with more --patience it goes on"
+        )
+    return f"going on from step {run.step:,} of {steps:,}"
 
 
 def _kept(run: TrainingRun) -> str:
