@@ -141,6 +141,10 @@ class LLM:
         speculation = Speculation.of(self.config)
         report = None if progress is None else rising(progress)
         share = 1.0 if self.config.method == "none" else _OF_TARGET
+
+        def check_length(longest: int) -> None:
+            asked.check_held(arguments.context(max_model_len, longest))
+
         self.target: Loaded = load(
             _existing(model),
             tokenizer=tokenizer,
@@ -152,8 +156,9 @@ class LLM:
             quantization=quantization,
             progress=None if report is None else part(report, 0.0, share * _LOADING),
             compiled=asked.compile is True,
+            check_length=check_length,
         )
-        self.max_model_len = arguments.context(max_model_len, self.target)
+        self.max_model_len = arguments.context(max_model_len, self.target.max_length)
         self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
         drafting = part(report or silent, share * _LOADING, _LOADING)
         self.engine = build_engine(self.target, speculation, self.intake, asked, drafting)

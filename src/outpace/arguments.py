@@ -191,14 +191,13 @@ def bundled_drafter(method: Any, bundled: Path) -> Path | None:
     return head if (head / "config.json").is_file() else None
 
 
-def context(wanted: int | None, target: Loaded) -> int:
-    """Returns the longest prompt and text together; unset: what the model has positions for."""
+def context(wanted: int | None, longest: int) -> int:
+    """Returns the longest prompt and text together; unset: what the model has positions for.
+    longest: those."""
     if wanted is None:
-        return target.max_length
-    if not 1 < wanted <= target.max_length:
-        raise ConfigError(
-            f"max_model_len must be in [2, {target.max_length}] for this model, not {wanted}."
-        )
+        return longest
+    if not 1 < wanted <= longest:
+        raise ConfigError(f"max_model_len must be in [2, {longest}] for this model, not {wanted}.")
     return wanted
 
 

@@ -98,6 +98,10 @@ class EngineOptions:
             return partial(capture_for, required=False) if device.type == "cuda" else None
         return capture_for if self.compile else None
 
+    def check_held(self, context: int) -> None:
+        """Raises ``ConfigError`` where all rows together may not hold one longest text."""
+        arguments.check_held(self.max_batch_total_tokens, context)
+
     @property
     def reads_again(self) -> list[str]:
         """The arguments that were given and may have a text read again."""
@@ -132,7 +136,7 @@ def build_engine(
 
     Raises ``ConfigError`` for what does not go with this model.
     """
-    arguments.check_held(asked.max_batch_total_tokens, intake.max_length)
+    asked.check_held(intake.max_length)
     capture = asked.capture(loaded.device)
     by_itself = asked.enable_prefix_caching is None  # then only where it can be done
     saved_texts, saved_tokens = asked.saved_texts, asked.max_batch_total_tokens

@@ -213,6 +213,7 @@ class Speculative:
             for request in requests:
                 if request.finish_reason is None:
                     engine.remove(request)
+            engine.settle()
         columns.end()
 
     def _engine_for(self, model: nn.Module, rows: int) -> LLM:

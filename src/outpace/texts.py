@@ -37,7 +37,7 @@ class Texts:
                     _raise_errors(group)
                 yield _output(str(next(self._ids)), prompt, group)
         finally:
-            self._abandon(requests)
+            self._leave(requests)
 
     def chunks(self, requests: Sequence[Request]) -> Iterator[Chunk]:
         """Yields pieces of the texts of one prompt while they grow; raises an error of any."""
@@ -61,13 +61,14 @@ class Texts:
                         done[index] = reason is not None
                         yield Chunk(index, text, ids, reason, request.metrics)
         finally:
-            self._abandon(requests)
+            self._leave(requests)
 
-    def _abandon(self, requests: Sequence[Request]) -> None:
+    def _leave(self, requests: Sequence[Request]) -> None:
         """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
         left = [request for request in requests if not request.finished]
         if left:
             self._engine.remove(*left)
+        self._engine.settle()
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -74,12 +75,12 @@ def test_ctrl_c_keeps_what_was_written(target: Path, drafter: Path) -> None:
 
 
 def training(
-    target: Path, text: Path, out: Path
+    target: Path, text: Path, out: Path, *more: object
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
     sizes = ("--set", "layers=1", "--start", "random", "--block", 16, "--batch", 2)
     steps = ("--steps", 100, "--every", 5, "--threads", 1)
     asked = ("train", "draft_model", "-m", target, "--data", text, "--out", out)
-    return start(*asked, *sizes, *steps)
+    return start(*asked, *sizes, *steps, *more)
 
 
 def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
@@ -110,6 +111,41 @@ def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
     states = [torch.load(out / STATE, weights_only=True) for out in (cut, whole)]
     for one, other in zip(*(numbers(state) for state in states), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_training_that_is_terminated_says_what_is_kept(target: Path, tmp_path: Path) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "out"
+    text.write_text(" ".join(f"w{number * number % 89}" for number in range(640)))
+    with training(target, text, out, "--steps", 100_000) as process:
+        while process.poll() is None and not ((out / LOG).exists() and (out / LOG).stat().st_size):
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate()[1].decode()
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    step = torch.load(out / STATE, weights_only=True)["step"]
+    said = " ".join(errors.split())
+    assert "interrupted; kept is step " in said
+    assert f"in {out}. The same command goes on from step {step:,}." in said
+    assert "Traceback" not in errors
+
+
+def test_texts_are_kept_at_sigterm_and_what_was_learned_of_them(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    """The first of two texts ends soon, since its prompt leaves little room."""
+    prompts, state = tmp_path / "prompts.jsonl", tmp_path / "state.json"
+    lines = [{"prompt": "w3 " * 8100}, {"prompt": "w1 w2"}]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = json.dumps({"method": "auto", "model": str(drafter), "state": str(state)})
+    flags = ("--prompt-file", prompts, "--max-tokens", 8000, "--ignore-eos", "--temperature", 1)
+    with start("generate", "-m", target, "--speculative-config", config, *flags) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(20)
+        process.send_signal(signal.SIGTERM)
+        errors = process.communicate()[1].decode()
+    assert first
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert len(json.loads(state.read_text())["state"]["texts"]) == 1
 
 
 def numbers(state: dict[str, Any]) -> list[torch.Tensor]:

@@ -563,12 +563,31 @@ def test_the_runs_of_all_tasks_go_on_without_what_they_began_as(
         (("eagle3", "--block", "5"), "--block must be more than 5 tokens"),
         (("eagle3", "--temperature", "-1"), "temperature"),
         (("eagle3", "--block", "50000"), "--block must be at most"),
+        (("draft_model", "--set", "layers=3"), "layers is 3, and {target} has 2: ask for fewer"),
+        (("draft_model", "--set", "hidden_size=8"), "hidden_size cannot be set"),
+        (("draft_model", "--start", "random", "--set", "hidden_size=31"), "shared evenly by"),
+        (("draft_model", "--start", "random", "--set", "groups=3"), "of these sizes can be made"),
+        (("draft_model", "--start", "{target}", "--set", "layers=3"), "layers is 3, and {target}"),
+        (("draft_model", "--start", "{stranger}"), "have different tokenizers"),
+        (("draft_model", "--start", "{head}"), "holds a head"),
+        (("judge", "--draft", "{drafter}", "--set", "window=128"), "--block must be more than 2"),
+        (("judge", "--draft", "{stranger}"), "have different tokenizers"),
+        (("judge", "--draft", "{none}"), "there is no folder"),
+        (("judge", "--draft", "{drafter}", "--drafter-quantization", "int8"), "is never rounded"),
+        (("stop_head", "--draft", "{drafter}", "--set", "every=256"), "--block must be more than"),
     ],
 )
 def test_what_does_not_fit_is_said_before_answers_are_written(
-    run: Run, target: Path, tmp_path: Path, asked: tuple[str, ...], sentence: str
+    run: Run,
+    target: Path,
+    drafter: Path,
+    stranger: Path,
+    tmp_path: Path,
+    asked: tuple[str, ...],
+    sentence: str,
 ) -> None:
     places = {"head": str(tmp_path / "head"), "none": str(tmp_path / "none")}
+    places |= {"target": str(target), "drafter": str(drafter), "stranger": str(stranger)}
     text = tmp_path / "text.txt"
     text.write_text("w1 w2 w3 w4 " * 20)
     given = ("-m", str(target), "--data", str(text))
@@ -579,6 +598,27 @@ def test_what_does_not_fit_is_said_before_answers_are_written(
     assert done.exit_code == 2
     assert sentence.format(**places) in " ".join(done.stderr.split())
     assert not (out / "answers.jsonl").exists()
+
+
+def test_a_run_that_cannot_go_on_is_refused_before_more_answers_are_written(
+    run: Run, target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    text, out = tmp_path / "text.txt", tmp_path / "small"
+    text.write_text("w1 w2 w3\n<|endoftext|>\nw4 w5")
+    asked = ("--data", text, "--self-distill", "--answer-tokens", "20", "--out", out, *SHORT)
+    done = run("train", "draft_model", "-m", target, *asked, "--answers", "6")
+    assert done.exit_code == 0, done.stderr
+    before = bytes_of(out)
+    changes = {("--lr", "0.5"): "learning_rate", ("--set", "layers=2"): "size (--set)"}
+    for flags, other in changes.items():
+        done = run("train", "draft_model", "-m", target, *asked, "--answers", "9", *flags)
+        assert done.exit_code == 2
+        assert f"holds a run with another {other}: name" in " ".join(done.stderr.split())
+        assert bytes_of(out) == before
+    (out / "training.pt").write_bytes(b"half of it")
+    done = run("train", "draft_model", "-m", target, *asked, "--answers", "9")
+    assert "training.pt cannot be read" in " ".join(done.stderr.split())
+    assert bytes_of(out)["answers.jsonl"] == before["answers.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -454,7 +457,6 @@ def test_what_was_learned_is_kept_and_another_ones_refused(method: str, tmp_path
     config = {"method": method, "drafters": [FAR, NEAR], "state": str(path)}
     llm = decoder(**config)
     llm.generate(PROMPTS, SamplingParams(temperature=1.0, max_tokens=20))
-    llm.engine.step()
     kept = json.loads(path.read_text())
     assert kept["method"] == method
     again: Any = decoder(**config).engine.drafter
@@ -507,6 +509,80 @@ def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
         path.write_text(json.dumps({**kept, "state": broken}))
         with pytest.raises(ConfigError, match=r"is no state of method 'auto' .* remove the file"):
             decoder(**config)
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that write a state, one for each time."""
+    save, names = StateFile.save, []
+
+    def noting(self: StateFile, state: Any) -> None:
+        names.append(threading.current_thread().name)
+        save(self, state)
+
+    monkeypatch.setattr(StateFile, "save", noting)
+    return names
+
+
+def learned_in(path: Path, method: str = "auto") -> int:
+    """Returns how many texts a state of auto was learned from, or 1 for other methods."""
+    state = json.loads(path.read_text())["state"]
+    return len(state["texts"]) if method == "auto" else 1
+
+
+@pytest.mark.parametrize("method", ["auto", "hedge", "ucb"])
+def test_no_round_waits_for_a_state_to_be_written(
+    method: str, tmp_path: Path, writers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    drafts = {**NEAR, "num_speculative_tokens": "auto"} if method == "auto" else {}
+    config = {**drafts, "method": method, "state": str(path)}
+    llm = decoder(**config, **({} if drafts else {"drafters": [FAR, NEAR]}))
+    params = [SamplingParams(temperature=0, max_tokens=count) for count in (4, 8, 12, 24)]
+    outputs = llm.generate_each(PROMPTS[:4], params)
+    for _ in params[:-1]:
+        next(outputs)
+        assert writers == [], "a text has ended, and another one is being written"
+    next(outputs)
+    outputs.close()  # type: ignore[attr-defined]
+    assert writers == ["MainThread"], "written once, when all of them have ended"
+    assert learned_in(path, method) == (len(params) if method == "auto" else 1)
+    llm.engine.settle()
+    assert len(writers) == 1, "there is nothing new"
+    monkeypatch.setattr("outpace.draft.state.SECONDS", 0.0)
+    llm.generate(PROMPTS[:4], params)
+    assert "outpace-state" in writers[1:], "on the way by a thread of its own"
+    assert "MainThread" not in writers[1:-1]
+    assert learned_in(path, method) == (2 * len(params) if method == "auto" else 1)
+
+
+def test_a_caller_that_is_interrupted_leaves_what_was_learned(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    config = {"method": "auto", **NEAR, "num_speculative_tokens": "auto", "state": str(path)}
+    outputs = decoder(**config).generate_each(PROMPTS[:2], [greedy(4), greedy(90)])
+    next(outputs)
+    assert not path.exists()
+    outputs.close()  # type: ignore[attr-defined]
+    assert learned_in(path) == 1
+
+
+STEPS_BY_HAND = """
+import sys
+from outpace import LLM, SamplingParams
+from outpace.api import BUNDLED
+drafter = {"method": "auto", "model": str(BUNDLED / "drafter"), "state": sys.argv[1]}
+llm = LLM(speculative_config=drafter)
+for request in llm.requests("Once", SamplingParams(temperature=0, max_tokens=4)):
+    llm.engine.add(request)
+while llm.engine.busy:
+    llm.engine.step()
+"""
+
+
+def test_a_program_that_ends_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    subprocess.run([sys.executable, "-c", STEPS_BY_HAND, str(path)], check=True, timeout=100)
+    assert learned_in(path) == 1
 
 
 # -- tags and tasks --------------------------------------------------------------------------------
@@ -647,9 +723,10 @@ def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: 
     with pytest.warns(UserWarning, match=r"cannot write .*state.json \(No such file"):
         file.save({"gains": [1.0]})
     file.save({"gains": [2.0]})  # a second warning would be an error
+    file.keep(lambda: {"gains": [3.0]})
     folder.mkdir()
-    file.save({"gains": [3.0]})
-    assert file.load() == {"gains": [3.0]}
+    file.settle()
+    assert file.load() == {"gains": [3.0]}, "what could not be written is written later"
 
 
 @pytest.mark.parametrize("inside", ["[" * 100_000, '{"gains": [NaN]}', '{"gains": [1e999]}'])

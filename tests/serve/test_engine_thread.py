@@ -74,6 +74,32 @@ def test_tokens_that_came_first_are_no_part_of_the_time_between_tokens(llm: LLM)
     assert told in metrics.exposition().decode()
 
 
+def test_what_was_learned_is_written_when_nobody_waits(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the last text of a batch, and when it has been delivered; and in the end."""
+    jobs: list[Listener] = []
+    settled: list[list[bool]] = []
+    monkeypatch.setattr(
+        llm.engine, "settle", lambda: settled.append([one.done.is_set() for one in jobs])
+    )
+    made = EngineThread(llm.engine, max_waiting=4)
+    jobs += [Listener(llm, max_tokens=count) for count in (4, 30)]
+    made.start()
+    for one in reversed(jobs):
+        made.submit(one.job)
+    jobs[1].ended()
+    wait_for(lambda: settled and all(settled[-1]))
+    jobs.append(Listener(llm, max_tokens=400, ignore_eos=True))
+    made.submit(jobs[2].job)
+    wait_for(lambda: jobs[2].deltas)
+    before = len(settled)
+    made.close(0)
+    assert settled[before:]
+    assert all(map(all, settled[before:]))
+    assert [True, False] not in [one[:2] for one in settled]
+
+
 def test_a_cancelled_job_gives_its_row_back_within_a_round(llm: LLM, thread: EngineThread) -> None:
     endless = Listener(llm, max_tokens=400, ignore_eos=True)
     thread.submit(endless.job)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import chain, repeat
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +18,7 @@ from outpace import LLM
 from outpace.bench.run.serving import (
     Clients,
     Load,
+    Run,
     Served,
     Server,
     Turns,
@@ -46,11 +50,12 @@ def test_arrivals_follow_from_the_seed() -> None:
 
 def test_the_figures() -> None:
     served = [Served(0.0, 0.5, 1.5, 11), Served(1.0, 3.0, 4.0, 21)]
-    found = summary(served, Server("", first_seconds=1.0, token_seconds=0.1))
+    found = summary(Run(served, ["too busy"]), Server("", first_seconds=1.0, token_seconds=0.1))
     assert found["TTFT p50 (s)"] == pytest.approx(1.25)
     assert found["TPOT p50 (s)"] == pytest.approx(0.075)
     assert found["tokens/s"] == pytest.approx(8)
     assert found["goodput (requests/s)"] == pytest.approx(0.25)
+    assert found["failed requests"] == 1
 
 
 def test_tokens_of_the_first_event_are_no_part_of_the_time_per_token(url: str) -> None:
@@ -63,13 +68,14 @@ def test_tokens_of_the_first_event_are_no_part_of_the_time_per_token(url: str) -
     counts = [event["outpace"]["tokens"] for event in told]
     assert sum(counts) == 24
     assert max(counts) > 1
-    (served,) = run_load(Load([body["prompt"]], 50.0, max_tokens=24), Server(url), "6")
+    (served,) = run_load(Load([body["prompt"]], 50.0, max_tokens=24), Server(url), "6").served
     assert served.first_tokens == counts[0]
 
 
 def test_a_server_under_load(forgetful: str, tmp_path: Path) -> None:
     url = forgetful
-    served = run_load(Load(["One day", "The cat"] * 3, rate=50.0, max_tokens=8), Server(url), "2")
+    load = Load(["One day", "The cat"] * 3, rate=50.0, max_tokens=8)
+    served = run_load(load, Server(url), "2").served
     assert len(served) == 6
     assert all(0 < one.ttft <= one.last - one.sent and 1 <= one.tokens <= 8 for one in served)
     file = tmp_path / "found.json"
@@ -84,7 +90,7 @@ def test_clients_that_wait_for_their_answers(forgetful: str, tmp_path: Path) -> 
     url = forgetful
     open_at_once = []
     load = Clients(["One day", "The cat"] * 4, count=2, max_tokens=8)
-    served = run_clients(load, Server(url), "off")
+    served = run_clients(load, Server(url), "off").served
     for one in served:
         open_at_once.append(sum(other.sent <= one.sent < other.last for other in served))
     assert len(served) == 8
@@ -194,6 +200,32 @@ def test_what_goes_wrong_is_told_in_one_sentence(url: str) -> None:
 
 
 TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\n'
+
+
+@contextmanager
+def answering(answers: Iterator[bytes | int]) -> Iterator[str]:
+    """The address of a server whose completions are these: a body, or a status."""
+
+    class Answering(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            found = b"{}" if self.path == "/forget" else next(answers)
+            self.send_response(found if isinstance(found, int) else 200)
+            self.end_headers()
+            self.wfile.write(b"too busy" if isinstance(found, int) else found)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answering) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize(
@@ -208,24 +240,48 @@ TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'
 )
 def test_an_answer_that_does_not_come_to_its_end_is_no_answer(answer: bytes, said: str) -> None:
     """Else it would count as a text without tokens that was served well."""
+    with (
+        answering(repeat(answer)) as url,
+        pytest.raises(ConfigError, match=f"1 of 1 requests.*{said}"),
+    ):
+        run_clients(Clients(["a"], 1), Server(url))
 
-    class Answering(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
 
-        def log_message(self, *words: object) -> None:
-            pass
+WELL = TOKEN + USAGE
+COUNTED = ["--num-requests", "3", "--repeats", "2", "--clients"]
 
-    with HTTPServer(("127.0.0.1", 0), Answering) as broken:
-        thread = Thread(target=broken.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            server = Server(f"http://127.0.0.1:{broken.server_port}")
-            with pytest.raises(ConfigError, match=f"1 of 1 requests.*{said}"):
-                run_clients(Clients(["a"], 1), server)
-        finally:
-            broken.shutdown()
-            thread.join()
+
+def bench(url: str, file: Path, *words: str) -> Any:
+    asked = ["bench", "serve", "--url", url, "--json", str(file), *COUNTED, *words]
+    return CliRunner().invoke(app, asked)
+
+
+def test_a_request_that_fails_loses_nothing_but_itself(tmp_path: Path) -> None:
+    warm_up, off, auto = [WELL] * 6, [WELL, 429, WELL], [WELL] * 3
+    with answering(iter([*warm_up, *off, *auto, *auto, *off])) as url:
+        done = bench(url, tmp_path / "found.json", "1")
+    assert done.exit_code == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    failed = {kind: [turn["failed requests"] for turn in found[kind]["1"]] for kind in found}
+    assert failed == {"off": [1, 1], "auto": [0, 0]}
+    said = " ".join(done.stdout.split())
+    for turn in (1, 2):
+        assert f"off, run {turn}: 1 of 3 requests failed (the first: status 429: too busy)" in said
+    with answering(iter([WELL] * 5 + [429])) as url:
+        done = bench(url, tmp_path / "none.json", "1")
+    assert done.exit_code == 2, "a request of the warm-up has failed: nothing is measured yet"
+    assert not (tmp_path / "none.json").exists()
+
+
+def test_a_server_that_dies_loses_none_of_the_turns_before(tmp_path: Path) -> None:
+    first = [WELL] * (3 * 2 * 3)  # the warm-up and two turns with one client
+    with answering(chain(first, [WELL] * 6, [WELL] * 6, repeat(503))) as url:
+        done = bench(url, tmp_path / "found.json", "1,2")
+    assert done.exit_code == 2
+    said = " ".join(done.stderr.split())
+    assert "3 of 3 requests failed (the first: status 503: too busy)" in said
+    assert "what was measured before it stopped is above" in done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    turns = {kind: {count: len(each) for count, each in found[kind].items()} for kind in found}
+    assert turns == {"off": {"1": 2, "2": 1}, "auto": {"1": 2, "2": 1}}
+    assert "2 clients" in done.stdout

@@ -27,6 +27,7 @@ from outpace.targets.hf.supported import support
 from outpace.targets.hf.versions import INSTALLED
 from targets.families import build, target
 from targets.generating import greedy
+from targets.gguf.files import tiny, write
 
 
 @pytest.fixture
@@ -38,6 +39,45 @@ def folder(tmp_path: Path) -> Path:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
     return tmp_path / "model"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_model_len": 4096}, r"max_model_len must be in \[2, 2048\] for this model, not 4096"),
+        ({"max_batch_total_tokens": 99}, r"=99 is less than one text may have \(2048 tokens\)"),
+        (
+            {"max_batch_total_tokens": 99, "max_model_len": 100},
+            r"=99 is less than one text may have \(100 tokens\)",
+        ),
+    ],
+)
+def test_texts_that_are_too_long_are_refused_before_weights_are_read(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    given: dict[str, int],
+    said: str,
+) -> None:
+    model = folder
+    if kind == "file":
+        sizes = {"max_position_embeddings": 2048}
+        model = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2", **sizes), "Q8_0")
+
+    def read(*given: Any, **options: Any) -> Any:
+        pytest.fail("weights were read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("outpace.targets.hf.loading.load.read_weights", read)
+        patch.setattr("outpace.targets.hf.gguf.load.empty_model", read)
+        with pytest.raises(ConfigError, match=said):
+            LLM(model, **given)  # type: ignore[arg-type]
+    fits = {**given, "max_batch_total_tokens": 100, "max_model_len": 100}
+    assert LLM(model, **fits).max_model_len == 100  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=said):
+        LLM(load(model), **given)  # type: ignore[arg-type]
 
 
 # -- where, and in which numbers --------------------------------------------------------------

@@ -60,6 +60,16 @@ def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
 
 
+def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux's /dev/full opens, and takes nothing."""
+    answers = Answers(tmp_path / "answers.jsonl", SETTINGS, 10**6)
+    monkeypatch.setattr(answers, "_path", Path("/dev/full"))
+    with pytest.raises(OSError, match="No space left on device") as found:
+        answers.extend(PROMPTS, 1, write, quiet)
+    assert found.value.filename == "/dev/full"
+    assert answers.count == 0
+
+
 def test_the_file_stays_within_its_bounds(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     answers = Answers(file, SETTINGS, 200)

@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -15,6 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
+from outpace.targets.cpu.native import Native, native
+from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.draft_model import UNFINISHED, DraftModelSizes, evenly, shortened, started
@@ -93,12 +96,12 @@ def test_all_layers_of_a_target_are_the_target(family: str) -> None:
     from outpace.targets.hf.loading.loaded import Loaded
 
     whole = Loaded(target(family), None, family)
-    model = started(whole, "pruned", DraftModelSizes()).model
-    same: Any = shortened(model, [0, 1])
+    begun = started(whole, "pruned", DraftModelSizes())
+    same: Any = begun.to_learn([0, 1], whole.device).model
     tokens = torch.tensor([[3, 9, 2, 4]])
     expected = target(family)(input_ids=tokens).logits
     assert torch.allclose(same(input_ids=tokens).logits.double(), expected, atol=1e-2, rtol=1e-3)
-    short: Any = shortened(model, [1])
+    short: Any = begun.to_learn([1], whole.device).model
     assert sum(p.numel() for p in short.parameters()) < sum(p.numel() for p in same.parameters())
     assert short(input_ids=tokens).logits.shape == expected.shape
 
@@ -201,13 +204,66 @@ def test_pieces_are_derived_as_the_whole(loss: str) -> None:
 
 
 @pytest.mark.parametrize("start", ["pruned", "file"])
-def test_a_model_in_blocks_is_widened_to_begin_from(start: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [[1], [0, 1]])
+def test_a_model_in_blocks_is_widened_to_begin_from(
+    start: str, kept: list[int], tmp_path: Path
+) -> None:
     path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
     blocks = load(path)
     begun = started(blocks, str(path) if start == "file" else start, DraftModelSizes())
-    layer = blocks.model.model.layers[0].mlp.down_proj
-    own: Any = begun.model
-    torch.testing.assert_close(own.model.layers[0].mlp.down_proj.weight, layer.weight)
+    made = begun.to_learn(kept, blocks.device)
+    own: Any = made.model
+    for new, old in enumerate(kept):
+        layer = blocks.model.model.layers[old]
+        mine = own.model.layers[new]
+        torch.testing.assert_close(mine.mlp.down_proj.weight, layer.mlp.down_proj.weight)
+        torch.testing.assert_close(mine.input_layernorm.weight, layer.input_layernorm.weight)
     assert all(weight.requires_grad for weight in own.parameters())
-    begun.save(tmp_path / "small")
-    assert load(tmp_path / "small").config.num_hidden_layers == len(own.model.layers)
+    made.save(tmp_path / "small")
+    assert load(tmp_path / "small").config.num_hidden_layers == len(own.model.layers) == len(kept)
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "gemma3", "gpt2"])
+def test_the_layers_of_a_file_are_those_of_its_folder(arch: str, tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 4}
+    path = write(tmp_path / "target.gguf", arch, tiny(arch, **sizes), "F32")
+    tokens, kept = torch.tensor([[3, 9, 2, 4]]), [0, 1, 3]
+    short: Any = shortened(read_widened(str(path)), kept).eval()
+    same: Any = read_widened(str(path), kept)
+    torch.testing.assert_close(same(input_ids=tokens).logits, short(input_ids=tokens).logits)
+    assert same.config.to_dict() == short.config.to_dict()
+
+
+@pytest.fixture
+def widened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each matrix, or part of one, that is widened from blocks."""
+    sizes: list[int] = []
+
+    def counting(function: Any) -> Any:
+        def widen(*given: Any) -> Any:
+            matrix = function(*given)
+            sizes.append(matrix.nbytes)
+            return matrix
+
+        return widen
+
+    monkeypatch.setattr("gguf.quants.dequantize", counting(gguf.quants.dequantize))
+    monkeypatch.setattr(Native, "widen_blocks", counting(Native.widen_blocks))
+    return sizes
+
+
+@pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("start", ["pruned", "file"])
+def test_only_the_layers_that_are_kept_are_widened(
+    start: str, tmp_path: Path, widened: list[int]
+) -> None:
+    path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2", num_hidden_layers=8), "Q8_0")
+    whole = load(path)
+    tokens = torch.randint(8, (6, BLOCK))
+    named = str(path) if start == "file" else start
+    asked = settings(1, start=named, head={"depths": 3, "layers": 2})
+    widened.clear()
+    network: Any = TrainingRun(whole, tokens, asked, tmp_path / "out").network
+    matrices = [weight.nbytes for weight in network.parameters() if weight.ndim == 2]
+    assert len(matrices) == 2 + 2 * 7, "two layers of seven, and what is outside of them"
+    assert sorted(one for one in widened if one >= min(matrices)) == sorted(matrices)

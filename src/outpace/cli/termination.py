@@ -32,7 +32,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Exit):  # the second: who has told of it already
         if came:
             raise typer.Exit(TERMINATED) from None
         raise

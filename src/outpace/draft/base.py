@@ -395,6 +395,12 @@ class Drafter(ABC):
         asked for again must not be drafted from its own first version. Does nothing in a drafter
         that keeps none. What one of its `learners` has learned stays learned."""
 
+    def files(self) -> Iterator[StateFile]:
+        """Yields where it keeps what it learns between runs, or where those do that it stands for,
+        as far as they do."""
+        if self.file is not None:
+            yield self.file
+
     def save(self, folder: Path) -> None:
         """Writes what it has learned; ``ConfigError`` where that is nothing."""
         raise ConfigError(

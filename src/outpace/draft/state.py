@@ -3,14 +3,19 @@ code."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
+import threading
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError
@@ -23,8 +28,17 @@ def check_state(state: Any) -> None:
         raise ConfigError(f"state must be the name of a file, not {shown(state)}.")
 
 
+SECONDS = 10.0
+"""How long the file may be behind what is known, while texts are being written."""
+
+
 class StateFile:
-    """Numbers by drafter, kept between runs."""
+    """Numbers by drafter, kept between runs.
+
+    To write them after each text would hold up the round that follows. They are written when
+    nobody waits for a text (`settle`), before the program ends, and every `SECONDS` on the way, by
+    a thread of its own.
+    """
 
     def __init__(
         self,
@@ -38,6 +52,36 @@ class StateFile:
         self._path = Path(path)
         self._whose = {"method": method, "drafters": list(drafters), "models": list(models)}
         self._warned = False
+        self._state: Callable[[], Mapping[str, Any]] = dict
+        self._behind = False
+        self._written = time.monotonic()
+        self._writing: threading.Thread | None = None
+
+    def keep(self, state: Callable[[], Mapping[str, Any]]) -> None:
+        """Takes what will be written from now on. state: returns what is known, between rounds."""
+        self._state = state
+        _settle_at_exit(weakref.ref(self))
+
+    def changed(self) -> None:
+        """Is told, between rounds, that more is known than is written."""
+        self._behind = True
+        busy = self._writing is not None and self._writing.is_alive()
+        if not busy and time.monotonic() - self._written > SECONDS:
+            state = self._taken()
+            self._writing = threading.Thread(target=self.save, args=(state,), name="outpace-state")
+            self._writing.start()
+
+    def settle(self) -> None:
+        """Writes what is known and not written; nobody plays a round meanwhile."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        if self._behind:
+            self.save(self._taken())
+
+    def _taken(self) -> Mapping[str, Any]:
+        self._behind, self._written = False, time.monotonic()
+        return self._state()
 
     def load(self) -> Mapping[str, Any] | None:
         """Returns what was saved, None if there is no file yet; ``ConfigError`` for another
@@ -86,17 +130,31 @@ class StateFile:
     def save(self, state: Mapping[str, Any]) -> None:
         """Replaces the file, whole or not at all. Where that fails, as on a full disk, a warning
         says so once: texts go on, and the next save may succeed."""
-        beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        written = False
+        beside = self._path.with_name(f".{self._path.name}.{uuid4().hex}")
         try:
             beside.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
             os.replace(beside, self._path)
+            written = True
         except OSError as error:
             if not self._warned:
                 warnings.warn(f"state: cannot write {self._path} ({error.strerror}).", stacklevel=2)
             self._warned = True
         finally:  # also where Ctrl-C or a full disk came between
+            self._behind |= not written
             with suppress(OSError):
                 beside.unlink(missing_ok=True)
+
+
+def _settle_at_exit(file: weakref.ref[StateFile]) -> None:
+    """Has a file settled before the program ends, if it is still in use then."""
+
+    def settle() -> None:
+        known = file()
+        if known is not None:
+            known.settle()
+
+    atexit.register(settle)
 
 
 def _finite(text: str) -> float:

@@ -124,6 +124,18 @@ class Engine:
             finally:
                 self._player = None
 
+    def settle(self) -> None:
+        """Is called where a caller waits for no text any more: writes what was learned on the way.
+        Where another one still does, nothing is written yet: it will call this, too."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            if all(request.finished for request in self.running):
+                for file in self.drafter.files():
+                    file.settle()
+        finally:
+            self._turn.release()
+
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
         """Shows an observer the rounds that are played inside."""

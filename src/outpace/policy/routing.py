@@ -70,10 +70,12 @@ class Routing(Controller):
         self._savings = {name: Savings() for name in self._models}
         self._choices: dict[str, dict[DraftingRow, Choice]] = {name: {} for name in self._models}
         self._file = file
-        saved = None if file is None else file.load()
-        if file is not None and saved is not None:
-            with file.read():
-                self.restore(saved)
+        if file is not None:
+            saved = file.load()
+            if saved is not None:
+                with file.read():
+                    self.restore(saved)
+            file.keep(self.to_save)
 
     def __getitem__(self, name: str) -> Auto:
         """Returns what is known of one drafter."""
@@ -323,7 +325,7 @@ class Routing(Controller):
         self._note_ends(requests)
         self._compare(outcomes)
         if self._file is not None and any(request.finished for request in requests):
-            self._file.save(self.to_save())
+            self._file.changed()
 
     def account(self, request: DraftingRow) -> Account:
         account = next(iter(self._autos.values())).account(request)

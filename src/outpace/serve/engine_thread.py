@@ -173,11 +173,15 @@ class EngineThread:
         whether to go on."""
         while True:
             try:
-                message = self._mailbox.get(block=not (self._jobs or self.engine.running))
+                message = self._mailbox.get(block=False)
             except queue.Empty:
-                return True
+                if self._jobs or self.engine.running:
+                    return True
+                self.engine.settle()
+                message = self._mailbox.get()
             if message is None:
                 self._abort_all()  # also what was handed over while the server was closing
+                self.engine.settle()
                 return False
             message()
 

@@ -17,6 +17,7 @@ from typing import Any
 from outpace.chats import rendered
 from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.heads.saving import saving
 from outpace.prompts import ChatIds
 from outpace.targets.hf.tokenizing import tokenized
 from outpace.train.data import Written, conversation, items, naming, plain_chat
@@ -71,18 +72,20 @@ class Answers:
 
         report: called with how many there are, after each.
         """
-        with self._path.open("a", encoding="utf-8") as file:
-            while self.count < wanted and not self.full:
-                numbers = range(self.count, min(wanted, self.count + AT_ONCE))
-                asked = [prompts[number % len(prompts)] for number in numbers]
-                answers = write(asked, [self._settings.seed + number for number in numbers])
-                for prompt, answer in zip(asked, answers, strict=True):
-                    file.write(json.dumps([[*prompt], [*answer]]) + "\n")
-                    file.flush()
-                    self.count += 1
-                    report(self.count)
-                    if self.full:
-                        break
+        while self.count < wanted and not self.full:
+            numbers = range(self.count, min(wanted, self.count + AT_ONCE))
+            asked = [prompts[number % len(prompts)] for number in numbers]
+            answers = write(asked, [self._settings.seed + number for number in numbers])
+            for prompt, answer in zip(asked, answers, strict=True):
+                self._append(json.dumps([[*prompt], [*answer]]) + "\n")
+                self.count += 1
+                report(self.count)
+                if self.full:
+                    break
+
+    def _append(self, line: str) -> None:
+        with saving(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(line)
 
     def __iter__(self) -> Iterator[Written]:
         """Yields the tokens of each prompt and its answer. Raises ``ModelLoadError`` for a line
@@ -105,7 +108,8 @@ class Answers:
         return found
 
     def _begin(self) -> int:
-        self._path.write_text(json.dumps(asdict(self._settings)) + "\n", encoding="utf-8")
+        with saving(self._path):
+            self._path.write_text(json.dumps(asdict(self._settings)) + "\n", encoding="utf-8")
         return 0
 
     def _recover(self) -> int:

@@ -17,11 +17,13 @@ from transformers import AutoModelForCausalLM
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, reason_of
 from outpace.heads.base import LARGEST
 from outpace.heads.saving import saving
+from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
-from outpace.targets.hf.loading.source import locate
+from outpace.targets.hf.loading.source import locate, names_gguf
+from outpace.targets.hf.partial.shorter import with_layers
 
 DRAFT_MODEL = "draft_model"
 PRUNED, RANDOM = "pruned", "random"
@@ -69,10 +71,23 @@ class DraftModelSizes:
 
 @dataclass(frozen=True)
 class Start:
-    """A small model in float32, and the tokenizer that is kept with it."""
+    """A small model, or a larger one of which it gets some layers, and the tokenizer that is kept
+    with it."""
 
     model: nn.Module
     tokenizer: Any
+    file: str | None = None
+    """The GGUF file that the model is in, if it is in one: what learns is read from there, since
+    weights in blocks cannot, and no others are widened."""
+
+    def to_learn(self, kept: Sequence[int] | None, device: torch.device) -> Start:
+        """Returns the model with these layers, in their order, in float32 and ready to learn.
+        kept: None for all."""
+        if self.file is not None:
+            model = read_widened(self.file, kept)
+        else:
+            model = self.model if kept is None else shortened(self.model, kept)
+        return Start(_to_learn(model.float().to(device)), self.tokenizer)
 
     def save(self, out: Path) -> None:
         """Writes a Hugging Face folder. Each file is replaced at once. Raises ``OSError`` where
@@ -98,24 +113,49 @@ def remove_unfinished(out: Path) -> None:
 
 def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
     """Returns the model that a small one begins as, with all its layers. start: a folder, `PRUNED`
-    or `RANDOM`. For `PRUNED` it may be the target itself, which must not change: `shortened` makes
-    a model of some of its layers.
+    or `RANDOM`. For `PRUNED` it may be the target itself, which must not change: `Start.to_learn`
+    makes a model of some of its layers.
 
     Raises ``ConfigError`` for sizes that do not fit, and `VocabularyMismatch` for a folder whose
     model has other tokens, or only some of them.
     """
     if start == PRUNED:
-        _check_unset(sizes, "has the target's own width", *NAMES)
-        return Start(_plain(target), target.tokenizer)
+        return _of_target(target, sizes)
     if start == RANDOM:
-        model = _random(target, sizes).float().to(target.device)
-        return Start(_to_learn(model), target.tokenizer)
+        return Start(_random(target, sizes), target.tokenizer)
     return _given(target, start, sizes)
+
+
+def check_layers(wanted: int, count: int, name: str) -> None:
+    """Raises ``ConfigError`` where more layers are to be kept than a model has."""
+    if wanted > count:
+        raise ConfigError(f"layers is {wanted}, and {name} has {count}: ask for fewer.")
+
+
+def _of_target(target: Loaded, sizes: DraftModelSizes) -> Start:
+    """The target with transformers' layers: ours may stand in the places of some, which is why a
+    folder is read once more. Which layers are kept can be told by ours as well."""
+    check_of_target(target, sizes)
+    if target.cpu_kernels is None:
+        return Start(target.model, target.tokenizer)
+    if names_gguf(target.name):
+        return Start(target.model, target.tokenizer, file=locate(target.name))
+    read: Any = AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
+    return Start(read, target.tokenizer)
+
+
+def check_of_target(target: Loaded, sizes: DraftModelSizes) -> None:
+    """Raises ``ConfigError`` for sizes that no model of some of the target's layers has."""
+    _check_unset(sizes, "has the target's own width", *NAMES)
+    check_layers(sizes.layers, int(target.config.num_hidden_layers), target.name)
 
 
 def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
     _check_unset(sizes, "comes from a folder, which says its widths", *NAMES)
-    found = load(folder, device=target.device, dtype=torch.float32, cpu_kernels="off")
+    file = locate(folder) if names_gguf(folder) else None
+    # What learns is read from the file once more; until then its blocks are only multiplied.
+    kernels: Kernels = "off" if file is None else "auto"
+    found = load(folder, device=target.device, dtype=torch.float32, cpu_kernels=kernels)
     check_same_vocabulary(target, found)
     tokens = int(found.config.vocab_size)
     if tokens < target.vocabulary:
@@ -123,16 +163,16 @@ def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
             f"{folder} has {tokens} tokens and {target.name} can generate {target.vocabulary}: "
             "give it embeddings for the others first (transformers' resize_token_embeddings)."
         )
-    model = _widened(found.name).to(target.device) if found.packed else found.model
-    return Start(_to_learn(model), found.tokenizer or target.tokenizer)
+    check_layers(sizes.layers, int(found.config.num_hidden_layers), folder)
+    return Start(found.model, found.tokenizer or target.tokenizer, file)
 
 
 def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
-    """Returns a model of these layers of another one, in their order, to learn."""
+    """Returns a model of these layers of another one, in their order."""
     config = whole.config
     count = int(config.get_text_config().num_hidden_layers)
     prefix = _name_of_layers(whole, count)
-    model = _made(_shorter(config, count, kept), "these layers")
+    model = _made(with_layers(config, count, kept), "these layers")
     places = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(kept)}
     weights = {}
     for name, value in whole.state_dict().items():
@@ -142,7 +182,7 @@ def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
         elif not name.startswith(f"{prefix}."):
             weights[name] = value
     model.load_state_dict(weights)
-    return _to_learn(model.float().to(next(whole.parameters()).device))
+    return model
 
 
 def evenly(count: int, wanted: int) -> list[int]:
@@ -177,18 +217,8 @@ def _random(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
             )
         if getattr(config, "head_dim", None) is not None:
             config.head_dim = config.hidden_size // config.num_attention_heads
-    return _made(_shorter(config, count, evenly(count, min(wanted, count)), wanted), "these sizes")
-
-
-def _shorter(config: Any, count: int, kept: Sequence[int], wanted: int | None = None) -> Any:
-    """A configuration with fewer layers, or more of the kinds that these are of."""
-    found = copy.deepcopy(config)
-    found.num_hidden_layers = len(kept) if wanted is None else wanted
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and len(kinds) == count:
-        again = [kinds[place] for place in kept]
-        found.layer_types = [again[at % len(again)] for at in range(found.num_hidden_layers)]
-    return found
+    kinds = evenly(count, min(wanted, count))
+    return _made(with_layers(config, count, kinds, wanted), "these sizes")
 
 
 def _made(config: Any, what: str) -> nn.Module:
@@ -202,20 +232,6 @@ def _made(config: Any, what: str) -> nn.Module:
             f"no {config.model_type} model of {what} can be made: {reason_of(error)}"
         ) from error
     return model
-
-
-def _plain(target: Loaded) -> Any:
-    """The target as transformers loads it: ours may have other layers in the places of some."""
-    if target.cpu_kernels is None:
-        return target.model
-    if target.packed:
-        return _widened(target.name)
-    return AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
-
-
-def _widened(name: str) -> nn.Module:
-    """The model of a GGUF file as numbers: weights in blocks cannot learn."""
-    return read_widened(locate(name))
 
 
 def _name_of_layers(model: nn.Module, count: int) -> str:

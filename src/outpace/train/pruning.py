@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outpace.errors import ConfigError
+from outpace.heads.saving import saving
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.partial.layers import decoder_layers, skipping
+from outpace.train.draft_model import check_layers
 from outpace.train.teacher import Lesson
 
 KEPT = "layers.json"
@@ -43,8 +44,7 @@ def closest_layers(
     name: what users call it. Raises ``ConfigError`` where it has fewer.
     """
     count = len(decoder_layers(model))
-    if wanted > count:
-        raise ConfigError(f"layers is {wanted}, and {name} has {count}: ask for fewer.")
+    check_layers(wanted, count, name)
     out: set[int] = set()
     trials = sum(range(wanted + 1, count + 1))
     done = 0
@@ -86,5 +86,6 @@ def note_kept(out: Path, start: str, kept: list[int]) -> None:
     """Writes which layers a run begins with: the same ones when it goes on."""
     out.mkdir(parents=True, exist_ok=True)
     part = out / f"{KEPT}.part"
-    part.write_text(json.dumps({"start": start, "kept": kept}) + "\n", encoding="utf-8")
-    part.replace(out / KEPT)
+    with saving(out / KEPT):
+        part.write_text(json.dumps({"start": start, "kept": kept}) + "\n", encoding="utf-8")
+        part.replace(out / KEPT)

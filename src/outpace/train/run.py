@@ -7,7 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -348,10 +349,10 @@ class TrainingRun:
             (self.out / f"{STATE}.part").unlink(missing_ok=True)
         if not path.exists():
             return
-        try:
+        with _reading(path):
             # On the CPU at first: this machine may lack the device that wrote it.
             state = torch.load(path, map_location="cpu", weights_only=True)
-            self._check_same(state)
+            _check_same(self.out, state, self.settings, self._target, self._text)
             # Of a text that has grown, what was learned from is not held out now.
             self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
             self.network.load_state_dict(state["network"])
@@ -362,38 +363,62 @@ class TrainingRun:
             self.stale = int(state.get("stale", 0))  # older versions of outpace did not count
             if state.get("kept") is not None:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])
-        except (ConfigError, ModelLoadError):
-            raise
-        except Exception as error:  # torch raises all sorts over a damaged file
-            raise ModelLoadError(
-                f"{path} cannot be read, so this run cannot go on: name another folder, or delete "
-                "this one to begin anew."
-            ) from error
 
-    def _check_same(self, state: Mapping[str, Any]) -> None:
-        """Raises ``ConfigError`` for a run of another target, of another text, or with other
-        settings. What is younger than the run is not compared."""
-        mine = self.settings.as_dict()
-        then = {**TrainSettings(method=self.settings.method).as_dict(), **state["settings"]}
-        for settings in (mine, then):  # where it is unset, earlier versions wrote what that means
-            settings["start"] = os.path.realpath(settings["start"] or PRUNED)
-        other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
-        text = state.get("text")
-        if not other and text and text["digest"] != _digest(self._text[: text["blocks"]]):
-            other = ["text"]
-        if "target" in state:
-            shape = TargetShape(**state["target"]["shape"])
-            try:
-                Origin(shape, state["target"]["greeting"]).check(self._target, "the run")
-            except ConfigError:
-                other = ["target"]
-        if "start" in other or os.path.exists(self.settings.start):
-            check_begin(self.settings)  # a folder that is none is not another one
-        if other:
-            raise ConfigError(
-                f"{self.out} holds a run with another {' and '.join(sorted(_said(other)))}: name "
-                "another folder, or delete this one to begin anew."
-            )
+
+def check_goes_on(out: Path, settings: TrainSettings, loaded: Loaded) -> None:
+    """Raises what `TrainingRun` would for a folder that holds the run of another target or with
+    other settings, or a state that is damaged. Reads no weights; nothing is said of the text."""
+    path = out / STATE
+    if path.exists():
+        with _reading(path):
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            _check_same(out, state, settings, origin_of(loaded))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Within it, a state that is not made as it should be is a ``ModelLoadError``."""
+    try:
+        yield
+    except (ConfigError, ModelLoadError):
+        raise
+    except Exception as error:  # torch raises all sorts over a damaged file
+        raise ModelLoadError(
+            f"{path} cannot be read, so this run cannot go on: name another folder, or delete "
+            "this one to begin anew."
+        ) from error
+
+
+def _check_same(
+    out: Path,
+    state: Mapping[str, Any],
+    settings: TrainSettings,
+    target: Origin,
+    tokens: Tensor | None = None,
+) -> None:
+    """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
+    What is younger than the run is not compared. tokens: the blocks of the text, if it is known."""
+    mine = settings.as_dict()
+    then = {**TrainSettings(method=settings.method).as_dict(), **state["settings"]}
+    for one in (mine, then):  # where it is unset, earlier versions wrote what that means
+        one["start"] = os.path.realpath(one["start"] or PRUNED)
+    other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
+    text = state.get("text")
+    if not other and text and tokens is not None:
+        other = [] if text["digest"] == _digest(tokens[: text["blocks"]]) else ["text"]
+    if "target" in state:
+        shape = TargetShape(**state["target"]["shape"])
+        try:
+            Origin(shape, state["target"]["greeting"]).check(target, "the run")
+        except ConfigError:
+            other = ["target"]
+    if "start" in other or os.path.exists(settings.start):
+        check_begin(settings)  # a folder that is none is not another one
+    if other:
+        raise ConfigError(
+            f"{out} holds a run with another {' and '.join(sorted(_said(other)))}: name another "
+            "folder, or delete this one to begin anew."
+        )
 
 
 def _said(settings: Sequence[str]) -> list[str]:

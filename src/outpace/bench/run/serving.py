@@ -139,11 +139,37 @@ class Served:
         return (self.last - self.first) / max(1, self.tokens - self.first_tokens)
 
 
-def run_load(load: Load, server: Server, speculative: str = "auto") -> list[Served]:
-    """Sends the requests and returns those that were answered, once all have ended.
+@dataclass(frozen=True)
+class Run:
+    """What came of the requests of one run."""
+
+    served: Sequence[Served]
+    """Those that were answered."""
+    problems: Sequence[str] = ()
+    """Why each of the others was not."""
+    remedy: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """How many failed, why, and what to do."""
+        count = len(self.problems)
+        return (
+            f"{count} of {count + len(self.served)} requests failed (the first: "
+            f"{self.problems[0]}): {self.remedy}"
+        )
+
+    def check(self) -> Run:
+        """Returns itself; ``ConfigError`` if a request has failed."""
+        if self.problems:
+            raise ConfigError(self.sentence)
+        return self
+
+
+def run_load(load: Load, server: Server, speculative: str = "auto") -> Run:
+    """Sends the requests and returns what came of them, once all have ended.
 
     speculative: what each asks for: "off", "auto", or a number of tokens. Raises ``ConfigError``
-    where the server cannot be reached or refuses a request.
+    where none is answered: the server cannot be reached, or refuses them.
     """
     answers = _Answers(server, load, speculative)
     threads = []
@@ -156,7 +182,7 @@ def run_load(load: Load, server: Server, speculative: str = "auto") -> list[Serv
     return answers.all()
 
 
-def run_clients(clients: Clients, server: Server, speculative: str = "auto") -> list[Served]:
+def run_clients(clients: Clients, server: Server, speculative: str = "auto") -> Run:
     """The same for clients that wait for their answers."""
     answers = _Answers(server, clients, speculative)
     with ThreadPoolExecutor(clients.count) as pool:
@@ -182,23 +208,21 @@ class _Answers:
             self._problems.append(str(error))
             self._unreachable |= isinstance(error, OSError)
 
-    def all(self) -> list[Served]:
-        """Returns the answers; ``ConfigError`` if any is missing."""
-        if self._problems:
-            remedy = (
-                "start the server with 'outpace serve', or give its address."
-                if self._unreachable
-                else "send less (--rate, --clients), or start the server with higher limits."
-            )
-            raise ConfigError(
-                f"{len(self._problems)} of {len(self._load.prompts)} requests to "
-                f"{self._server.url} failed (the first: {self._problems[0]}): {remedy}"
-            )
-        return self._found
+    def all(self) -> Run:
+        """Returns what came of the requests; ``ConfigError`` if none was answered."""
+        remedy = (
+            f"start a server at {self._server.url} with 'outpace serve', or give its address."
+            if self._unreachable
+            else "send less (--rate, --clients), or start the server with higher limits."
+        )
+        run = Run(self._found, self._problems, remedy)
+        return run if self._found else run.check()
 
 
-def summary(served: Sequence[Served], server: Server) -> dict[str, float]:
-    """Returns the figures: percentiles in seconds, tokens and good requests per second."""
+def summary(run: Run, server: Server) -> dict[str, float]:
+    """Returns the figures of the requests that were answered, percentiles in seconds, tokens and
+    good requests per second, and how many failed."""
+    served = run.served
     whole = max(one.last for one in served) - min(one.sent for one in served)
     good = sum(
         one.ttft <= server.first_seconds and one.tpot <= server.token_seconds for one in served
@@ -216,31 +240,40 @@ def summary(served: Sequence[Served], server: Server) -> dict[str, float]:
     found["tokens/s"] = sum(one.tokens for one in served) / whole
     found["requests/s"] = len(served) / whole
     found["goodput (requests/s)"] = good / whole
+    found["failed requests"] = len(run.problems)
     return found
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Runs of several kinds of requests in turns. figures: by kind, the `summary` of each turn."""
+    """Runs of several kinds of requests in turns."""
 
     figures: Mapping[str, Sequence[Mapping[str, float]]]
+    """By kind, the `summary` of each turn; the last turn may lack some kinds."""
+    notes: Sequence[str] = ()
+    """What went wrong in some turns, a sentence each."""
+    stopped: BaseException | None = None
+    """What has ended them before the last turn, if that was not played."""
 
     def medians(self) -> dict[str, dict[str, float]]:
-        """Returns, by kind, the median of each figure over the turns."""
+        """Returns, by kind, the median of each figure over the turns, where there are any."""
         return {
             kind: {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
             for kind, turns in self.figures.items()
+            if turns
         }
 
     def ratios(self, name: str) -> dict[str, Interval]:
         """Returns, by kind, a figure over that of the first kind in the same turn: the geometric
-        mean over the turns, with its interval."""
+        mean over the turns that both have, with its interval."""
         first = next(iter(self.figures.values()))
+        pairs = {
+            kind: list(zip(turns, first, strict=False)) for kind, turns in self.figures.items()
+        }
         return {
-            kind: interval_of(
-                [turn[name] / base[name] for turn, base in zip(turns, first, strict=True)]
-            )
-            for kind, turns in self.figures.items()
+            kind: interval_of([turn[name] / base[name] for turn, base in both])
+            for kind, both in pairs.items()
+            if both
         }
 
 

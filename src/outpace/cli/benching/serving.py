@@ -16,10 +16,11 @@ from outpace.cli.benching.groups import JsonFile
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.signs import counting
 from outpace.cli.tables import table
+from outpace.cli.termination import sigterm_as_ctrl_c
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.bench.run.serving import Served, Server, Turns
+    from outpace.bench.run.serving import Run, Server, Turns
 
 THROUGHPUT = "tokens/s"
 PngFile = Annotated[
@@ -88,6 +89,7 @@ class AskedFlags:
 
 
 @grouped
+@sigterm_as_ctrl_c()
 def serve_benchmark(
     *,
     speculative: Annotated[
@@ -149,6 +151,7 @@ def _by_rate(
     found = _in_turns(speculative, repeats, server, partial(run_load, load, server))
     _show(f"{address.url}, {rate:g} requests/s", found)
     _write(json_file, found.figures)
+    _end(found)
 
 
 def _by_clients(
@@ -178,41 +181,60 @@ def _by_clients(
         for kind, one in found.medians().items():
             medians.setdefault(kind, {})[count] = one
             turns.setdefault(kind, {})[count] = found.figures[kind]
-    _write(json_file, turns)
-    if png is not None:
-        png.write_bytes(load_figure(medians))
+        _write(json_file, turns)  # after each, since the next may fail
+        if png is not None:
+            png.write_bytes(load_figure(medians))
+        _end(found)
 
 
-def _in_turns(
-    speculative: str, repeats: int, server: Server, run: Callable[[str], list[Served]]
-) -> Turns:
-    """Returns the figures of each kind of request; all kinds take turns."""
+def _in_turns(speculative: str, repeats: int, server: Server, run: Callable[[str], Run]) -> Turns:
+    """Returns the figures of each kind of request; all kinds take turns. What was measured before
+    the server failed, or before Ctrl-C, is kept."""
     from outpace.bench.run.serving import Turns, summary
 
     server.forget()  # before any load is sent: a server that cannot is refused
     kinds = [kind.strip() for kind in speculative.split(",")]
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
+    notes: list[str] = []
+    stopped: BaseException | None = None
     with counting(Console(stderr=True), "bench serve") as steps:
         steps.expect(len(kinds) * (1 + repeats))
         for kind in kinds:  # what the first requests pay for, such as buffers, is nobody's
-            run(kind)
+            run(kind).check()
             steps.done("warming up")
-        for turn in range(repeats):
-            for kind in kinds if turn % 2 == 0 else reversed(kinds):
-                server.forget()
-                runs[kind].append(summary(run(kind), server))
-                steps.done(f"speculative={kind}, run {turn + 1} of {repeats}")
-    return Turns(runs)
+        try:
+            for turn in range(repeats):
+                for kind in kinds if turn % 2 == 0 else reversed(kinds):
+                    server.forget()
+                    found = run(kind)
+                    runs[kind].append(summary(found, server))
+                    if found.problems:
+                        notes.append(f"{kind}, run {turn + 1}: {found.sentence}")
+                    steps.done(f"speculative={kind}, run {turn + 1} of {repeats}")
+        except (ConfigError, KeyboardInterrupt) as error:
+            if not any(runs.values()):
+                raise
+            stopped = error
+    return Turns(runs, notes, stopped)
 
 
 def _show(title: str, found: Turns) -> None:
-    medians = found.medians()
+    medians, console = found.medians(), Console()
     first, *others = medians
     rows = [[name, *(f"{one[name]:.4g}" for one in medians.values())] for name in medians[first]]
     if others:
         ratios = found.ratios(THROUGHPUT)
         rows.append([f"{THROUGHPUT} / {first}", "1.00", *(ratios[kind].told for kind in others)])
-    Console().print(table(title, ["", *medians], rows))
+    console.print(table(title, ["", *medians], rows))
+    for note in found.notes:
+        console.print(note, highlight=False, markup=False)
+
+
+def _end(found: Turns) -> None:
+    """Raises what has stopped the turns, once what they have brought is written."""
+    if found.stopped is not None:
+        typer.echo("what was measured before it stopped is above and in the files", err=True)
+        raise found.stopped
 
 
 def _write(file: Path | None, found: Mapping[str, object]) -> None:

@@ -17,6 +17,7 @@ from outpace.cli.flags.groups import (
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.flags.searching import check_search, searching
 from outpace.cli.loading import ROWS, ChatTemplate, load_llm
+from outpace.cli.termination import sigterm_as_ctrl_c
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError
 
 COMPARED_TOKENS = 128
@@ -45,6 +46,7 @@ class OutputFlags:
 
 
 @grouped
+@sigterm_as_ctrl_c()
 def generate(
     *,
     prompt: opt.Prompt = None,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from outpace.cli.flags.groups import ModelFlags
+from outpace.cli.termination import sigterm_as_ctrl_c
 from outpace.cli.training.flags import DrafterFlags, OnlineFlags, TextFlags
 from outpace.errors import ConfigError
 
@@ -62,6 +64,11 @@ class Launch:
     def console(self) -> Console:
         """Returns where a user is told what happens: by the first process, not by all at once."""
         return Console(stderr=True, quiet=self.number > 0)
+
+    def stopping(self) -> AbstractContextManager[None]:
+        """Within it, SIGTERM keeps what was learned, as Ctrl-C does. Of several processes it ends
+        each at once: one that waits for another would not hear it."""
+        return sigterm_as_ctrl_c() if self.count == 1 else nullcontext()
 
     @property
     def ranks(self) -> Ranks:

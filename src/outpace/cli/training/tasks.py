@@ -69,6 +69,7 @@ def train_router(
     """Trains the router on the prompts as they will be asked, with the chat template around them,
     and writes it; ``ConfigError`` where there are too few."""
     from outpace.draft.route.classifier import TaskClassifier
+    from outpace.heads.saving import saving
     from outpace.train.answers import prompts
 
     tokenizer = target.tokenizer
@@ -79,7 +80,8 @@ def train_router(
         examples[task] = [tokenizer.decode(ids, skip_special_tokens=True) for ids in found[::step]]
     made = TaskClassifier.trained(examples, seed)
     out.mkdir(parents=True, exist_ok=True)
-    made.save(out / ROUTER)
+    with saving(out / ROUTER):
+        made.save(out / ROUTER)
     console.print(
         f"router: {made.accuracy:.0%} of {sum(map(len, examples.values())):,} prompts told right "
         "when they were left out"
@@ -89,6 +91,8 @@ def train_router(
 def write_routes(method: str, tasks: Iterable[str], out: Path) -> Path:
     """Writes the ``speculative_config`` that drafts for each prompt with its task's drafter, and
     for prompts of no known task with a look-up."""
+    from outpace.heads.saving import saving
+
     folder = out.resolve()
     config = {
         "method": "task",
@@ -96,5 +100,6 @@ def write_routes(method: str, tasks: Iterable[str], out: Path) -> Path:
         "routes": {task: {"method": method, "model": str(folder / task)} for task in tasks},
         "default": {"method": "suffix"},
     }
-    (out / ROUTES).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with saving(out / ROUTES):
+        (out / ROUTES).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return out / ROUTES

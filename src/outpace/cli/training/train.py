@@ -66,7 +66,7 @@ def train(
 
     Each report says how many tokens a pass of the target would bring with the drafter's guesses, on
     text that it does not learn from; of a classifier, how many tokens it tells rightly.
-    Ctrl-C keeps what the last report wrote.
+    Ctrl-C or SIGTERM keeps what the last report wrote.
 
     `outpace train eagle3 -m big-model --data chats.jsonl --self-distill --out head`
 
@@ -79,34 +79,47 @@ def train(
     `torchrun --nproc-per-node=4 -m outpace train eagle3 ...` shares it out among four GPUs.
     """
     launch = Launch.of(os.environ)
-    console = launch.console()
     text.check(online.online)
     launch.check(method, text, online)
     if processes.shard_target:
         launch.check_shards(method, model, drafter)
-    if online.online:
-        with taken(console, model, drafter.out, [(text, drafter)], online=True):
-            train_online(console, method, model, text, drafter, run, online)
-        return
-    if online.learner is not None:
-        raise ConfigError("--learner is about --online: leave it out, or add that.")
+    with launch.stopping():
+        if online.online:
+            console = launch.console()
+            with taken(console, model, drafter.out, [(text, drafter)], online=True):
+                train_online(console, method, model, text, drafter, run, online)
+        elif online.learner is not None:
+            raise ConfigError("--learner is about --online: leave it out, or add that.")
+        else:
+            _train(launch, method, model, text, drafter, run, processes)
+
+
+def _train(
+    launch: Launch,
+    method: str,
+    model: ModelFlags,
+    text: TextFlags,
+    drafter: DrafterFlags,
+    run: RunFlags,
+    processes: ProcessFlags,
+) -> None:
+    """Trains on text, which the target may write itself."""
+    console, ranks = launch.console(), launch.ranks
     files = files_of(method, text)
     settings = _settings(console, method, model, drafter, run.filled())
     _check_lessons(method, text)
-    ranks = launch.ranks
     ranks.check(settings.batch)
     own = {task: one_task(task, files, text, drafter) for task in files}
     runs = list(own.values()) or [(text, drafter)]
+    folders = [made.out for _, made in runs]
     with taken(console, model, drafter.out, runs, first=ranks.first):
-        begun = _have_begun(settings, (made.out for _, made in runs))
+        begun = _have_begun(settings, folders)
         curves = Curves(console, run.png, draws=ranks.first)
         model = launch.placed(model)
         with ranks.joined(model.device):
-            from outpace.train.students.making import check_made
-
             target = _target(console, model, ranks if processes.shard_target else None)
-            check_made(target, settings, begun)
             training = _Training(console, target, settings, run, curves, ranks)
+            training.check(folders, begun, thorough=text.self_distill)
             if own:
                 training.train_tasks(own, files, text, drafter)
             else:
@@ -217,6 +230,17 @@ class _Training:
     flags: RunFlags
     curves: Curves
     ranks: Ranks
+
+    def check(self, folders: Iterable[Path], begun: bool, thorough: bool) -> None:
+        """Raises ``ConfigError`` for settings that do not fit the target, or a run that is to go
+        on, before anything is read. thorough: also where that takes some seconds."""
+        from outpace.train.run import check_goes_on
+        from outpace.train.students.making import check_made
+
+        for folder in folders:
+            check_goes_on(folder, self.settings, self.target)
+        with working(self.console, "checking the sizes"):
+            check_made(self.target, self.settings, begun, thorough)
 
     def read(self, text: TextFlags, drafter: DrafterFlags) -> tuple[Tensor, Tensor | None]:
         """Returns the text that a drafter learns from, written before if it is the target's own."""

@@ -19,6 +19,7 @@ from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.joining import row_by_row
+from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -140,6 +141,11 @@ class Several(Drafter):
     def learners(self) -> Iterator[Drafter]:
         for child in self.children:
             yield from child.learners()
+
+    def files(self) -> Iterator[StateFile]:
+        yield from super().files()
+        for child in self.children:
+            yield from child.files()
 
     def save(self, folder: Path) -> None:
         """Writes what the one child that learns online has learned."""

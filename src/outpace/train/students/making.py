@@ -11,9 +11,17 @@ from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.registry import classifier_names, find_classifier, find_head, head_names
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.source import check_path
-from outpace.train.draft_model import DRAFT_MODEL, PRUNED, RANDOM, DraftModelSizes
+from outpace.train.draft_model import (
+    DRAFT_MODEL,
+    PRUNED,
+    RANDOM,
+    DraftModelSizes,
+    check_of_target,
+    started,
+)
 from outpace.train.marks import Recipe
 from outpace.train.pruning import Report
+from outpace.train.recipes.classifier import ClassifierRecipe
 from outpace.train.recipes.model import ModelRecipe
 from outpace.train.recipes.registry import recipe_kind
 from outpace.train.settings import TrainSettings, sizes_of
@@ -36,10 +44,7 @@ def student_for(
     own: which of them the target has written, if that is known. out: the folder that it will be
     written to; begun: whether a run in it goes on. report: is told of what takes minutes."""
     if settings.method in classifier_names():
-        if settings.quantization is not None:
-            raise ConfigError(
-                f"{settings.method} is never rounded: leave the drafter's quantization out."
-            )
+        _check_unrounded(settings)
         return classifier_student(loaded, settings)
     if settings.method == DRAFT_MODEL:
         return ModelStudent(loaded, tokens, settings, out, report)
@@ -65,20 +70,38 @@ def check_depths(settings: TrainSettings, depths: int, recipe: type[Recipe]) -> 
         )
 
 
-def check_made(loaded: Loaded, settings: TrainSettings, begun: bool) -> None:
+def check_made(
+    loaded: Loaded, settings: TrainSettings, begun: bool, thorough: bool = False
+) -> None:
     """Raises what `student_for` and the first step would raise for settings that do not fit the
-    target, as far as that takes seconds: before hours are spent on the text."""
+    target, as far as that takes seconds: before hours are spent on the text.
+
+    begun: whether all runs go on. thorough: also what takes as long as to load or to make a small
+    model, which is worth it where the text is still to be written.
+    """
     check_block(loaded, settings)
     if settings.method == DRAFT_MODEL:
-        check_depths(settings, sizes_of(DraftModelSizes, settings.head).depths, ModelRecipe)
-    if settings.method not in head_names() or begun:
-        return
-    if settings.start:
-        head = learned_head(loaded, settings)
-    else:
-        with torch.device("meta"):  # sizes only
-            head = new_head(loaded, settings)
-    check_depths(settings, head.config.depths, recipe_kind(head))
+        _check_model(loaded, settings, thorough and not begun)
+    elif settings.method in classifier_names():
+        if thorough:
+            depths = classifier_student(loaded, settings).depths
+            check_depths(settings, depths, ClassifierRecipe)
+    elif not begun:
+        if settings.start:
+            head = learned_head(loaded, settings)
+        else:
+            with torch.device("meta"):  # sizes only
+                head = new_head(loaded, settings)
+        check_depths(settings, head.config.depths, recipe_kind(head))
+
+
+def _check_model(loaded: Loaded, settings: TrainSettings, thorough: bool) -> None:
+    sizes = sizes_of(DraftModelSizes, settings.head)
+    check_depths(settings, sizes.depths, ModelRecipe)
+    if settings.start in ("", PRUNED):
+        check_of_target(loaded, sizes)
+    elif thorough:
+        started(loaded, settings.start, sizes)
 
 
 def check_sizes(settings: TrainSettings) -> None:
@@ -90,6 +113,7 @@ def check_sizes(settings: TrainSettings) -> None:
             raise ConfigError(
                 f"{settings.method} learns from the tokens of a draft model: name it with --draft."
             )
+        _check_unrounded(settings)
         sizes_of(find_classifier(settings.method).Config, settings.head)
     elif settings.method not in head_names():
         known = [DRAFT_MODEL, *head_names(), *classifier_names()]
@@ -100,6 +124,14 @@ def check_sizes(settings: TrainSettings) -> None:
         sizes_of(find_head(settings.method).Config, settings.head)
 
 
+def _check_unrounded(settings: TrainSettings) -> None:
+    """Raises ``ConfigError`` where a classifier is to be rounded."""
+    if settings.quantization is not None:
+        raise ConfigError(
+            f"{settings.method} is never rounded: leave the drafter's quantization out."
+        )
+
+
 def check_begin(settings: TrainSettings) -> None:
     """Raises ``ConfigError`` or ``ModelLoadError`` for a drafter to begin as that is plainly none,
     by its folder; nothing is loaded yet."""
@@ -107,3 +139,5 @@ def check_begin(settings: TrainSettings) -> None:
         check_start(settings)
     elif settings.method == DRAFT_MODEL and settings.start not in ("", PRUNED, RANDOM):
         check_path(settings.start)
+    elif settings.draft:
+        check_path(settings.draft)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.draft_model import PRUNED, RANDOM, DraftModelSizes, Start, shortened, started
+from outpace.train.draft_model import PRUNED, RANDOM, DraftModelSizes, started
 from outpace.train.losses import FORWARD_KL
 from outpace.train.marks import Recipe
 from outpace.train.pruning import Report, closest_layers, find_kept, note_kept, thinned
@@ -30,7 +31,8 @@ class ModelStudent(Student):
         that says which ones a run to go on with has kept. report: is told how far the choice is."""
         sizes = sizes_of(DraftModelSizes, settings.head)
         start = settings.start or PRUNED
-        self._begin(started(loaded, start, sizes))
+        self._start = started(loaded, start, sizes)
+        self._device = loaded.device
         self._settings, self._piece, self._out, self._report = settings, tokens[-1:], out, report
         self._name = loaded.name if start == PRUNED else start
         self._wanted = 0 if start == RANDOM else sizes.layers
@@ -40,15 +42,16 @@ class ModelStudent(Student):
         self._started_as = start
         self.has_learned = start not in (PRUNED, RANDOM)
         self.depths = sizes.depths
+        if not self._wanted:
+            self._begin(None)
 
     def recipe(self, teacher: Teacher) -> Recipe:
-        self.network.to(teacher.device)  # a target's layers are read anew, on the CPU
         if self._wanted:
             # Read in any case: of a target that is split, all processes have to make a pass.
             lesson = thinned(teacher.read(self._piece))
             known = find_kept(self._out, self._started_as, self._wanted)
             self._kept = known or self._chosen(teacher, lesson)
-            self._begin(Start(shortened(self.network, self._kept), self._start.tokenizer))
+            self._begin(self._kept)
         return ModelRecipe(self.network, teacher, self._settings.loss, self.depths)
 
     def save(self, out: Path) -> None:
@@ -56,17 +59,21 @@ class ModelStudent(Student):
         if self._kept:
             note_kept(out, self._started_as, self._kept)
 
-    def _begin(self, start: Start) -> None:
-        self._start, self.network = start, start.model
+    def _begin(self, kept: Sequence[int] | None) -> None:
+        self._start = self._start.to_learn(kept, self._device)
+        self.network = self._start.model
 
     def _chosen(self, teacher: Teacher, lesson: Lesson) -> list[int]:
         """The layers with which it is close to the target from the beginning."""
-        recipe = ModelRecipe(self.network, teacher, FORWARD_KL, self.depths)
-        kind, mixed = teacher.device.type, self._settings.is_mixed(teacher.device)
+        whole = self._start.model.to(self._device)  # a target's layers may be read anew, on the CPU
+        recipe = ModelRecipe(whole, teacher, FORWARD_KL, self.depths)
+        # Products of blocks have a precision of their own.
+        mixed = self._start.file is None and self._settings.is_mixed(self._device)
+        kind = self._device.type
 
         @torch.no_grad()
         def distance() -> float:
             with torch.autocast(kind, torch.bfloat16, enabled=mixed):
                 return float(recipe.mark(lesson).loss)
 
-        return closest_layers(self.network, self._wanted, self._name, distance, self._report)
+        return closest_layers(whole, self._wanted, self._name, distance, self._report)

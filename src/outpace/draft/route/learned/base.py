@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Self
 
@@ -37,9 +37,11 @@ class Learning(Choosing, Generic[State]):
         whose = list(map(described, names, children))
         models = [digest_of(child.loaded.model) for child in children if child.loaded]
         self._file = None if file is None else StateFile(file, self.name, whose, models)
-        saved = None if self._file is None else self._file.load()
-        if saved is not None:
-            self.restore(saved)
+        if self._file is not None:
+            saved = self._file.load()
+            if saved is not None:
+                self.restore(saved)
+            self._file.keep(self.to_save)
 
     @classmethod
     @abstractmethod
@@ -63,6 +65,11 @@ class Learning(Choosing, Generic[State]):
         configs = list(setup.options.drafters)
         return cls.of(setup, build_children(setup, configs), names_of(configs))
 
+    def files(self) -> Iterator[StateFile]:
+        yield from super().files()
+        if self._file is not None:
+            yield self._file
+
     def admit(self, rows: Sequence[RowInfo]) -> None:
         super().admit(rows)
         self._learned.admit(rows)
@@ -75,4 +82,4 @@ class Learning(Choosing, Generic[State]):
         super().retain(rows)
         self._learned.retain(rows)
         if self._file is not None:
-            self._file.save(self.to_save())
+            self._file.changed()

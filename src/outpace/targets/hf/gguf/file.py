@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +187,21 @@ def _without_heads(model: GGUFModel) -> GGUFModel:
         if isinstance(value, np.ndarray) and len(value) == count and name[:9] != "tokenizer":
             values[name] = value[:last]
     return GGUFModel(model.path, values, kept)
+
+
+def of_layers(model: GGUFModel, kept: Sequence[int]) -> GGUFModel:
+    """Returns a model with the tensors of these layers, counted from 0 in their order, and with
+    those that belong to no layer. What it says of itself stays as it is."""
+    numbers = {old: new for new, old in enumerate(kept)}
+    tensors: dict[str, Stored] = {}
+    for name, tensor in model.tensors.items():
+        match = LAYER.match(name)
+        if match is None:
+            tensors[name] = tensor
+        elif int(match[1]) in numbers:
+            renamed = f"blk.{numbers[int(match[1])]}.{name[match.end() :]}"
+            tensors[renamed] = replace(tensor, name=renamed)
+    return replace(model, tensors=tensors)
 
 
 def _check_parts(path: Path, headers: Sequence[Header]) -> None:

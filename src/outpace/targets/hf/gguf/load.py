@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from outpace.errors import ConfigError, OutpaceError
+from outpace.errors import ConfigError, OutpaceError, UnsupportedModel, reason_of
 from outpace.targets.cpu.weights.blocks import KINDS, block_bytes
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled
-from outpace.targets.hf.gguf.file import GGUFModel, read_model
+from outpace.targets.hf.gguf.file import GGUFModel, of_layers, read_model
 from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.gguf.vocabulary import end_tokens, generation_config_of, tokenizer_of
+from outpace.targets.hf.partial.shorter import with_layers
 from outpace.targets.hf.supported import support
 
 LOGGER = logging.getLogger("outpace")
@@ -30,12 +31,18 @@ def read_gguf_tokenizer(path: str) -> Any:
     return tokenizer_of(read_model(Path(path)))
 
 
-def read_widened(path: str) -> nn.Module:
+def read_widened(path: str, kept: Sequence[int] | None = None) -> nn.Module:
     """Returns the model of a GGUF file with all weights as numbers in float32, in transformers' own
-    layers: to learn from there, which blocks cannot."""
+    layers: to learn from there, which blocks cannot.
+
+    kept: the numbers of its layers that the model has, in their order; None: all. The blocks of
+    others are not widened. Raises ``UnsupportedModel`` for a model that cannot do without them.
+    """
     model = read_model(Path(path))
     config = config_of(model)
     support.check_config(config)
+    if kept is not None:
+        return _shortened(model, config, kept)
     try:
         built = empty_model(config, torch.float32, None)
         return filled(model, built, torch.float32, packed=False)
@@ -45,6 +52,18 @@ def read_widened(path: str) -> nn.Module:
         raise no_such_model(model, error) from error
 
 
+def _shortened(model: GGUFModel, config: Any, kept: Sequence[int]) -> nn.Module:
+    count = int(config.num_hidden_layers)
+    try:
+        built = empty_model(with_layers(config, count, kept), torch.float32, None)
+        return filled(of_layers(model, kept), built, torch.float32, packed=False)
+    except Exception as error:  # with all its layers it was read
+        raise UnsupportedModel(
+            f"the layers of {model.path} cannot be left out ({reason_of(error)}): begin with a "
+            "folder, without layers, or with --start random."
+        ) from error
+
+
 def load_gguf(
     path: str,
     tokenizer: Any,
@@ -52,18 +71,20 @@ def load_gguf(
     device: torch.device,
     attention: Callable[[Any], str | None],
     report: Callable[[str, float], None],
+    check: Callable[[Any], None] = support.check_config,
 ) -> tuple[nn.Module, Any, dict[int, list[str]]]:
     """Returns the model of a GGUF file, its tokenizer unless one is given, and the tokens that end
     a text, with who names each of them.
 
     dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
     stay so, in memory that the file is mapped to; on a GPU they are widened. attention: says which
-    function a configuration needs.
+    function a configuration needs. check: raises what a configuration shows to be wrong, before
+    the weights are read.
     """
     report("reading the header", 0.02)
     model = read_model(Path(path))
     config = config_of(model)
-    support.check_config(config)
+    check(config)
     kind = _dtype(model, dtype, device)
     report("converting the tokenizer", 0.05)
     known = tokenizer_of(model) if tokenizer is None else tokenizer

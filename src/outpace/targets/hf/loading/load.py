@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +25,7 @@ from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.loading.bars import without_loading_bars
-from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
+from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
 from outpace.targets.hf.loading.places import named_device, pick_device, pick_dtype
 from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
 from outpace.targets.hf.loading.reading import (
@@ -34,6 +35,7 @@ from outpace.targets.hf.loading.reading import (
     read_weights,
 )
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
+from outpace.targets.hf.seq2seq.lengths import reads_sources
 from outpace.targets.hf.supported import support
 from outpace.targets.hf.supported.experts import compute_in_float64
 from outpace.targets.hf.supported.plainly import rounds_inputs
@@ -52,6 +54,7 @@ def load(
     quantization: Quantization | Literal["auto"] | None = None,
     progress: Progress | None = None,
     compiled: bool = False,
+    check_length: Callable[[int], None] | None = None,
 ) -> Loaded:
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
@@ -63,7 +66,9 @@ def load(
     instead of the one that comes with it. quantization: see `quantize`; "auto" is for drafters,
     which may be rounded: 8 bits where that saves time. progress: called before each step, in the
     place of transformers' bars. compiled: whether passes will be compiled, which those of weights
-    in blocks are not. Raises ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
+    in blocks are not. check_length: is called with the tokens that the model has positions for,
+    before its weights are read if that is known by then, and may raise. Raises ``ConfigError``,
+    ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     _check_trust(trust_remote_code)
@@ -94,8 +99,9 @@ def load(
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantization(wanted, where, kind)
+    looked = _Looked(report, check_length)
     with nullcontext() if progress is None else without_loading_bars():  # it is shown by others
-        loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, report)
+        loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, looked)
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
     if rounds and pays(loaded.model):
         wanted = "int8"
@@ -126,7 +132,8 @@ def load_plain(
     """
     _check_trust(trust_remote_code)
     kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
-    loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, progress)
+    looked = _Looked(progress)
+    loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, looked)
     use_grouped(loaded.model)
     compute_in_float64(loaded.model)
     support.check(loaded.model)
@@ -239,6 +246,21 @@ def _is_gguf_name(model: object) -> bool:
     return isinstance(model, (str, os.PathLike)) and names_gguf(model)
 
 
+@dataclass(frozen=True)
+class _Looked:
+    """What is done on the way to the weights."""
+
+    report: Progress
+    check_length: Callable[[int], None] | None = None
+
+    def check(self, config: Any) -> None:
+        """Raises what the configuration shows to be wrong."""
+        support.check_config(config)
+        # How long the texts of an encoder-decoder may be, its tables of positions say.
+        if self.check_length is not None and not reads_sources(config):
+            self.check_length(longest_of(config.get_text_config()))
+
+
 def _from_path(
     path: str,
     tokenizer: Any,
@@ -246,16 +268,17 @@ def _from_path(
     device: torch.device,
     trust: bool,
     quantization: Quantization | None,
-    report: Progress,
+    looked: _Looked,
 ) -> Loaded:
     check_path(path)
+    report = looked.report
     report("looking for the model", 0.0)
     source = locate(path)
     if is_gguf(Path(source)):
-        return _from_gguf(source, path, tokenizer, dtype, device, quantization, report)
+        return _from_gguf(source, path, tokenizer, dtype, device, quantization, looked)
     generation.check_file(source)
     config = read_config(source, path, trust)
-    support.check_config(config)
+    looked.check(config)
     # Before the weights, which are what takes long.
     known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
     report("reading the weights", 0.05)
@@ -271,9 +294,11 @@ def _from_gguf(
     dtype: torch.dtype | str,
     device: torch.device,
     quantization: Quantization | None,
-    report: Progress,
+    looked: _Looked,
 ) -> Loaded:
-    model, known, ends = load_gguf(source, tokenizer, dtype, device, attention_for, report)
+    model, known, ends = load_gguf(
+        source, tokenizer, dtype, device, attention_for, looked.report, looked.check
+    )
     packed = bool(block_bytes(model))
     if packed and quantization is not None:
         raise ConfigError(

@@ -22,6 +22,9 @@ from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
 from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
 
+ANY_LENGTH = 1 << 20
+"""The longest text of a model that has room for any."""
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -67,24 +70,10 @@ class Loaded:
 
     @property
     def max_length(self) -> int:
-        """Tokens that the model has positions for.
-
-        Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a
-        batch would change what its rows have cached as soon as the longest of them got there.
-        Where attention drops tokens from some length on (Doge), only texts up to that length. Of an
-        encoder-decoder, those of the decoder. Models that only keep states have room for any text.
-        """
+        """Tokens that the model has positions for; of an encoder-decoder, the decoder."""
         if is_encoder_decoder(self.model):
-            return longest_text(self.model) or 1 << 20
-        if self.config.model_type in WITHOUT_CACHE:
-            return 1 << 20  # RWKV's context_length is what one pass of a kernel takes
-        top = int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
-        top = min(top, int(getattr(self.config, "keep_window_size", None) or top))
-        rope = getattr(self.config, "rope_parameters", None) or {}
-        kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
-        first = [kind.get("original_max_position_embeddings") for kind in kinds]
-        long = any(kind.get("rope_type") == "longrope" for kind in kinds)
-        return min([top, *filter(None, first)]) if long else top
+            return longest_text(self.model) or ANY_LENGTH
+        return longest_of(self.config)
 
     @cached_property  # tokenizers make the whole table anew each time: 10 ms
     def vocabulary(self) -> int:
@@ -125,6 +114,25 @@ class Loaded:
     def nbytes(self) -> int:
         """Bytes of the weights."""
         return weight_bytes(self.model)
+
+
+def longest_of(config: Any) -> int:
+    """Returns the tokens that a decoder has positions for, by its text model's configuration.
+
+    Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a batch
+    would change what its rows have cached as soon as the longest of them got there. Where attention
+    drops tokens from some length on (Doge), only texts up to that length. Models that only keep
+    states have room for any text.
+    """
+    if config.model_type in WITHOUT_CACHE:
+        return ANY_LENGTH  # RWKV's context_length is what one pass of a kernel takes
+    top = int(getattr(config, "max_position_embeddings", None) or ANY_LENGTH)
+    top = min(top, int(getattr(config, "keep_window_size", None) or top))
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+    first = [kind.get("original_max_position_embeddings") for kind in kinds]
+    long = any(kind.get("rope_type") == "longrope" for kind in kinds)
+    return min([top, *filter(None, first)]) if long else top
 
 
 def check_model(model: Any) -> None:
