@@ -34,6 +34,10 @@ def test_the_options_of_one_with_their_defaults() -> None:
     assert "(needed)" in next(line for line in shown.splitlines() if "│ drafters " in line)
 
 
+def test_a_default_that_is_made_anew_is_shown_as_it_is() -> None:
+    assert '{"method": "ngram"}' in listed("staged").stdout
+
+
 def test_all_options_say_what_they_do() -> None:
     kinds: list[Any] = [*rules().values()]
     kinds += [find_drafter(name).Options for name in drafter_names()]
