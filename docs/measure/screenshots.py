@@ -41,25 +41,27 @@ def shoot(page, file):
     print(file, picture.size, file.stat().st_size // 1000, "KB")
 
 
-def ask(page, question, tokens):
+def ask(page, mode, text, tokens):
     page.click("#options summary")
+    page.check(f"[value={mode}]")
     page.fill("#tokens", tokens)
     page.fill("#temperature", "0.8")
     page.select_option("#speculative", "4")
     page.click("#options summary")
-    page.fill("#prompt", question)
+    page.fill("#prompt", text)
     page.click("#run")
     page.wait_for_selector("#rounds:not([hidden])")
 
 
 def side_by_side(page):
-    ask(page, "Tell me a story about a cat.", "90")
+    ask(page, "prompt", "Once upon a time there was a little girl named Lily. She", "90")
     page.click(".pane:first-child .text .corrected")
     page.wait_for_selector("#tree svg")
+    page.mouse.move(0, 0)
 
 
 def chat(page):
-    ask(page, "Tell me about a cat.", "60")
+    ask(page, "chat", "Tell me about a cat.", "60")
     page.hover(".text .accepted")
 
 
