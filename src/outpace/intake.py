@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from outpace import arguments, chats
 from outpace.chats import Conversation
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.special_tokens import special_tokens
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
@@ -168,12 +166,14 @@ class Intake:
             resolved = generation.completed(
                 self._own, params, resolved, ids, ends, room, device, encoded
             )
-        resolved, stop_names = self._with_named_stops(resolved)
+        decoder = self.decoder
+        if decoder is not None and shown:
+            decoder = decoder.showing(shown)
+        resolved, stop_names = self._with_named_stops(resolved, decoder)
         options, most = self.row_options(resolved, ends), min(resolved.max_tokens or room, room)
         if grammar is not None:
             options = replace(options, mask=grammar.copy())
             contradictions.check(options, ids, self._loaded.vocabulary, most)
-        decoder = self._showing(shown) if shown else self.decoder
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
@@ -297,15 +297,16 @@ class Intake:
                 "which one must be left for the text: shorten the prompt."
             )
 
-    def _with_named_stops(self, params: SamplingParams) -> tuple[SamplingParams, dict[int, str]]:
+    def _with_named_stops(
+        self, params: SamplingParams, decoder: TextDecoder | None
+    ) -> tuple[SamplingParams, dict[int, str]]:
         """Returns resolved params with the tokens that its stop strings name, and these strings: a
-        special token has no text in which a string could be found."""
-        if not params.stop_strings:
+        special token has no text in which a string could be found. decoder: the text's."""
+        if params.stop_strings:
+            self._needs_tokenizer("a stop string")
+        if decoder is None or not params.skip_special_tokens:
             return params, {}
-        self._needs_tokenizer("a stop string")
-        if self.decoder is None or not params.skip_special_tokens:
-            return params, {}
-        named = self.decoder.named_by(params.stop_strings)
+        named = decoder.named_by(params.stop_strings)
         tokens = dict.fromkeys((*params.stop_token_ids, *named))
         return replace(params, stop_token_ids=tuple(tokens)), named
 
@@ -343,16 +344,7 @@ class Intake:
 
     def is_special(self, word: str) -> bool:
         """Returns whether a word is a special token, which texts leave out."""
-        return word in self._special.values()
-
-    def _showing(self, words: Collection[str]) -> TextDecoder | None:
-        """The decoder of texts that hold these special tokens."""
-        hidden = [token for token, word in self._special.items() if word not in words]
-        return None if self.decoder is None else self.decoder.showing_all_but(hidden)
-
-    @cached_property
-    def _special(self) -> dict[int, str]:
-        return special_tokens(self._loaded.tokenizer)
+        return self.decoder is not None and self.decoder.is_special(word)
 
     def check_form(self, form: Mapping[str, Any]) -> None:
         """Raises ``ParamsError`` for a form that no text can be made to follow."""

@@ -569,7 +569,7 @@ def test_the_runs_of_all_tasks_go_on_without_what_they_began_as(
         (("draft_model", "--start", "random", "--set", "groups=3"), "of these sizes can be made"),
         (("draft_model", "--start", "{target}", "--set", "layers=3"), "layers is 3, and {target}"),
         (("draft_model", "--start", "{stranger}"), "have different tokenizers"),
-        (("draft_model", "--start", "{head}"), "holds a head"),
+        (("draft_model", "--start", "{head}"), "cannot read the config.json of"),
         (("judge", "--draft", "{drafter}", "--set", "window=128"), "--block must be more than 2"),
         (("judge", "--draft", "{stranger}"), "have different tokenizers"),
         (("judge", "--draft", "{none}"), "there is no folder"),

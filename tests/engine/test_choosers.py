@@ -525,9 +525,9 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def learned_in(path: Path, method: str = "auto") -> int:
-    """Returns how many texts a state of auto was learned from, or 1 for other methods."""
+    """Returns how many ends of texts are in a state of auto, or 1 for other methods."""
     state = json.loads(path.read_text())["state"]
-    return len(state["texts"]) if method == "auto" else 1
+    return sum(map(bool, state["ends"]["texts"])) if method == "auto" else 1
 
 
 @pytest.mark.parametrize("method", ["auto", "hedge", "ucb"])

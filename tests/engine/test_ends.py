@@ -217,6 +217,16 @@ def test_a_special_token_among_other_text_is_refused(stop: str) -> None:
     assert (request.text, request.stop_reason) == ("b", stop)
 
 
+def test_a_special_token_that_the_text_holds_is_found_in_the_text() -> None:
+    """As the tags of tool calls, where these are special tokens."""
+    llm = chatter()
+    for stop, text in (("<|turn|>", "a"), ("<|turn|>b", "a"), ("<|asks|>", "a<|turn|>ba")):
+        params = SamplingParams(max_tokens=9, stop=stop)
+        (request,) = llm.requests("hi", params, shown=["<|turn|>"])
+        request.extend([A, TURN, B, A, ASKS, B])
+        assert (request.text, request.stop_reason) == (text, stop)
+
+
 def test_an_added_token_that_is_text_is_found_in_the_text() -> None:
     request = said(chatter(), "hi", A, SHOWN, B, stop="<|shown|>")
     assert (request.text, request.stop_reason) == ("a", "<|shown|>")

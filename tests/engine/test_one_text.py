@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outpace.core.clean_up import cleans
+from outpace.core.clean_up import cleaner_of
 from outpace.core.detokenizer import UNFINISHED
 from outpace.core.law import RowOptions
 from outpace.core.params import SamplingParams
@@ -125,6 +125,24 @@ def test_any_tokens_are_one_string(family: str, skip: bool) -> None:
             assert text == known
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_special_tokens_that_are_shown_are_in_streams_and_whole_texts(family: str) -> None:
+    """And no others, as the tags of tool calls are where these are special."""
+    tokenizer = FAMILIES[family]()
+    hidden = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id}
+    ids = [*spelt(family, "the dog"), tokenizer.eos_token_id, *spelt(family, "it's. the dog")]
+    ids += sorted(hidden)
+    showing = decoder(family).showing([tokenizer.eos_token])
+    text, growing = showing.text(ids), showing.growing()
+    for token in ids:
+        growing.push(token)
+    growing.finish()
+    assert growing.text == text
+    assert text == tokenizer.decode([token for token in ids if token not in hidden])
+    assert tokenizer.eos_token in text
+    assert showing.is_special(tokenizer.eos_token) is False
+
+
 @pytest.mark.parametrize("family", ["byte-level BPE", "byte fallback", "Unigram with bytes"])
 def test_bytes_of_no_character_take_no_character_along(family: str) -> None:
     """Every complete character comes out, wherever a run of bytes breaks off or begins anew."""
@@ -153,7 +171,7 @@ def test_bytes_of_no_character_take_no_character_along(family: str) -> None:
 
 
 def test_only_tokenizers_that_clean_up_are_taken_for_such() -> None:
-    found = {family for family in FAMILIES if cleans(FAMILIES[family]())}
+    found = {family for family in FAMILIES if cleaner_of(FAMILIES[family]()) is not None}
     assert found == {"WordPiece, cleaned up"}
 
 

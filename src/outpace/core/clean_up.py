@@ -7,6 +7,7 @@ it, and a text that grows has to hold back what may still change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 REMOVED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
@@ -17,20 +18,27 @@ SPELT = ("{}", "\u0120{}", "\u2581{}")
 """How vocabularies write a punctuation mark, alone and with a space in front of it."""
 
 
-def cleans(tokenizer: Any) -> bool:
-    """Returns whether a tokenizer cleans up the spaces of what it decodes.
+Clean = Callable[[str], str]
+"""Cleans up the spaces of a text."""
+
+
+def cleaner_of(tokenizer: Any) -> Clean | None:
+    """Returns what cleans up the spaces of the texts that a tokenizer decodes; None for one that
+    leaves them.
 
     Its ``clean_up_tokenization_spaces`` does not say it alone: transformers ignores that for BPE.
     """
     if not getattr(tokenizer, "clean_up_tokenization_spaces", False):
-        return False
+        return None
     names = [spelt.format(mark) for mark in MARKS for spelt in SPELT]
     tokens = [token for token in tokenizer.convert_tokens_to_ids(names) if token is not None]
-    return any(
+    cleans = any(
         tokenizer.decode([token, token])
         != tokenizer.decode([token, token], clean_up_tokenization_spaces=False)
         for token in dict.fromkeys(tokens)
     )
+    clean: Clean = tokenizer.clean_up_tokenization
+    return clean if cleans else None
 
 
 class CleanUp:
@@ -39,8 +47,8 @@ class CleanUp:
     Joined together, the pieces are what the tokenizer makes of the whole text.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._clean = tokenizer.clean_up_tokenization
+    def __init__(self, clean: Clean) -> None:
+        self._clean = clean
         self._held = ""
 
     @property
@@ -55,12 +63,12 @@ class CleanUp:
         while end and not _splits(text[:end]):
             end = len(text[: max(text.rfind(" ", 0, end), 0)].rstrip(" "))
         self._held = text[end:]
-        return str(self._clean(text[:end]))
+        return self._clean(text[:end])
 
     def finish(self) -> str:
         """Returns the rest of the cleaned text."""
         rest, self._held = self._held, ""
-        return str(self._clean(rest))
+        return self._clean(rest)
 
 
 def _splits(text: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from outpace.core.anchors import decoded
-from outpace.core.clean_up import CleanUp
+from outpace.core.clean_up import Clean, CleanUp
 
 UNFINISHED = "\ufffd"
 """What a tokenizer decodes the first bytes of an unfinished character to, and bytes that belong to
@@ -36,14 +36,14 @@ class Detokenizer:
         tokenizer: Any,
         skip_special_tokens: bool = True,
         behind: Sequence[int] = (),
-        cleans: bool = False,
+        clean: Clean | None = None,
     ) -> None:
-        """behind: tokens that the sequence goes on from. Their text is left out. cleans: whether
-        the tokenizer cleans up spaces (`outpace.core.clean_up.cleans`)."""
+        """behind: tokens that the sequence goes on from. Their text is left out. clean: what cleans
+        up the spaces of the tokenizer's texts (`outpace.core.clean_up.cleaner_of`)."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
-        self._clean_up = CleanUp(tokenizer) if cleans else None
-        self._options = {"clean_up_tokenization_spaces": False} if cleans else {}
+        self._clean_up = None if clean is None else CleanUp(clean)
+        self._options = {} if clean is None else {"clean_up_tokenization_spaces": False}
         # The tokens that were shown last: a piece may depend on the one before it.
         self._context = list(behind)
         self._before = self._decode(self._context)

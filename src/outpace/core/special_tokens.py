@@ -23,11 +23,8 @@ class Showing:
     def __init__(self, tokenizer: Any, hidden: Collection[int]) -> None:
         self._tokenizer, self._hidden = tokenizer, frozenset(hidden)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._tokenizer, name)
-
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False, **options: bool) -> str:
-        """Returns the text of tokens."""
+        """Returns the text of tokens. options: further ones of the tokenizer's ``decode``."""
         if skip_special_tokens:
             ids = [token for token in ids if token not in self._hidden]
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, **options))

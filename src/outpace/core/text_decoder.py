@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import copy
-from functools import cached_property
+import copy
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from outpace.core.anchors import anchor_of, decoded
-from outpace.core.clean_up import cleans
+from outpace.core.clean_up import cleaner_of
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
-from outpace.core.special_tokens import Showing
+from outpace.core.special_tokens import Showing, special_tokens
 from outpace.core.token_bytes import byte_level, named_byte
 from outpace.errors import ParamsError
 
@@ -29,19 +28,27 @@ class TextDecoder:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.anchor = anchor_of(tokenizer)
-        self._cleans = cleans(tokenizer)
+        self._clean = cleaner_of(tokenizer)
+        self._special = special_tokens(tokenizer)  # those that texts leave out
+        self._of_texts = tokenizer  # what decodes texts
 
-    def showing_all_but(self, hidden: Collection[int]) -> TextDecoder:
-        """Returns a decoder whose texts leave out only these special tokens."""
-        found = copy(self)
-        found.tokenizer = Showing(self.tokenizer, hidden)
-        return found
+    def showing(self, words: Collection[str]) -> TextDecoder:
+        """Returns the same for texts that hold these special tokens, although they leave out the
+        others."""
+        made = copy.copy(self)
+        made._special = {token: word for token, word in self._special.items() if word not in words}
+        made._of_texts = Showing(self.tokenizer, made._special)
+        return made
+
+    def is_special(self, word: str) -> bool:
+        """Returns whether a word is a special token, which texts leave out."""
+        return word in self._special.values()
 
     def growing(self, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
         """Returns the empty text of a sequence that grows. continues: whether it goes on from
         another text, blanks included; else it begins anew."""
         behind = self.anchor if continues else ()
-        return Detokenizer(self.tokenizer, skip_special_tokens, behind, self._cleans)
+        return Detokenizer(self._of_texts, skip_special_tokens, behind, self._clean)
 
     def text(
         self, ids: Sequence[int], skip_special_tokens: bool = True, continues: bool = False
@@ -80,12 +87,13 @@ class TextDecoder:
         Texts leave special tokens out, so that no string could be found there. Raises
         ``ParamsError`` for a string in which one stands among other text.
         """
+        numbers = {name: token for token, name in self._special.items()}
         found = {}
         for stop in stops:
-            if stop in self._special:
-                found[self._special[stop]] = stop
+            if stop in numbers:
+                found[numbers[stop]] = stop
                 continue
-            names = (name for name in self._special if len(name) >= MARKUP)
+            names = (name for name in numbers if len(name) >= MARKUP)
             inside = next((name for name in names if name in stop), None)
             if inside is not None:
                 raise ParamsError(
@@ -93,15 +101,3 @@ class TextDecoder:
                     f"out: give {inside!r} by itself, or skip_special_tokens=False."
                 ).about("stop")
         return found
-
-    @cached_property
-    def _special(self) -> Mapping[str, int]:
-        """The tokens that are left out of texts, by their names."""
-        added = getattr(self.tokenizer, "added_tokens_decoder", {})
-        names = {entry.content: token for token, entry in added.items() if entry.special}
-        known = zip(
-            getattr(self.tokenizer, "all_special_tokens", ()),
-            getattr(self.tokenizer, "all_special_ids", ()),
-            strict=True,
-        )
-        return {name: token for name, token in {**dict(known), **names}.items() if name}

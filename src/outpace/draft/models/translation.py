@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.core.clean_up import cleans
+from outpace.core.clean_up import cleaner_of
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
 from outpace.draft.models.own_text import OwnText
 
@@ -32,7 +32,7 @@ class Translation(OwnText):
     def __init__(self, target: Any, own: Any, goes_on: bool = False) -> None:
         """target, own: the tokenizers. goes_on: whether it stands behind another text."""
         self._goes_on = goes_on
-        self._detokenizer = Detokenizer(target, cleans=cleans(target))
+        self._detokenizer = Detokenizer(target, clean=cleaner_of(target))
         self._own = own
         self._read = 0  # tokens of the target
         self._settled: list[int] = []  # own tokens, of the text up to here:
