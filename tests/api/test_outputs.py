@@ -30,7 +30,9 @@ def test_logprobs_have_the_texts_of_their_tokens(llm: LLM) -> None:
     (output,) = llm.generate(PROMPTS[0], PARAMS)
     assert output.logprobs is not None
     laws = [law for position in output.logprobs for law in position.items()]
-    assert {law.decoded_token for _, law in laws} == {llm.tokenizer.decode([t]) for t, _ in laws}
+    decoder = llm.intake.decoder
+    assert decoder is not None
+    assert {law.decoded_token for _, law in laws} == {decoder.token(t) for t, _ in laws}
 
 
 def test_logprobs_without_a_tokenizer_have_no_texts() -> None:

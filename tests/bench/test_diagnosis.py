@@ -67,7 +67,7 @@ def test_look_ups_and_the_bundled_drafter_write_all_prompts(found: Diagnosis) ->
 
 
 def test_rounds_are_those_of_the_texts(measured: Measured, found: Diagnosis) -> None:
-    """Of each text all but the first round, which reads the prompt and brings one token."""
+    """All but the first round of each text, which reads the prompt and brings one token."""
     for candidate, result in zip(measured.others, found.drafters, strict=True):
         for kind in result.kinds:
             texts = candidate.texts[kind.kind]

@@ -213,7 +213,10 @@ def test_a_coupled_rule_is_compared_with_plain_texts_of_its_own_noise(
 )
 def test_a_mixture_of_experts_has_no_bound(family: str, counts: dict[str, Any]) -> None:
     config = getattr(transformers, family)(**counts)
-    dense, model = (SimpleNamespace(config=one) for one in (transformers.LlamaConfig(), config))
+    dense, model = (
+        SimpleNamespace(config=one, model=SimpleNamespace(config=one))
+        for one in (transformers.LlamaConfig(), config)
+    )
     mixed = family not in ("LlamaConfig", "GraniteMoeHybridConfig")
     for target, drafter in ((model, None), (model, dense), (dense, model)):
         engine = SimpleNamespace(drafter=SimpleNamespace(loaded=drafter))

@@ -26,7 +26,7 @@ RULES = {
 }
 """For each lossless rule, the method with which it is tried at each change."""
 KINDS = ("mistral/draft_model", "qwen3_next/draft_model", "t5/draft_model", "bundled/auto")
-"""Of other models than the tiny Llama, what is tried at each change."""
+"""What is tried at each change of other models than the tiny Llama."""
 
 
 def tried_at_each_change(name: str) -> bool:

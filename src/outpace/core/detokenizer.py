@@ -167,6 +167,8 @@ class Detokenizer:
         return self._decode([*tokens, *tokens]) == ""
 
     def _decode(self, ids: Sequence[int]) -> str:
+        if not ids:
+            return ""
         return decoded(self._tokenizer, ids, self._skip, **self._options)
 
 

@@ -44,7 +44,7 @@ class Request:
     decoder: TextDecoder | None = None
     """What makes text of the tokens; None without a tokenizer."""
     stop_names: Mapping[int, str] = field(default_factory=dict)
-    """Of the stop tokens, those that a stop string names, with that string."""
+    """The stop tokens that a stop string names, each with that string."""
     continues: bool = False
     """Whether the text goes on from the prompt's, blanks included; else it begins anew."""
     stop_when: Callable[[list[int]], bool] | None = None

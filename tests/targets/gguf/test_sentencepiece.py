@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outpace.bench.peers.llama_server import PROGRAM, LlamaServer
+from outpace.bench.peers.llama_server import LLAMA_CPP, LlamaServer
 from outpace.targets.hf.gguf.sentencepiece import SPACE
 from outpace.targets.hf.loading.reading import read_tokenizer
 from targets.gguf.files import tiny, write
@@ -83,11 +83,13 @@ def test_gemmas_spaces_are_spelt_as_spaces_in_a_file(tmp_path: Path) -> None:
     assert tokens_of(path, "l   l") == ["<s>", "l", SPACE * 3, "l"]
 
 
-@pytest.mark.skipif(PROGRAM not in os.environ, reason=f"needs llama.cpp's server in {PROGRAM}")
+@pytest.mark.skipif(
+    LLAMA_CPP.variable not in os.environ, reason=f"needs llama.cpp in {LLAMA_CPP.variable}"
+)
 def test_pieces_are_those_of_llamacpp(tmp_path: Path) -> None:
     path = written(tmp_path, "llama")
     ours = read_tokenizer(str(path), False)
     texts = ("hello the", "l", "hello  th", "th\u00e9\nhell   l", "ellotlhe", "hello</s>")
-    with closing(LlamaServer(str(path), None, 0, 1)) as server:
+    with closing(LlamaServer(LLAMA_CPP, str(path), None, 0, 1)) as server:
         for text in texts:
             assert ours(text).input_ids == server.tokens(text), text

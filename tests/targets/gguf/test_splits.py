@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.peers.llama_server import PROGRAM, LlamaServer
+from outpace.bench.peers.llama_server import LLAMA_CPP, LlamaServer
 from outpace.targets.hf.gguf.bytelevel import SPELLING, splitter
 from outpace.targets.hf.gguf.splits import SPLITS
 from outpace.targets.hf.loading.reading import read_tokenizer
@@ -222,12 +222,14 @@ def written(folder: Path, split: str | None) -> Path:
     return write(folder / "model.gguf", "qwen2", model, changes=changes)
 
 
-@pytest.mark.skipif(PROGRAM not in os.environ, reason=f"needs llama.cpp's server in {PROGRAM}")
+@pytest.mark.skipif(
+    LLAMA_CPP.variable not in os.environ, reason=f"needs llama.cpp in {LLAMA_CPP.variable}"
+)
 @pytest.mark.parametrize("split", [name for name in SPLITS if name not in UNKNOWN_THERE])
 def test_pieces_are_those_of_llamacpp(split: str, tmp_path: Path) -> None:
     path = written(tmp_path, split)
     ours = read_tokenizer(str(path), False)
-    with closing(LlamaServer(str(path), None, 0, 1)) as server:
+    with closing(LlamaServer(LLAMA_CPP, str(path), None, 0, 1)) as server:
         texts = (*TEXTS, UNMADE)
         unlike = [text for text in texts if ours(text).input_ids != server.tokens(text)]
     assert set(unlike) == set(OTHERWISE.get(split, ()))

@@ -27,7 +27,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 CONTEXT = 128
 """Cached tokens in the passes that are timed."""
 COLUMNS = (1, 2, 4, 8)
-"""Of the passes that are shown."""
+"""Columns of the passes that are shown."""
 FOUND = 8
 """Tokens of a draft of a look-up, at most. They cost nothing until they are scored."""
 SECONDS = 20.0
@@ -78,7 +78,7 @@ class Measured:
     bandwidth: float
     """Bytes that are read in a second."""
     tokens: int
-    """Of a text, at most."""
+    """Tokens of a text, at most."""
     chat: bool
     """Whether prompts were given through the chat template."""
 

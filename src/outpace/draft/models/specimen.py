@@ -15,7 +15,7 @@ accepted, and a good part is not."""
 
 
 LARGEST_CODE = 127
-"""Of a weight of 8 bits."""
+"""The largest weight of 8 bits."""
 
 
 def noisy_copy(model: nn.Module, noise: float = NOISE, seed: int = 2) -> Any:

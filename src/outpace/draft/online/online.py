@@ -21,6 +21,7 @@ from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.online.options import ALL, OnlineOptions
 from outpace.draft.online.pupil import Pupil
 from outpace.draft.online.traces import Trace, Window, lesson
+from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.train.learners import find_learner
 from outpace.train.teacher import TOP
@@ -107,6 +108,9 @@ class Online(Drafter):
 
     def learners(self) -> Iterator[Drafter]:
         yield self
+
+    def files(self) -> Iterator[StateFile]:
+        yield from self._inner.files()
 
     def save(self, folder: Path) -> None:
         self._pupil.save(folder)

@@ -33,5 +33,5 @@ class Unchanged:
         return list(chain.from_iterable(module._modules.values() for module in self._parents))
 
     def _forwards(self) -> list[Any]:
-        """Of the modules whose ``forward`` is an attribute of their own, that; None of others."""
+        """The ``forward`` of each module that has one of its own; None for others."""
         return [module.__dict__.get("forward") for module in self._modules]

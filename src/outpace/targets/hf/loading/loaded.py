@@ -44,7 +44,7 @@ class Loaded:
     processor: Any = None
     """What makes a vision-language model's inputs of texts and images, if it has one."""
     ends: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Of a GGUF file, the tokens that end a text, with who names each of them."""
+    """The tokens that end a text by a GGUF file, with who names each of them."""
 
     @property
     def config(self) -> Any:
