@@ -3,7 +3,7 @@
     python lab/answers/write.py MODEL DATA --out lab/answers/coder-1.5b [--minutes 60] [--batch 16]
 
 Every second answer is greedy, the others are drawn at a temperature of .7 with a seed; each ends by itself or
-at 512 tokens. They are kept in shards of 250, `00000.xz`, compressed JSON lines `[number, temperature,
+at 512 tokens. They are kept in shards of 100, `00000.xz`, compressed JSON lines `[number, temperature,
 [token ids]]`; the prompts themselves are made anew from DATA, and `about.json` says which they were. What a
 run has not filled a shard with stands in `growing.jsonl`. SIGTERM and Ctrl-C lose the texts in the batch only.
 """
@@ -24,7 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from prompts import Prompt, fingerprint, prompts
 
-SHARD = 250
+SHARD = 100
 LONGEST = 512
 TEMPERATURE = 0.7
 
