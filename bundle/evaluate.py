@@ -38,7 +38,7 @@ SAMPLES = (
 
 @dataclass(frozen=True)
 class Fit:
-    """How two laws meet on a text: means over its tokens."""
+    """How two distributions meet on a text: means over its tokens."""
 
     tokens: int
     agreement: float

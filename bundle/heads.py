@@ -124,7 +124,7 @@ def _ship(method: str, folder: Path) -> None:
 
 
 def _clock(seconds: float) -> Callable[[], bool]:
-    """A function that says whether so many seconds are over, from now on."""
+    """A function that says whether n seconds are over, from now on."""
     begin = time.monotonic()
     return lambda: time.monotonic() - begin > seconds
 

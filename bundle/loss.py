@@ -17,10 +17,11 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Weights:
-    """What the drafter learns from: the text, the target's law, and the acceptance itself."""
+    """What the drafter learns from: the text, the target's distribution, and the acceptance
+    itself."""
 
     text: float
-    law: float
+    distribution: float
     acceptance: float
 
 
@@ -43,9 +44,9 @@ def chunk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of the summed losses with respect to both logits, and the sums.
 
-    The drafter's loss is `text * CE + law * KL(p, q) + acceptance * (1 - sum min(p, q))`.
+    The drafter's loss is `text * CE + distribution * KL(p, q) + acceptance * (1 - sum min(p, q))`.
     """
-    text, law, acceptance = weights.unbind(0)
+    text, distribution, acceptance = weights.unbind(0)
     zt, zd = (ht @ et.T).float(), (hd @ ed.T).float()
     logp = zt - zt.logsumexp(-1, keepdim=True)
     logq = zd - zd.logsumexp(-1, keepdim=True)
@@ -54,7 +55,7 @@ def chunk(
     below = q * (q < p)
     share = below.sum(-1, keepdim=True)
     gt = p - hit
-    gd = text * (q - hit) + law * (q - p) - acceptance * (below - q * share)
+    gd = text * (q - hit) + distribution * (q - p) - acceptance * (below - q * share)
     sums = torch.stack(
         [
             -(logp * hit).sum(),
@@ -74,10 +75,12 @@ def heads(
     drafter_embedding: Tensor,
     labels: Tensor,
     weights: Weights,
-    law: Callable[..., tuple[Tensor, Tensor, Tensor]] = chunk,
+    distribution: Callable[..., tuple[Tensor, Tensor, Tensor]] = chunk,
 ) -> Heads:
     """Mean losses over the batch and their gradients, for detached hidden states."""
-    mix = torch.tensor([weights.text, weights.law, weights.acceptance], device=target.device)
+    mix = torch.tensor(
+        [weights.text, weights.distribution, weights.acceptance], device=target.device
+    )
     count = labels.numel()
     result = Heads(
         torch.empty_like(target),
@@ -89,7 +92,7 @@ def heads(
     for start in range(0, count, CHUNK):
         part = slice(start, start + CHUNK)
         ht, hd = target[part], drafter[part]
-        gt, gd, sums = law(ht, target_embedding, hd, drafter_embedding, labels[part], mix)
+        gt, gd, sums = distribution(ht, target_embedding, hd, drafter_embedding, labels[part], mix)
         gt, gd = gt.to(ht.dtype) / count, gd.to(hd.dtype) / count
         torch.mm(gt, target_embedding, out=result.target[part])
         torch.mm(gd, drafter_embedding, out=result.drafter[part])

@@ -67,9 +67,9 @@ def drafter_rate(fraction: float) -> float:
 
 
 def losses_at(fraction: float) -> Weights:
-    """From the text and the target's law towards the acceptance itself."""
+    """From the text and the target's distribution towards the acceptance itself."""
     late = 1 - ramp(fraction, 0.5, 0.9)
-    return Weights(text=0.1 * (1 - late), law=0.9 - 0.4 * late, acceptance=1.0 * late)
+    return Weights(text=0.1 * (1 - late), distribution=0.9 - 0.4 * late, acceptance=1.0 * late)
 
 
 class Pair:
@@ -78,7 +78,7 @@ class Pair:
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
         self.options = options
         self.device = device
-        self.law = torch.compile(chunk, dynamic=False) if options.compile else chunk
+        self.distribution = torch.compile(chunk, dynamic=False) if options.compile else chunk
         target, drafter = self._start(STAGES[0].layers)
         self.target, self.drafter = target.to(device), drafter.to(device)
         if options.compile:
@@ -123,7 +123,7 @@ class Pair:
                 self.drafter.embedding.detach(),
                 labels,
                 losses_at(fraction),
-                self.law,
+                self.distribution,
             )
         narrow.backward(result.drafter.view_as(narrow))
         self.drafter.embedding.grad += result.drafter_embedding

@@ -11,7 +11,7 @@ import torch
 
 from engine.registering import register
 from outpace import LLM
-from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Drafter, Rows
 from outpace.errors import ConfigError
@@ -38,7 +38,7 @@ def test_the_example_drafter_repeats_the_last_token() -> None:
     options = [RowOptions(SamplingParams(temperature=0).resolve({}))] * 2
     rows = Rows(
         History([[1, 2], [3]], [[], [4]]),
-        LawMaker(options, vocabulary=8),
+        LogitsPipeline(options, vocabulary=8),
         seeds=torch.zeros(2, dtype=torch.long),
     )
     proposal = example("RepeatDrafter")().propose(rows, [3, 1])

@@ -54,8 +54,8 @@ def written(verify):
 def surprise(texts):
     """Nats per token under the target."""
     fed = torch.tensor([[0, *text] for text in texts])
-    laws = target(torch.tensor(sources), decoder_input_ids=fed[:, :-1]).logits.log_softmax(-1)
-    return float(-laws.gather(2, fed[:, 1:, None]).mean())
+    probs = target(torch.tensor(sources), decoder_input_ids=fed[:, :-1]).logits.log_softmax(-1)
+    return float(-probs.gather(2, fed[:, 1:, None]).mean())
 
 
 def differing(texts, others):

@@ -1,5 +1,5 @@
-"""How many of a text's tokens have logits with the same bits, fed one by one and as drafts, alone and
-beside other texts; and what a recorded pass takes, by its rows and columns.
+"""How many of a text's tokens have logits with the same bits, fed one by one and as drafts, alone
+and with other texts; and what a recorded pass takes, by its rows and columns.
 
     python docs/measure/bits.py llama-8b
 
@@ -66,7 +66,7 @@ class Measured:
         return Runner(self.model, rows, 2048, fixed)
 
     def logits(self, runner: Runner, texts: Sequence[Sequence[int]], fed: int) -> Tensor:
-        """[rows, END - PROMPT, V], with so many tokens in a pass."""
+        """[rows, END - PROMPT, V], with n tokens in a pass."""
         runner.reset()
         runner.admit(len(texts))
         for row, text in enumerate(texts):
@@ -90,7 +90,7 @@ class Measured:
         if rows > 1:
             others = [texts[0], *(self.text() for _ in range(rows - 1))]
             same = (self.logits(runner, others, 3)[0] == one_by_one[0]).all(-1)
-            print(f"{name} 3, beside others | {same.float().mean():.1%} |", flush=True)
+            print(f"{name} 3, with others | {same.float().mean():.1%} |", flush=True)
 
     def milliseconds(self, rows: int, columns: int) -> float:
         runner = self.runner(rows, columns)

@@ -1,6 +1,6 @@
 """Tokens/s while other processes are busy, with and without fewer threads for that.
 
-``python docs/measure/busy.py [PROCESSES] [MODEL]``: starts so many processes that only compute, and
+``python docs/measure/busy.py [PROCESSES] [MODEL]``: starts n processes that only compute, and
 decodes with one thread and with one per processor, plainly and with five drafted tokens.
 """
 

@@ -1,6 +1,6 @@
 """Tokens/s on a busy machine, in turns: plain decoding, "auto", and five drafted tokens.
 
-``python docs/measure/busy_auto.py [PROCESSES] [SECONDS] [METHOD...]``: starts so many processes that
+``python docs/measure/busy_auto.py [PROCESSES] [SECONDS] [METHOD...]``: starts n processes that
 only compute. Methods: the bundled draft model and look-ups by name.
 """
 

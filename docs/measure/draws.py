@@ -24,8 +24,8 @@ with torch.inference_mode():
             q = (p.log() + torch.randn(size) / 2).softmax(-1)[:, parents]
             tokens = q.flatten(0, 1).multinomial(1).view(rows, -1)
             counts = torch.full((rows,), len(parents))
-            law = Sampled(q, with_replacement=parents is CHAIN)
-            proposal = Proposal(tokens, Tree.uniform(parents, rows), counts, law)
+            distribution = Sampled(q, with_replacement=parents is CHAIN)
+            proposal = Proposal(tokens, Tree.uniform(parents, rows), counts, distribution)
             rule, seeds, took = make_rule(name), torch.arange(rows), []
             for position in range(40):
                 begin = time.perf_counter()

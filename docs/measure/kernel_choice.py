@@ -1,7 +1,7 @@
 """ms of one product by kernel and rows, which the fixed choice of kernels follows (decision 5).
 
-``python docs/measure/kernel_choice.py [OUTPUTSxINPUTS ...]``; OMP_NUM_THREADS sets the threads. Weights
-come from memory, not from a cache; the best of some turns counts.
+``python docs/measure/kernel_choice.py [OUTPUTSxINPUTS ...]``; OMP_NUM_THREADS sets the threads.
+Weights come from memory, not from a cache; the best of some turns counts.
 """
 
 import sys
@@ -51,12 +51,14 @@ with torch.inference_mode():
         kernels = {name: each.make for name, each in available().items() if dtype in each.dtypes}
         for shape in sys.argv[1:] or ("1024x1024", "2816x1024"):
             size = tuple(map(int, shape.split("x")))
-            lanes = {name: [*layers_of(make, size, dtype, saved)] for name, make in kernels.items()}
+            random_streams = {
+                name: [*layers_of(make, size, dtype, saved)] for name, make in kernels.items()
+            }
             print(f"{shape} {dtype} saved as {saved}; the rule: {preferred(dtype, processor)[0]}")
-            print("| rows |", " | ".join(lanes), "|")
+            print("| rows |", " | ".join(random_streams), "|")
             for rows in ROWS:
                 x = torch.randn(rows, size[1], dtype=dtype)
-                used = {n: each if rows < 64 else each[:2] for n, each in lanes.items()}
+                used = {n: each if rows < 64 else each[:2] for n, each in random_streams.items()}
                 took = best_seconds({n: partial(product, each, x) for n, each in used.items()})
-                ms = (f"{took[name] / len(used[name]) * 1e3:.3f}" for name in lanes)
+                ms = (f"{took[name] / len(used[name]) * 1e3:.3f}" for name in random_streams)
                 print(f"| {rows} |", " | ".join(ms), "|")

@@ -2,14 +2,16 @@
 
 The question of "Decoding Speculative Decoding" (Yan et al. 2024, arXiv 2402.01528).
 
-    python docs/measure/latency_study.py train --data DATA --run RUN   # goes on where it was stopped
-    python docs/measure/latency_study.py count --data DATA --run RUN              # acceptance: no clock
-    python docs/measure/latency_study.py time --data DATA --run RUN               # on a quiet machine
+    python docs/measure/latency_study.py train --data DATA --run RUN   # goes on where it was
+    stopped python docs/measure/latency_study.py count --data DATA --run RUN              #
+    acceptance: no clock python docs/measure/latency_study.py time --data DATA --run RUN
+    # on a quiet machine
 
-DATA holds ``corpus/``, ``corpus_heldout/`` and ``prompts/``. Four drafters with equally many parameters learn from the
-target, in the same steps from the same text. The target was trained with four layers, and sixteen that
-hardly change anything were put between these later (bundle/README.md). So some of its layers are drafters that
-are trained as well as it is: of one width, and of any depth.
+DATA holds ``corpus/``, ``corpus_heldout/`` and ``prompts/``. Four drafters with equally many
+parameters learn from the target, in the same steps from the same text. The target was trained with
+four layers, and sixteen that hardly change anything were put between these later
+(bundle/README.md). So some of its layers are drafters that are trained as well as it is: of one
+width, and of any depth.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from outpace.train.data import blocks, documents
 
 ROWS, BLOCK = 16, 256
 PIECE = 256
-"""Places whose laws are compared at once: those of all would not fit into a processor's cache."""
+"""Places whose distributions are compared at once: those of all would not fit into a processor's
+cache."""
 CUTS = {1: [0], 2: [0, 5], 3: [0, 5, 10], 4: [0, 5, 10, 15], 8: [0, 1, 5, 6, 10, 11, 15, 16]}
 """Layers of the target, by how many there are: 0, 5, 10 and 15 are those that it began with."""
 
@@ -112,8 +115,8 @@ class Learner:
         )
 
     def learn(self, tokens: Tensor, p: Tensor, step: int, steps: int, mixed: bool) -> float:
-        """Takes one of ``steps`` towards the laws p ``[P, V]``; returns the mean acceptance before
-        it. mixed: whether products are made in bfloat16."""
+        """Takes one of ``steps`` towards the distributions p ``[P, V]``; returns the mean
+        acceptance before it. mixed: whether products are made in bfloat16."""
         rate = min(1.0, (step + 1) / WARM_UP) * max(0.03, 1 - step / steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["top"]
@@ -210,7 +213,8 @@ def stories(data: Path) -> list[str]:
 
 
 def count(data: Path, run: Path) -> None:
-    """Counts what drafts of each bring, and how well each foresees text that none has learned from."""
+    """Counts what drafts of each bring, and how well each foresees text that none has learned
+    from."""
     target, tokenizer = bundled("target"), AutoTokenizer.from_pretrained(BUNDLED / "target")
     held_out = documents([data / "corpus_heldout" / "tinystories_heldout.txt"], tokenizer, "target")
     text = blocks(held_out, tokenizer, BLOCK, 8 * BLOCK)

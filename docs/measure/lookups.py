@@ -1,7 +1,7 @@
 """us of drafting per round, by method and text length: ``python docs/measure/lookups.py``.
 
 Texts are made of phrases that come again, as in code. Each round drafts up to ten tokens for one
-row behind a text that has grown by two. What a round's laws cost the target is not in it.
+row behind a text that has grown by two. What a round's distributions cost the target is not in it.
 """
 
 import random
@@ -11,7 +11,7 @@ import time
 import torch
 from usage import usage
 
-from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Verdict
 from outpace.core.stats import Seconds
@@ -63,20 +63,20 @@ def measure(drafter, length: int) -> tuple[float, float, float]:
     prompt, output = whole[:length], []
     drafter.admit([RowInfo(0, prompt)])
     options = RowOptions(SamplingParams(temperature=0).resolve({}), ())
-    law, seeds = LawMaker([options], VOCABULARY), torch.zeros(1, dtype=torch.long)
+    distribution, seeds = LogitsPipeline([options], VOCABULARY), torch.zeros(1, dtype=torch.long)
     took = []
     for number in range(ROUNDS):
-        rows = Rows(History([prompt], [output]), law, seeds, pure=[False])
+        rows = Rows(History([prompt], [output]), distribution, seeds, reproducible=[False])
         begin = time.perf_counter()
         proposal = drafter.propose(rows, [BUDGET])
         took.append(time.perf_counter() - begin)
         nodes = torch.zeros(1, dtype=torch.long)
-        laws = riders = None
-        if drafter.needs.laws:
-            laws = torch.rand(1, 1 + proposal.tree.size, VOCABULARY)
-        if proposal.riders is not None:
-            riders = torch.rand(1, proposal.riders.parents.shape[1], VOCABULARY)
-        played = Round(proposal, Verdict(nodes, nodes), Seconds(0, 0, 0), laws, riders)
+        probs = aux_tokens = None
+        if drafter.needs.probs:
+            probs = torch.rand(1, 1 + proposal.tree.size, VOCABULARY)
+        if proposal.aux_tokens is not None:
+            aux_tokens = torch.rand(1, proposal.aux_tokens.parents.shape[1], VOCABULARY)
+        played = Round(proposal, Verdict(nodes, nodes), Seconds(0, 0, 0), probs, aux_tokens)
         begin = time.perf_counter()
         drafter.observe(rows, played)
         took[-1] += time.perf_counter() - begin

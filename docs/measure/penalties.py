@@ -1,4 +1,5 @@
-"""us of the laws of a chain's nodes under penalties: ``python docs/measure/penalties.py [VOCABULARY ...]``."""
+"""us of the distributions of a chain's nodes under penalties: ``python docs/measure/penalties.py
+[VOCABULARY ...]``."""
 
 import statistics
 import sys
@@ -7,7 +8,7 @@ import time
 import torch
 from usage import usage
 
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 
 usage(__doc__)
@@ -19,7 +20,9 @@ OPTIONS = ({}, {"presence_penalty": 0.3, "frequency_penalty": 0.3}, {"repetition
 def microseconds(vocabulary, nodes, options):
     torch.manual_seed(0)
     history = History([list(range(PROMPT))], [list(range(PROMPT // 2, PROMPT // 2 + OUTPUT))])
-    law = LawMaker([RowOptions(SamplingParams(temperature=0, **options).resolve({}))], vocabulary)
+    distribution = LogitsPipeline(
+        [RowOptions(SamplingParams(temperature=0, **options).resolve({}))], vocabulary
+    )
     logits = torch.randn(1, nodes, vocabulary)
     tokens = torch.randint(vocabulary, (1, nodes, nodes - 1))
     branches = Branches(tokens, torch.ones(nodes, nodes - 1).tril(-1).bool()[None])
@@ -27,7 +30,7 @@ def microseconds(vocabulary, nodes, options):
     for token in range(ROUNDS):
         history.outputs[0].append(token)
         begin = time.perf_counter()
-        law.best(logits, branches, history)
+        distribution.best(logits, branches, history)
         took.append(time.perf_counter() - begin)
     return statistics.median(took) * 1e6
 

@@ -2,9 +2,9 @@
 
     python docs/measure/pruned_layers.py TARGET.gguf START.gguf TEXT --layers 12
 
-Prints how far each choice is from the target on a text: Kullback-Leibler divergence of the laws, and
-the share of places at which both find the same token likeliest. Layers are chosen on the last 256
-tokens of the text and compared on the first 1,024.
+Prints how far each choice is from the target on a text: Kullback-Leibler divergence of the
+distributions, and the share of places at which both find the same token likeliest. Layers are
+chosen on the last 256 tokens of the text and compared on the first 1,024.
 """
 
 from __future__ import annotations

@@ -1,19 +1,20 @@
 """What ways of drafting make of the same recorded texts, at the same prices.
 
-``replayed.py record TARGET DRAFTER PROMPTS RECORDS [TOKENS]`` writes the target's greedy texts, where
-the drafter agrees with them, and how sure it is of its tokens. PROMPTS: JSON lines, as
+``replayed.py record TARGET DRAFTER PROMPTS RECORDS [TOKENS]`` writes the target's greedy texts,
+where the drafter agrees with them, and how sure it is of its tokens. PROMPTS: JSON lines, as
 `short_prompts.py` writes them. RECORDS: JSON lines; a recording that was stopped goes on.
 
 ``replayed.py play RECORDS [SEEDS [file]]`` plays the texts again with "suffix", "draft_model" and
-"auto", as their controllers and look-ups choose at pretended prices of three processors, and prints how
-much faster than plain decoding each is, by task. Each seed plays them in another order; with "file" all
-play them in the order of the file. A pretended clock has the noise that a machine with neighbours has,
-but the same texts can be played at many seeds, in seconds: what two ways differ by is seen here where a
-benchmark of an hour says nothing.
+"auto", as their controllers and look-ups choose at pretended prices of three processors, and prints
+how much faster than plain decoding each is, by task. Each seed plays them in another order; with
+"file" all play them in the order of the file. A pretended clock has the noise that a machine with
+neighbours has, but the same texts can be played at many seeds, in seconds: what two ways differ by
+is seen here where a benchmark of an hour says nothing.
 
 ``replayed.py kept RECORDS [SEEDS]`` plays one half of the texts, of each task every second one, and
 then the other half with another seed: by "auto" that knows nothing, and by "auto" that goes on from
-what was learned of the first half, as the option "state" keeps it; each over the best single drafter.
+what was learned of the first half, as the option "state" keeps it; each over the best single
+drafter.
 """
 
 import itertools
@@ -31,7 +32,7 @@ import torch
 from usage import usage
 
 from outpace import LLM, SamplingParams
-from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.draft.base import Find, RowInfo, Rows
@@ -86,12 +87,17 @@ def what_is_drafted(
     """Returns for each token of an answer whether the drafter would have drafted it behind those
     before it, and the probability of the token that it would have drafted."""
     params = SamplingParams(temperature=0).resolve({})
-    law = LawMaker([RowOptions(params, ())], drafter.loaded.vocabulary)
-    rows = Rows(History([prompt], [[]]), law, torch.zeros(1, dtype=torch.long), pure=[False])
+    distribution = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)
+    rows = Rows(
+        History([prompt], [[]]),
+        distribution,
+        torch.zeros(1, dtype=torch.long),
+        reproducible=[False],
+    )
     drafter.admit([RowInfo(0, prompt)])
-    laws = drafter.laws_of(rows, torch.tensor([answer]))
+    probs = drafter.probs_of(rows, torch.tensor([answer]))
     drafter.retain([])
-    sure, best = laws[0].max(-1)
+    sure, best = probs[0].max(-1)
     pairs = zip(best.tolist(), answer, strict=True)
     return [a == b for a, b in pairs], [round(one, 4) for one in sure.tolist()]
 
@@ -180,14 +186,19 @@ class Player:
             record["prompt"], RowOptions(params), 0, record["most"], (answer[-1],) * record["ended"]
         )
         self._look_up.admit([RowInfo(next(self._numbers), record["prompt"])])
-        law, seeds = LawMaker([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
+        distribution, seeds = LogitsPipeline([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
         took, read = 0.0, self._beginnings.find(record["prompt"][:-1])[0]
         model_read = False
         self._controller.begin(
             text, {name: read if name == MODEL else 0 for name in self._drafters}
         )
         while not text.finished:
-            rows = Rows(History([text.prompt_ids], [text.output_ids]), law, seeds, pure=[False])
+            rows = Rows(
+                History([text.prompt_ids], [text.output_ids]),
+                distribution,
+                seeds,
+                reproducible=[False],
+            )
             name, draft = self._draft(text, rows, record)
             place = len(text.output_ids)
             pairs = zip(draft, answer[place:], strict=False)
@@ -236,7 +247,7 @@ class Player:
     def _by_model(text: Request, record: dict, budget: int, terms: DraftingTerms) -> list[int]:
         """What the model would draft, with -1 for tokens that are not the target's."""
         place, draft = len(text.output_ids), []
-        ends = terms.ends_behind([budget]) if terms.ends_behind is not None else None
+        ends = terms.ends_after([budget]) if terms.ends_after is not None else None
         for at in range(place, min(place + budget, len(record["answer"]))):
             draft.append(record["answer"][at] if record["agreed"][at] else -1)
             sure = record["confidence"][at]
@@ -282,8 +293,8 @@ def play(records: str, seeds: str = "10", order: str = "shuffled") -> None:
 
 
 def kept(records: str, seeds: str = "4") -> None:
-    """Prints, for each machine, what "auto" makes of texts over the best single drafter, without and
-    with what it has learned from others."""
+    """Prints, for each machine, what "auto" makes of texts over the best single drafter, without
+    and with what it has learned from others."""
     listed = [json.loads(line) for line in Path(records).read_text().splitlines()]
     tasks = list(dict.fromkeys(record["task"] for record in listed))
     by_task = {task: [r for r in listed if r["task"] == task] for task in tasks}

@@ -1,5 +1,5 @@
-"""Tensor operations and ms of one verdict by rule, and ms of the laws it goes by, at 1, 8 and 60
-drafted nodes and 152,064 tokens: ``python docs/measure/rounds_by_rule.py [RULE ...]``."""
+"""Tensor operations and ms of one verdict by rule, and ms of the distributions it goes by, at 1, 8
+and 60 drafted nodes and 152,064 tokens: ``python docs/measure/rounds_by_rule.py [RULE ...]``."""
 
 import statistics
 import sys
@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from usage import usage
 
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.proposal import Drawn, Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.verify.base import draw
@@ -69,9 +69,13 @@ def verdict(rule, drawn, nodes, p, near):
     parents = list(parents)
     q = near[:, parents]
     tokens = q.flatten(0, 1).multinomial(1).view(1, -1)
-    law = Point() if drawn is Drawn.POINT else Sampled(q, with_replacement=drawn is Drawn.IID)
+    distribution = (
+        Deterministic()
+        if drawn is Drawn.DETERMINISTIC
+        else Sampled(q, with_replacement=drawn is Drawn.IID)
+    )
     tree, counts = Tree.uniform(parents, 1), torch.tensor([nodes])
-    proposal = Proposal(tokens, tree, counts, law)
+    proposal = Proposal(tokens, tree, counts, distribution)
     states = torch.ones(1, nodes + 1, 3)
     ready = rule.given(Evidence(states=states, second=near, soft=p, draft=q))
     key = torch.tensor([1])
@@ -88,28 +92,28 @@ def verdict(rule, drawn, nodes, p, near):
 def print_rules(names):
     print("| rule | drafted |", " | ".join(f"{nodes} | ms" for nodes in BRANCHING), "|")
     print("|---|---|" + "---:|---:|" * len(BRANCHING))
-    laws = {}
+    probs = {}
     for nodes in BRANCHING:
         p = scores(nodes + 1).softmax(-1)
-        laws[nodes] = p, (p.log() + torch.randn_like(p) / 2).softmax(-1)
+        probs[nodes] = p, (p.log() + torch.randn_like(p) / 2).softmax(-1)
     for name in names:
         options = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
         rule = make_rule(name, **options)
         for drawn in [each for each in Drawn if each in rule.takes]:
             cells = []
-            for nodes, (p, near) in laws.items():
+            for nodes, (p, near) in probs.items():
                 call, operations = verdict(rule, drawn, nodes, p, near)
                 took = milliseconds(call, 2 if name == "canonical" else 5)
                 cells.append(f"{operations} | {took:.1f}")
             print(f"| {name} | {drawn.value} |", " | ".join(cells), "|", flush=True)
 
 
-def print_laws():
-    print("| options |", " | ".join(f"{nodes + 1} laws" for nodes in BRANCHING), "|")
+def print_probs():
+    print("| options |", " | ".join(f"{nodes + 1} distributions" for nodes in BRANCHING), "|")
     print("|---|" + "---:|" * len(BRANCHING))
     logits = {nodes: scores(nodes + 1) for nodes in BRANCHING}
     for options in OPTIONS:
-        maker = LawMaker([RowOptions(SamplingParams(**options).resolve({}))], VOCABULARY)
+        maker = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], VOCABULARY)
         make = maker.best if options["temperature"] == 0 else maker
         cells = []
         for nodes, given in logits.items():
@@ -126,4 +130,4 @@ torch.manual_seed(0)
 with torch.inference_mode():
     print_rules(sys.argv[1:] or list(rules()))
     print()
-    print_laws()
+    print_probs()

@@ -333,8 +333,8 @@ class LLM:
         same as transformers' ``generate(num_beams=..., do_sample=False)``.
 
         prompts: as `generate` takes them. Beams are decoded plainly, whatever speculative_config
-        says: a beam search draws nothing, so no rule could verify drafts against a law. A search
-        needs ``beam_width`` of the ``max_num_seqs`` rows, in a cache of its own. Raises
+        says: a beam search draws nothing, so no rule could verify drafts against a distribution. A
+        search needs ``beam_width`` of the ``max_num_seqs`` rows, in a cache of its own. Raises
         ``ParamsError`` where there are not as many, and the error of a prompt that is alone.
 
         >>> llm.beam_search("Once upon a time", BeamSearchParams(beam_width=4))  # doctest: +SKIP

@@ -27,7 +27,7 @@ class SpeculativeConfig:
     """How to speculate.
 
     Most callers write a dict, from which `from_dict` makes one: there the drafter's options stand
-    beside the others, and "draft_model" is the method where ``model`` comes with the draft's
+    with the others, and "draft_model" is the method where ``model`` comes with the draft's
     length, a rule or ``online``.
 
     method: a drafter's name: "auto" (the default: look-ups, and the draft model where ``model`` is

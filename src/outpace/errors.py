@@ -51,7 +51,8 @@ class VocabularyMismatch(ConfigError):
 
 
 class IncompatibleRule(ConfigError):
-    """The verification rule cannot handle the law or the shape that the drafter proposes."""
+    """The verification rule cannot handle the distribution or the shape that the drafter
+    proposes."""
 
 
 class ParamsError(OutpaceError, ValueError):

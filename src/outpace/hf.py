@@ -26,7 +26,7 @@ from outpace.api import LLM
 from outpace.building import Speculation
 from outpace.config import DEFAULT_TOKENS, SpeculativeConfig
 from outpace.core.faults import ProcessorFault
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.draft.models.loading import OF_LOADING, load_draft_model
@@ -236,7 +236,7 @@ class Speculative:
 
     def _suits(self, llm: LLM, model: nn.Module, rows: int) -> bool:
         """Whether an engine was made for this model and the drafter as they are now, and has room
-        for so many rows."""
+        for n rows."""
         same = llm.target.model is model and self._settings == self._settings_with(model)
         return same and rows <= llm.engine.target.rows
 

@@ -12,7 +12,7 @@ import torch
 
 from outpace import arguments, chats
 from outpace.chats import Conversation
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
@@ -313,7 +313,8 @@ class Intake:
     def row_options(
         self, params: SamplingParams, eos_ids: Sequence[int] | None = None
     ) -> RowOptions:
-        """Returns resolved params as laws are made from them, with every word as token ids.
+        """Returns resolved params as distributions are made from them, with every word as token
+        ids.
         eos_ids: the tokens that end the text; by default those that end any text."""
         words = {tuple(word) for word in params.bad_words_ids or ()}
         for word in params.bad_words or ():

@@ -26,7 +26,7 @@ def check_invariant(
     read_again: list[str],
 ) -> None:
     """Raises ``ConfigError`` for what would make passes of a target differ in more than what is in
-    them, and lets the target score no more nodes than there is room for beside other columns.
+    them, and lets the target score no more nodes than there is room for with other columns.
 
     second_text: the tokens between the two copies of a draft, for a rule that has it scored twice.
     count: the drafted tokens that were asked for. read_again: the names of those arguments of
@@ -57,8 +57,8 @@ def check_invariant(
 
 
 def _leave_room(target: InvariantTarget, columns: Callable[[int], int]) -> None:
-    """Lets a target score no more nodes than a pass has room for beside other columns. columns:
-    those that a row takes with so many nodes."""
+    """Lets a target score no more nodes than a pass has room for with other columns. columns:
+    those that a row takes with n nodes."""
     least = columns(1)
     if least * target.rows > target.tokens and least > 2:
         fewer = target.tokens // least
@@ -72,18 +72,18 @@ def _leave_room(target: InvariantTarget, columns: Callable[[int], int]) -> None:
 
 
 def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int]) -> int:
-    """Columns of a pass that a row with so many nodes takes, with those that ride and, for a rule
+    """Columns of a pass that a row with n nodes takes, with those that ride and, for a rule
     that has the draft scored twice, with the second copy."""
     if rule.needs.second_pass is not None:
         return 1 + 2 * nodes + len(second_text)
-    per_row, per_node = _riders(drafter)
+    per_row, per_node = _aux_tokens(drafter)
     return per_row + (1 + nodes) * (1 + per_node)
 
 
-def _riders(drafter: Drafter) -> tuple[int, int]:
+def _aux_tokens(drafter: Drafter) -> tuple[int, int]:
     """Columns that ride in a row, and those behind the root and each node, at most."""
     children = drafter.children if isinstance(drafter, Several) else []
-    found = [(drafter.riders_per_row, drafter.riders_per_node), *map(_riders, children)]
+    found = [(drafter.aux_per_row, drafter.aux_per_node), *map(_aux_tokens, children)]
     return max(row for row, _ in found), max(node for _, node in found)
 
 

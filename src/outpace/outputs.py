@@ -49,7 +49,7 @@ class CompletionOutput:
         if self.logprobs is None:
             return None
         pairs = zip(self.token_ids, self.logprobs, strict=True)
-        return sum(laws[token].logprob for token, laws in pairs)
+        return sum(probs[token].logprob for token, probs in pairs)
 
 
 def _decoded(request: Request) -> list[dict[int, Logprob]]:
@@ -58,8 +58,11 @@ def _decoded(request: Request) -> list[dict[int, Logprob]]:
     if decoder is None:
         return list(request.logprobs)
     return [
-        {token: replace(law, decoded_token=decoder.token(token)) for token, law in laws.items()}
-        for laws in request.logprobs
+        {
+            token: replace(distribution, decoded_token=decoder.token(token))
+            for token, distribution in probs.items()
+        }
+        for probs in request.logprobs
     ]
 
 

@@ -29,25 +29,29 @@ def test_each_prompt_has_an_id_of_its_own_and_is_finished() -> None:
 def test_logprobs_have_the_texts_of_their_tokens(llm: LLM) -> None:
     (output,) = llm.generate(PROMPTS[0], PARAMS)
     assert output.logprobs is not None
-    laws = [law for position in output.logprobs for law in position.items()]
+    probs = [distribution for position in output.logprobs for distribution in position.items()]
     decoder = llm.intake.decoder
     assert decoder is not None
-    assert {law.decoded_token for _, law in laws} == {decoder.token(t) for t, _ in laws}
+    assert {distribution.decoded_token for _, distribution in probs} == {
+        decoder.token(t) for t, _ in probs
+    }
 
 
 def test_logprobs_without_a_tokenizer_have_no_texts() -> None:
     (output,) = LLM(target("llama")).generate(PROMPTS[0], PARAMS)
     assert output.logprobs is not None
-    assert {law.decoded_token for position in output.logprobs for law in position.values()} == {
-        None
-    }
+    assert {
+        distribution.decoded_token
+        for position in output.logprobs
+        for distribution in position.values()
+    } == {None}
 
 
 def test_the_cumulative_logprob_is_that_of_the_whole_text(llm: LLM) -> None:
     (output,) = llm.generate(PROMPTS[0], PARAMS)
     assert output.logprobs is not None
     pairs = zip(output.token_ids, output.logprobs, strict=True)
-    probability = math.prod(math.exp(laws[token].logprob) for token, laws in pairs)
+    probability = math.prod(math.exp(probs[token].logprob) for token, probs in pairs)
     found = output.outputs[0].cumulative_logprob
     assert found is not None
     assert math.exp(found) == pytest.approx(probability)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.audit.gate import drafting
-from outpace.audit.gate.drafting import Drafting, Drafts, laws_at_parents
+from outpace.audit.gate.drafting import Drafting, Drafts, probs_at_parents
 from outpace.audit.gate.gate_trees import FAST, GateTree
 from outpace.audit.gate.world import World
 from outpace.core.proposal import Proposal, Sampled
@@ -44,14 +44,15 @@ class Defect:
 
 
 def at_parent(p: Tensor, tree: Tree) -> Tensor:
-    """Returns ``[B, N, V]``: the law that each drafted node is checked against."""
+    """Returns ``[B, N, V]``: the distribution that each drafted node is checked against."""
     return p.gather(1, tree.parents[..., None].expand(-1, -1, p.shape[-1]))
 
 
 def proposed_mass(proposal: Proposal, vocabulary: int, dtype: torch.dtype) -> Tensor:
-    """Returns ``[B, N, V]``: the law of each drafted token, one-hot where it is a point."""
-    if isinstance(proposal.law, Sampled):
-        return proposal.law.q.to(dtype)
+    """Returns ``[B, N, V]``: the distribution of each drafted token, one-hot where it is a
+    point."""
+    if isinstance(proposal.distribution, Sampled):
+        return proposal.distribution.q.to(dtype)
     return torch.nn.functional.one_hot(proposal.tokens, vocabulary).to(dtype)
 
 
@@ -59,9 +60,9 @@ def proposed_mass(proposal: Proposal, vocabulary: int, dtype: torch.dtype) -> Te
 
 
 def argmax_with_soft_q(world: World, parents: list[int]) -> Drafts:
-    """Drafts by argmax and hands over the law it did not sample from."""
+    """Drafts by argmax and hands over the distribution it did not sample from."""
     drafts = drafting.iid(world, parents)
-    q = laws_at_parents(world, drafts.tokens, parents)
+    q = probs_at_parents(world, drafts.tokens, parents)
     greedy = torch.nn.functional.one_hot(q.argmax(-1), world.vocabulary).double()
     chance = of_token(greedy, drafts.tokens.expand(*q.shape[:-1])).prod(-1)
     return replace(drafts, chance=chance)
@@ -78,38 +79,38 @@ def top_k_as_if_drawn(world: World, parents: list[int]) -> Drafts:
 def iid_as_if_without(world: World, parents: list[int]) -> Drafts:
     """Siblings are independent draws, verified as if drawn without replacement."""
     drafts = drafting.iid(world, parents)
-    law = drafts.law
-    assert isinstance(law, Sampled)
-    return replace(drafts, law=Sampled(law.q, with_replacement=False))
+    distribution = drafts.distribution
+    assert isinstance(distribution, Sampled)
+    return replace(drafts, distribution=Sampled(distribution.q, with_replacement=False))
 
 
 def without_as_if_iid(world: World, parents: list[int]) -> Drafts:
     drafts = drafting.without(world, parents)
-    law = drafts.law
-    assert isinstance(law, Sampled)
-    return replace(drafts, law=Sampled(law.q, with_replacement=True))
+    distribution = drafts.distribution
+    assert isinstance(distribution, Sampled)
+    return replace(drafts, distribution=Sampled(distribution.q, with_replacement=True))
 
 
 def at_half_the_temperature(world: World, parents: list[int]) -> Drafts:
     """Draws at one temperature and hands over q of another."""
     colder = replace(world, q=_norm(world.q**2))
     drafts = drafting.iid(colder, parents)
-    return replace(drafts, law=drafting.iid(world, parents).law)
+    return replace(drafts, distribution=drafting.iid(world, parents).distribution)
 
 
 def in_lower_precision(world: World, parents: list[int]) -> Drafts:
     """Draws from a half-precision softmax and hands over the one in full."""
     rounded = replace(world, q=_norm(world.q.bfloat16().double()))
     drafts = drafting.iid(rounded, parents)
-    return replace(drafts, law=drafting.iid(world, parents).law)
+    return replace(drafts, distribution=drafting.iid(world, parents).distribution)
 
 
 def padded_vocabulary(world: World, parents: list[int]) -> Drafts:
     """q has a share on padding rows, which are cut off without renormalising."""
     drafts = drafting.iid(world, parents)
-    law = drafts.law
-    assert isinstance(law, Sampled)
-    return replace(drafts, law=Sampled(law.q * 0.8))
+    distribution = drafts.distribution
+    assert isinstance(distribution, Sampled)
+    return replace(drafts, distribution=Sampled(distribution.q * 0.8))
 
 
 def better_of_two(world: World, parents: list[int]) -> Drafts:
@@ -125,7 +126,7 @@ def better_of_two(world: World, parents: list[int]) -> Drafts:
 def drops_the_unlikely(world: World, parents: list[int]) -> Drafts:
     """Ends the chain before a token that it had sampled and found unlikely."""
     drafts = drafting.iid(world, parents)
-    q = laws_at_parents(world, drafts.tokens, parents)
+    q = probs_at_parents(world, drafts.tokens, parents)
     drawn = of_token(q, drafts.tokens.expand(*q.shape[:-1]))  # [G, R, N]
     fine = (drawn >= 0.4).long().cumprod(-1).sum(-1)
     return _ended(drafts, drawn, fine)
@@ -146,7 +147,7 @@ def drops_what_the_stop_head_doubts(world: World, parents: list[int]) -> Drafts:
     """Asks a stop head about a sampled token, and leaves it out where the head says no. What it
     looks at is right, only the token it belongs to has to stay."""
     drafts = drafting.iid(world, parents)
-    q = laws_at_parents(world, drafts.tokens, parents)
+    q = probs_at_parents(world, drafts.tokens, parents)
     drawn = of_token(q, drafts.tokens.expand(*q.shape[:-1]))
     states = world.draft_states[:, world.contexts(drafts.tokens, parents)[:, 1:]]  # [G, R, N, H]
     fine = (states[..., 0] >= 0).long().cumprod(-1).sum(-1)
@@ -155,13 +156,13 @@ def drops_what_the_stop_head_doubts(world: World, parents: list[int]) -> Drafts:
 
 def _ended(drafts: Drafts, drawn: Tensor, length: Tensor) -> Drafts:
     """The chains, cut at a length that depends on them: one proposal for each chain and length."""
-    law = drafts.law
-    assert isinstance(law, Sampled)
+    distribution = drafts.distribution
+    assert isinstance(distribution, Sampled)
     nodes = drafts.tokens.shape[1]
     tokens = drafts.tokens.repeat(nodes + 1, 1)
     counts = torch.arange(nodes + 1).repeat_interleave(len(drafts.tokens))
     chance = torch.cat([drafts.chance * (length == n) for n in range(nodes + 1)], 1)
-    q = law.q.view(*drawn.shape, -1).repeat(1, nodes + 1, 1, 1)
+    q = distribution.q.view(*drawn.shape, -1).repeat(1, nodes + 1, 1, 1)
     return Drafts(tokens, chance, Sampled(q.flatten(0, 1)), counts=counts)
 
 
@@ -184,7 +185,8 @@ class Broken(TokenRule):
 
 
 class Mutated(Rule):
-    """A rule that is shown other laws than the target's, for stopping or for the next token."""
+    """A rule that is shown other distributions than the target's, for stopping or for the next
+    token."""
 
     name = "broken"
     lossless = True
@@ -206,19 +208,19 @@ class Mutated(Rule):
 
 
 def unwarped(p: Tensor, proposal: Proposal) -> Tensor:
-    """The law before temperature 1/2: the target's own is its square."""
+    """The distribution before temperature 1/2: the target's own is its square."""
     return _norm(p**0.5)
 
 
 def unwarped_after_all(p: Tensor, proposal: Proposal) -> Tensor:
-    """The law before warping, at the last token only: the bonus token."""
+    """The distribution before warping, at the last token only: the bonus token."""
     raw = unwarped(p, proposal)
     last = torch.arange(p.shape[1]) == proposal.counts[:, None]
     return torch.where(last[..., None], raw, p)
 
 
 def unwarped_before_the_end(p: Tensor, proposal: Proposal) -> Tensor:
-    """The law before warping wherever a token was drafted: the residual."""
+    """The distribution before warping wherever a token was drafted: the residual."""
     raw = unwarped(p, proposal)
     last = torch.arange(p.shape[1]) == proposal.counts[:, None]
     return torch.where(last[..., None], p, raw)
@@ -245,7 +247,7 @@ class FirstDraftOnly(Broken):
 
 
 class ResidualAfterAll(Broken):
-    """Subtracts the last q from the bonus token's law too."""
+    """Subtracts the last q from the bonus token's distribution too."""
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         q = rows_of(proposed_mass(proposal, p.shape[-1], p.dtype), (node - 1).clamp(min=0))
@@ -291,9 +293,11 @@ class UnseenTargetToken(Broken):
     freshly sampled one."""
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        law = at_parent(p, proposal.tree)
+        distribution = at_parent(p, proposal.tree)
         drawn = of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
-        accept = (law * ratio(drawn[..., None].expand_as(law), law)).sum(-1)
+        accept = (distribution * ratio(drawn[..., None].expand_as(distribution), distribution)).sum(
+            -1
+        )
         return first_failure(accept, proposal)
 
 
@@ -352,9 +356,9 @@ class Siblings(RecursiveRule):
         self.remove, self.renormalise, self.subtract = remove, renormalise, subtract
 
     def _each(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-        law = proposal.law
-        assert isinstance(law, Sampled)
-        left, q = p[:, 0], law.q[:, 0]
+        distribution = proposal.distribution
+        assert isinstance(distribution, Sampled)
+        left, q = p[:, 0], distribution.q[:, 0]
         accept = []
         for child in range(proposal.tokens.shape[1]):
             token, valid = proposal.tokens[:, child, None], proposal.valid[:, child, None]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.audit.gate.enumeration import _rules, audit_law
 from outpace.audit.gate.gate_trees import FAST
-from outpace.audit.gate.law import _rules, audit_law
 from outpace.audit.gate.table import HEAD, markdown
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.core.proposal import Drawn

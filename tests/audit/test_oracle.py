@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.audit.gate.oracle import best_acceptance, point_acceptance
+from outpace.audit.gate.oracle import best_acceptance, deterministic_acceptance
 from outpace.audit.gate.world import make_world
 
 
@@ -51,5 +51,5 @@ def test_one_draft_is_the_overlap() -> None:
 
 def test_points_are_accepted_at_most_as_often_as_the_target_says_them() -> None:
     p = torch.tensor([[0.5, 0.3, 0.2]])
-    assert point_acceptance(p, torch.tensor([[0, 2]])).item() == pytest.approx(0.7)
-    assert point_acceptance(p, torch.tensor([[1, 1]])).item() == pytest.approx(0.3)
+    assert deterministic_acceptance(p, torch.tensor([[0, 2]])).item() == pytest.approx(0.7)
+    assert deterministic_acceptance(p, torch.tensor([[1, 1]])).item() == pytest.approx(0.3)

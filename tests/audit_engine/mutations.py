@@ -14,7 +14,7 @@ import outpace.engine.verifier as judging
 import outpace.intake
 import outpace.targets.hf.runner as running
 from outpace import LLM
-from outpace.core.law import Branches, History, LawMaker
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.draft.base import Rows
@@ -159,8 +159,8 @@ def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     begin = Chains.__init__
 
-    def by_place(self, rows, counts, lane=0):
-        begin(self, rows, counts, lane)
+    def by_place(self, rows, counts, random_stream=0):
+        begin(self, rows, counts, random_stream)
         places = rows.positions[:, None] + torch.arange(max(counts))
         self._u = uniform(rows.seeds[:, None], places, Role.DRAFT, 1)[..., 0]
 
@@ -174,8 +174,8 @@ def one_seed_for_n(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     realise = judging.realise
 
-    def by_round(laws, seeds, positions):
-        return realise(laws, seeds, positions[:, :1].expand_as(positions))
+    def by_round(probs, seeds, positions):
+        return realise(probs, seeds, positions[:, :1].expand_as(positions))
 
     monkeypatch.setattr(judging, "realise", by_round)
 
@@ -206,7 +206,7 @@ def beyond_the_end(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     monkeypatch.setattr(Request, "extend", whole)
 
 
-# -- laws --------------------------------------------------------------------------------------
+# -- distributions ---------------------------------------------------------------------------------
 
 
 def padding_not_cut(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -224,13 +224,13 @@ def stale_penalties(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def min_p_ignored(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    init = LawMaker.__init__
+    init = LogitsPipeline.__init__
 
     def without(self, *args, **options):
         init(self, *args, **options)
         self._min_p = None
 
-    monkeypatch.setattr(LawMaker, "__init__", without)
+    monkeypatch.setattr(LogitsPipeline, "__init__", without)
 
 
 def second_best(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -239,7 +239,7 @@ def second_best(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def second(self, logits, branches, history):
         return self.adjusted(logits, branches, history).topk(2).indices[..., 1]
 
-    monkeypatch.setattr(LawMaker, "best", second)
+    monkeypatch.setattr(LogitsPipeline, "best", second)
 
 
 def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -250,23 +250,24 @@ def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         right = rows(self, played, plan)
         prompts, outputs = right.history.prompts, right.history.outputs
         other = History([*prompts[1:], prompts[0]], [*outputs[1:], outputs[0]])
-        looking = copy.copy(right.law)
+        looking = copy.copy(right.distribution)
         for name in ("__call__", "best", "adjusted", "soft", "reported"):
-            real = getattr(right.law, name)
+            real = getattr(right.distribution, name)
             looking.__dict__[name] = lambda logits, branches, _, real=real: real(
                 logits, branches, other
             )
-        return replace(right, law=looking)
+        return replace(right, distribution=looking)
 
     monkeypatch.setattr(Engine, "_rows", shifted)
 
 
 def dead_ends_unseen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(LawMaker, "dead_ends", property(lambda self: {}))
+    monkeypatch.setattr(LogitsPipeline, "dead_ends", property(lambda self: {}))
 
 
 def any_dead_end_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    """A text ends if any node of its draft has no law, whether the text comes there or not."""
+    """A text ends if any node of its draft has no distribution, whether the text comes there or
+    not."""
     emit = engine.emit
 
     def ending(played, decisions, reported, dead_ends):
@@ -289,7 +290,7 @@ def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def best(self, scores, proposal, rows):
         branches = judging.branches_of(proposal)
-        best = rows.law.best(scores.logits, branches, rows.history)
+        best = rows.pipeline.best(scores.logits, branches, rows.history)
         return Judgement(walk(best, proposal), self.rule, None)
 
     monkeypatch.setattr(Verifier, "__call__", best)
@@ -307,7 +308,7 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
     def call(self, scores, proposal, rows):
         branches = judging.branches_of(proposal)
-        p = rows.law(scores.logits, branches, rows.history)
+        p = rows.pipeline(scores.logits, branches, rows.history)
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
         verdict = draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
         return Judgement(verdict, self.rule, p)
@@ -319,7 +320,7 @@ def raw_logprobs(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def raw(self, logits, branches, history):
         return logits[..., : self.vocabulary].log_softmax(-1)
 
-    monkeypatch.setattr(LawMaker, "reported", raw)
+    monkeypatch.setattr(LogitsPipeline, "reported", raw)
 
 
 # -- drafters ----------------------------------------------------------------------------------
@@ -349,9 +350,9 @@ def unlikely_dropped(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
     def shorter(self, rows, budgets):
         made = propose(self, rows, budgets)
-        if not isinstance(made.law, Sampled):
+        if not isinstance(made.distribution, Sampled):
             return made
-        mass = made.law.q.gather(-1, made.tokens[..., None])[..., 0]
+        mass = made.distribution.q.gather(-1, made.tokens[..., None])[..., 0]
         kept = (mass > 0.3).long().cumprod(1).sum(1)
         return replace(made, counts=torch.minimum(made.counts, kept))
 
@@ -365,17 +366,18 @@ def better_of_two(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         rows = replace(rows, last_ids=())  # both chains have the same length
         lengths = list(self.runner.lengths)
         one = propose(self, rows, budgets)
-        if not isinstance(one.law, Sampled):
+        if not isinstance(one.distribution, Sampled):
             return one
         self.runner.lengths = lengths
         two = propose(self, replace(rows, seeds=rows.seeds + 7777), budgets)
         scores = [
-            made.law.q.gather(-1, made.tokens[..., None])[..., 0].prod(1) for made in (one, two)
+            made.distribution.q.gather(-1, made.tokens[..., None])[..., 0].prod(1)
+            for made in (one, two)
         ]
         second = (scores[1] > scores[0])[:, None]
         tokens = torch.where(second, two.tokens, one.tokens)
-        q = torch.where(second[..., None], two.law.q, one.law.q)
-        return replace(one, tokens=tokens, law=Sampled(q))
+        q = torch.where(second[..., None], two.distribution.q, one.distribution.q)
+        return replace(one, tokens=tokens, distribution=Sampled(q))
 
     monkeypatch.setattr(DraftModel, "propose", better)
 
@@ -385,9 +387,9 @@ def told_with_replacement(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
     def told(self, rows, budgets):
         made = propose(self, rows, budgets)
-        if not isinstance(made.law, Sampled):
+        if not isinstance(made.distribution, Sampled):
             return made
-        return replace(made, law=Sampled(made.law.q, with_replacement=True))
+        return replace(made, distribution=Sampled(made.distribution.q, with_replacement=True))
 
     monkeypatch.setattr(type(llm.engine.drafter), "propose", told)
 

@@ -139,7 +139,7 @@ def test_options_prints_proofs_and_refusals() -> None:
     assert {cell["state"] for cell in json.loads(done.stdout)["cells"]} == {"refused"}
 
 
-def test_law_is_the_enumeration() -> None:
+def test_distribution_is_the_enumeration() -> None:
     done = CliRunner().invoke(app, ["law", "--rule", "match"])
     assert done.exit_code == 0, done.output
     assert "exact" in done.output

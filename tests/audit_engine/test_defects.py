@@ -25,7 +25,7 @@ SOME = (
     "accepted path of a tree not moved",
     "sliding window counted in slots",
     "one stream for all rows",
-    "bonus from the unwarped law",
+    "bonus from the unwarped distribution",
     "draft stream keyed by place",
     "siblings told as independent draws",
     "stop strings looked for per block",

@@ -19,7 +19,7 @@ from outpace.audit.forced import deviations
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.audit.listed.contract import Ending
 from outpace.audit.report import diff_findings
-from outpace.core.law import RowFault
+from outpace.core.logits_pipeline import RowFault
 from outpace.engine import engine
 from outpace.engine.request import Request
 from outpace.errors import ConfigError

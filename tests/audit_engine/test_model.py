@@ -50,7 +50,7 @@ def test_texts_that_end_where_the_context_does_are_right() -> None:
 
 
 class Cautious(TokenRule):
-    """Ends chains where the drafter's law has no likely token."""
+    """Ends chains where the drafter's distribution has no likely token."""
 
     name = "cautious"
 
@@ -59,7 +59,7 @@ class Cautious(TokenRule):
         return RuleNeeds(keeps_drafting=lambda q: q.amax(-1) >= 0.4)
 
 
-def test_ending_chains_by_the_next_law_alone_keeps_the_text_and_the_claims_true() -> None:
+def test_ending_chains_by_the_next_distribution_alone_keeps_the_text_and_the_claims_true() -> None:
     llm = pair_llm()
     fixed = audit_model(llm, AuditPlan(PROMPTS, samples=96, power=False), SAMPLING)
     llm.engine.verifier = Verifier(Cautious())

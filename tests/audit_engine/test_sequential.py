@@ -24,7 +24,7 @@ EDGES = np.concatenate([[0.0], LAW.cumsum()])
 
 
 def mean_wealth(play, outcomes: np.ndarray) -> np.ndarray:
-    """Returns each bet's mean wealth after one token, over the law ``outcomes``."""
+    """Returns each bet's mean wealth after one token, over the distribution ``outcomes``."""
     after = [np.exp(play(token).log_wealth) for token in range(len(outcomes))]
     return outcomes @ np.stack(after)
 
@@ -61,7 +61,7 @@ def test_a_bet_has_mean_one_under_the_claim(play) -> None:
 
 
 @pytest.mark.parametrize("play", [tilted, chanced, echoed, tabled])
-def test_with_slack_a_bet_is_fair_under_every_law_within_rounding(play) -> None:
+def test_with_slack_a_bet_is_fair_under_every_distribution_within_rounding(play) -> None:
     tau = 0.05
     for seed in range(20):
         shift = np.random.default_rng(seed).uniform(-tau, tau, len(LAW))

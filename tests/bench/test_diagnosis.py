@@ -144,7 +144,7 @@ def test_all_of_it_is_json(found: Diagnosis) -> None:
 
 
 def candidate(monkeypatch: pytest.MonkeyPatch, drafting: float, *texts: list[int]) -> Candidate:
-    """A draft model whose drafts of one token take so many seconds, with a text of code for each
+    """A draft model whose drafts of one token take n seconds, with a text of code for each
     list of accepted tokens. A pass over one token takes a second, over two 1.14."""
     llm = LLM(None, speculative_config={"method": "draft_model", "num_speculative_tokens": 1})
     meter = Meter(llm, 1, 128)

@@ -14,7 +14,7 @@ from outpace.bench.run.ours import Ours
 from outpace.bench.run.plan import BenchmarkPlan
 from outpace.bench.stats.divergence import one_step, watching
 from outpace.bench.synthetic.pair import Pair
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.verify.registry import make_rule
@@ -22,7 +22,7 @@ from outpace.verify.registry import make_rule
 JOB = BatchJob(((1, 2, 3), (4, 5)), max_tokens=12, temperature=1.0, seed=3)
 
 
-def laws(count: int, vocabulary: int, seed: int) -> torch.Tensor:
+def probs(count: int, vocabulary: int, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (
         torch.rand(count, vocabulary, generator=generator, dtype=torch.float64)
@@ -40,25 +40,25 @@ def sampled(q: torch.Tensor) -> Proposal:
 
 @pytest.mark.parametrize("name", ["token", "match"])
 def test_a_lossless_rule_has_none(name: str) -> None:
-    p, q = laws(3, 9, seed=1), laws(2, 9, seed=2)
+    p, q = probs(3, 9, seed=1), probs(2, 9, seed=2)
     variation, unseen = one_step(make_rule(name), p, sampled(q), 0)
     assert variation < 1e-12
     assert unseen < 1e-12
 
 
 def test_a_lossy_rule_has_what_its_formula_says() -> None:
-    p, q = laws(2, 9, seed=1), laws(1, 9, seed=2)
+    p, q = probs(2, 9, seed=1), probs(1, 9, seed=2)
     accept = (p[0] / (0.5 * q[0])).clamp(max=1)
     residual = (p[0] - q[0]).clamp(min=0)
-    law = q[0] * accept + (q[0] * (1 - accept)).sum() * residual / residual.sum()
+    distribution = q[0] * accept + (q[0] * (1 - accept)).sum() * residual / residual.sum()
     variation, _ = one_step(make_rule("lenient", lenience=0.5), p, sampled(q), 0)
-    assert variation == pytest.approx(0.5 * float((law - p[0]).abs().sum()), abs=1e-9)
+    assert variation == pytest.approx(0.5 * float((distribution - p[0]).abs().sum()), abs=1e-9)
     assert variation > 0.01
 
 
-def test_a_point_that_is_always_taken_is_as_far_as_the_law_is_from_it() -> None:
-    p = laws(2, 5, seed=3)
-    point = Proposal(torch.tensor([[2]]), Tree.chain(1, 1), torch.tensor([1]), Point())
+def test_a_point_that_is_always_taken_is_as_far_as_the_distribution_is_from_it() -> None:
+    p = probs(2, 5, seed=3)
+    point = Proposal(torch.tensor([[2]]), Tree.chain(1, 1), torch.tensor([1]), Deterministic())
     variation, _ = one_step(make_rule("token"), p, point, 0)
     assert variation < 1e-12
 

@@ -34,8 +34,8 @@ def engine(letters: Any, method: str) -> LLM:
 
 @pytest.mark.parametrize("method", DRAFTING)
 def test_every_drafter_drafts_for_the_meter(letters: Any, method: str) -> None:
-    """States, laws, riders and the target's own rows are there, as in the engine: a drafter that
-    lacked them would draft nothing, in no time."""
+    """States, distributions, auxiliary tokens and the target's own rows are there, as in the
+    engine: a drafter that lacked them would draft nothing, in no time."""
     llm = engine(letters, method)
     meter = Meter(llm, batch=2, context=40, temperature=0.7)
     meter.sample(drafts=[3], scored=[1], repeats=2)

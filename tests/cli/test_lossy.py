@@ -1,4 +1,5 @@
-"""A lossy rule tells how far it is from the target's law, beside its speed; others tell nothing."""
+"""A lossy rule tells how far it is from the target's distribution, beside its speed; others tell
+nothing."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ def test_json_has_an_object(records: Records, drafter: Path, tmp_path: Path) -> 
 
 
 def test_a_token_that_the_options_rule_out_has_no_number_that_json_lacks() -> None:
-    laws = {3: Logprob(-math.inf, 9, "c"), 4: Logprob(0.0, 1, "d")}
-    written = report._logprobs(3, laws)
+    probs = {3: Logprob(-math.inf, 9, "c"), 4: Logprob(0.0, 1, "d")}
+    written = report._logprobs(3, probs)
     assert json.loads(json.dumps(written, allow_nan=False))["logprob"] is None
     assert [one["token_id"] for one in written["top"]] == [4]
 

@@ -107,8 +107,8 @@ def test_a_verb_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     nested = typer.Typer()
 
     @nested.command("law")
-    def law() -> None:
-        raise ConfigError("no law.")
+    def distribution() -> None:
+        raise ConfigError("no distribution.")
 
     @nested.command("other")
     def other() -> None:
@@ -124,7 +124,7 @@ def test_a_verb_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     runner = CliRunner()
     assert runner.invoke(main.app, ["hello", "--name", "me"]).stdout == "hello me\n"
     result = runner.invoke(main.app, ["audit", "law"])
-    assert (result.exit_code, result.stderr) == (2, "outpace: no law.\n")
+    assert (result.exit_code, result.stderr) == (2, "outpace: no distribution.\n")
 
 
 def test_a_file_that_cannot_be_written_ends_in_one_sentence(

@@ -1,4 +1,4 @@
-"""Draws are by the cumulative sum of the law, however it is read."""
+"""Draws are by the cumulative sum of the distribution, however it is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.laws.categorical import BLOCK, SMALL, Blocks, Categorical, CumulativeCategorical
+from outpace.core.logits.categorical import BLOCK, SMALL, Blocks, Categorical, CumulativeCategorical
 
 SIZES = [1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 5 * BLOCK + 7]
 KINDS = [CumulativeCategorical, Blocks]
@@ -26,8 +26,8 @@ def sparse(size: int, seed: int) -> list[int]:
     return listed if any(listed) else [*listed[:-1], 3]
 
 
-def draw(kind: type[Categorical], law: torch.Tensor, u: float) -> int:
-    return int(kind(law).draw(torch.tensor([u], dtype=torch.float64)))
+def draw(kind: type[Categorical], distribution: torch.Tensor, u: float) -> int:
+    return int(kind(distribution).draw(torch.tensor([u], dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -38,12 +38,12 @@ def test_a_uniform_draws_where_the_cumulative_sum_passes_it(
     kind: type[Categorical], size: int, dtype: torch.dtype, scale: float
 ) -> None:
     weights = sparse(size, seed=size)
-    law = torch.tensor(weights, dtype=dtype) * scale
+    distribution = torch.tensor(weights, dtype=dtype) * scale
     total, below, hair = sum(weights), 0, Fraction(1, 10**12)
     for token, weight in enumerate(weights):
         if weight:
-            assert draw(kind, law, float(Fraction(below, total) + hair)) == token
-            assert draw(kind, law, float(Fraction(below + weight, total) - hair)) == token
+            assert draw(kind, distribution, float(Fraction(below, total) + hair)) == token
+            assert draw(kind, distribution, float(Fraction(below + weight, total) - hair)) == token
         below += weight
 
 
@@ -57,9 +57,9 @@ def test_a_uniform_draws_where_the_cumulative_sum_passes_it(
 def test_nothing_without_mass_is_drawn(
     kind: type[Categorical], size: int, seed: int, u: float, tiny: float
 ) -> None:
-    law = torch.tensor(sparse(size, seed), dtype=torch.float64)
-    law[: size // 2] *= tiny  # whole blocks that hardly have a unit
-    assert law[draw(kind, law, u)] > 0
+    distribution = torch.tensor(sparse(size, seed), dtype=torch.float64)
+    distribution[: size // 2] *= tiny  # whole blocks that hardly have a unit
+    assert distribution[draw(kind, distribution, u)] > 0
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -68,8 +68,8 @@ def test_nothing_without_mass_is_drawn(
 def test_an_urn_without_a_token_is_the_urn_of_what_is_left(
     kind: type[Categorical], size: int, dtype: torch.dtype
 ) -> None:
-    law = torch.tensor([sparse(size, seed) for seed in range(3)], dtype=dtype)
-    left, urn, u = law.clone(), kind(law), torch.rand(3, 4, dtype=torch.float64)
+    distribution = torch.tensor([sparse(size, seed) for seed in range(3)], dtype=dtype)
+    left, urn, u = distribution.clone(), kind(distribution), torch.rand(3, 4, dtype=torch.float64)
     for _ in range(5):
         drawn = urn.draw(u)
         assert drawn.equal(kind(left).draw(u)) or bool((left.sum(-1) == 0).any())
@@ -80,21 +80,23 @@ def test_an_urn_without_a_token_is_the_urn_of_what_is_left(
 @pytest.mark.parametrize("size", [4, BLOCK + 3, 3 * BLOCK])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_empty_urn_gives_the_first_token(kind: type[Categorical], size: int) -> None:
-    law = torch.zeros(2, size)
-    law[0, 1] = law[1, size - 1] = 0.5
-    law[1, 2] = 1e-30
-    urn, u = kind(law), torch.full((2, 1), 0.7, dtype=torch.float64)
+    distribution = torch.zeros(2, size)
+    distribution[0, 1] = distribution[1, size - 1] = 0.5
+    distribution[1, 2] = 1e-30
+    urn, u = kind(distribution), torch.full((2, 1), 0.7, dtype=torch.float64)
     assert urn.draw(u).tolist() == [[1], [size - 1]]
     urn.remove(torch.tensor([[1], [size - 1]]))
     assert urn.draw(u).tolist() == [[0], [2]]
     urn.remove(torch.tensor([[0], [2]]))
     assert urn.draw(u).tolist() == [[0], [0]]
-    assert law[0, 1] == law[1, size - 1] == 0.5  # the law is the caller's
+    assert (
+        distribution[0, 1] == distribution[1, size - 1] == 0.5
+    )  # the distribution is the caller's
 
 
 @pytest.mark.parametrize("size", [3, BLOCK + 1])
 @pytest.mark.parametrize("kind", KINDS)
-def test_children_without_replacement_have_the_sequential_law(
+def test_children_without_replacement_have_the_sequential_distribution(
     kind: type[Categorical], size: int
 ) -> None:
     """Over an even grid of uniforms the shares of pairs are q(a) q(b) / (1 - q(a))."""
@@ -114,9 +116,13 @@ def test_children_without_replacement_have_the_sequential_law(
 
 @given(st.integers(0, 2**32), st.floats(2.0**-53, 1 - 2.0**-53))
 def test_both_kinds_draw_the_same(seed: int, u: float) -> None:
-    law = torch.randn(3, 2000, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    distribution = torch.randn(3, 2000, generator=torch.Generator().manual_seed(seed)).softmax(-1)
     uniforms = torch.full((3, 2), u, dtype=torch.float64)
-    assert CumulativeCategorical(law).draw(uniforms).equal(Blocks(law).draw(uniforms))
+    assert (
+        CumulativeCategorical(distribution)
+        .draw(uniforms)
+        .equal(Blocks(distribution).draw(uniforms))
+    )
 
 
 def test_the_kind_goes_by_the_vocabulary_alone() -> None:

@@ -1,4 +1,4 @@
-"""A row without a law is an error that names the row and the cause, and never a token."""
+"""A row without a distribution is an error that names the row and the cause, and never a token."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.faults import Contradiction, NotFinite, ProcessorFault, RowFault
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.errors import ParamsError
 
@@ -20,24 +20,24 @@ TEMPERATURES = [0.0, 0.9]
 ROOT_AND_CHILD = Branches(torch.tensor([[[2], [2]]] * 2), torch.tensor([[[False], [True]]] * 2))
 
 
-def maker(temperature: float = 1.0, **options: Any) -> LawMaker:
+def maker(temperature: float = 1.0, **options: Any) -> LogitsPipeline:
     """Two rows; the options are the second one's."""
     plain = SamplingParams(temperature=temperature)
     other = SamplingParams(temperature=temperature, **options)
-    return LawMaker([RowOptions(params.resolve({})) for params in (plain, other)], VOCABULARY)
+    return LogitsPipeline([RowOptions(params.resolve({})) for params in (plain, other)], VOCABULARY)
 
 
 def logits(nodes: int = 1) -> Tensor:
     return torch.arange(VOCABULARY).float().expand(2, nodes, -1).clone()
 
 
-def laws(made: LawMaker, scores: Tensor, branches: Branches | None = None) -> Tensor:
+def probs(made: LogitsPipeline, scores: Tensor, branches: Branches | None = None) -> Tensor:
     history = History([[1], [1]], [[], [0]])
     return made(scores, branches or Branches.root(2), history)
 
 
-CALLS: list[Callable[[LawMaker, Tensor], Tensor]] = [
-    lambda made, scores: laws(made, scores),
+CALLS: list[Callable[[LogitsPipeline, Tensor], Tensor]] = [
+    lambda made, scores: probs(made, scores),
     lambda made, scores: made.best(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
     lambda made, scores: made.soft(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
     lambda made, scores: made.adjusted(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
@@ -48,7 +48,7 @@ CALLS: list[Callable[[LawMaker, Tensor], Tensor]] = [
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_logits_that_are_no_numbers_name_the_row_and_the_model(
-    call: Callable[[LawMaker, Tensor], Tensor], value: float, temperature: float
+    call: Callable[[LogitsPipeline, Tensor], Tensor], value: float, temperature: float
 ) -> None:
     scores = logits()
     scores[1, 0, 2] = value
@@ -60,7 +60,7 @@ def test_logits_that_are_no_numbers_name_the_row_and_the_model(
 
 @pytest.mark.parametrize("call", CALLS, ids=["law", "best", "soft", "adjusted"])
 def test_a_drafters_logits_that_are_no_numbers_name_the_drafter(
-    call: Callable[[LawMaker, Tensor], Tensor],
+    call: Callable[[LogitsPipeline, Tensor], Tensor],
 ) -> None:
     scores, made = logits(), maker()
     scores[1, 0, 2] = math.nan
@@ -75,7 +75,7 @@ def test_logits_that_forbid_everything_are_the_models_fault(temperature: float) 
     scores = logits()
     scores[1] = -math.inf
     with pytest.raises(NotFinite, match="the model's scores"):
-        laws(maker(temperature), scores)
+        probs(maker(temperature), scores)
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}])
@@ -83,13 +83,13 @@ def test_truncation_hides_no_bad_score(options: dict[str, Any]) -> None:
     scores = logits()
     scores[1, 0, 0] = math.nan
     with pytest.raises(NotFinite):
-        laws(maker(**options), scores)
+        probs(maker(**options), scores)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_a_penalty_that_overflows_is_named(temperature: float) -> None:
     with pytest.raises(NotFinite, match="repetition_penalty=1e-300") as caught:
-        laws(maker(temperature, repetition_penalty=1e-300), logits())
+        probs(maker(temperature, repetition_penalty=1e-300), logits())
     assert caught.value.row == 1
 
 
@@ -99,22 +99,24 @@ def test_options_that_forbid_everything_are_a_contradiction(temperature: float) 
     scores = logits()
     scores[1, 0, 1] = -math.inf
     with pytest.raises(Contradiction) as caught:
-        laws(made, scores)
+        probs(made, scores)
     assert caught.value.row == 1
     assert isinstance(caught.value, RowFault)
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_a_drafted_node_without_a_law_is_a_dead_end(value: float, temperature: float) -> None:
+def test_a_drafted_node_without_a_distribution_is_a_dead_end(
+    value: float, temperature: float
+) -> None:
     scores = logits(nodes=2)
     scores[1, 1] = value
     made = maker(temperature)
-    found = laws(made, scores, ROOT_AND_CHILD)
+    found = probs(made, scores, ROOT_AND_CHILD)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
     assert {row: list(nodes) for row, nodes in made.dead_ends.items()} == {1: [1]}
     assert isinstance(made.dead_ends[1][1], NotFinite)
-    laws(made, logits(nodes=2), ROOT_AND_CHILD)
+    probs(made, logits(nodes=2), ROOT_AND_CHILD)
     assert made.dead_ends == {}, "they are those of the last call"
 
 
@@ -150,7 +152,7 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_a_processor_that_fails_on_the_text_is_named(name: str, temperature: float) -> None:
     processor, message = BAD[name]
     with pytest.raises(ProcessorFault, match=message) as caught:
-        laws(maker(temperature, logits_processors=[processor]), logits())
+        probs(maker(temperature, logits_processors=[processor]), logits())
     assert caught.value.row == 1
     assert isinstance(caught.value.__cause__, KeyError) == (name == "an exception")
 
@@ -164,9 +166,9 @@ def test_a_processor_may_fail_on_drafted_tokens(name: str, temperature: float) -
         return bad(ids, scores) if ids[0, -1] == 2 else scores
 
     made = maker(temperature, logits_processors=[at_two])
-    found = laws(made, logits(nodes=2), ROOT_AND_CHILD)
+    found = probs(made, logits(nodes=2), ROOT_AND_CHILD)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
-    plain = laws(maker(temperature), logits(nodes=2), ROOT_AND_CHILD)
+    plain = probs(maker(temperature), logits(nodes=2), ROOT_AND_CHILD)
     assert found[0].equal(plain[0])
     assert found[1, 0].equal(plain[1, 0])
     assert isinstance(made.dead_ends[1][1], ProcessorFault)
@@ -177,4 +179,4 @@ def test_an_interruption_is_no_fault_of_the_processor() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        laws(maker(logits_processors=[interrupted]), logits())
+        probs(maker(logits_processors=[interrupted]), logits())

@@ -1,4 +1,5 @@
-"""Keyed noise draws from the law, and picks the same token where it is made for few of them."""
+"""Keyed noise draws from the distribution, and picks the same token where it is made for few of
+them."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ UNLIKELY = 1e-4
 """The keys are fixed, so a test passes always or never; sound noise fails one in 10,000."""
 
 
-def picked(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def picked(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """What the definition says: noise for all tokens."""
-    noise = gumbel(seeds[:, None], positions, laws.shape[-1])
-    return (noise + laws.double().log()).argmax(-1)
+    noise = gumbel(seeds[:, None], positions, probs.shape[-1])
+    return (noise + probs.double().log()).argmax(-1)
 
 
 def test_noise_is_finite_at_both_ends() -> None:
@@ -35,27 +36,31 @@ def test_noise_is_that_of_the_token_role() -> None:
     torch.testing.assert_close(gumbel(*one, 5), -(-u.log()).log())
 
 
-def test_it_draws_from_the_law() -> None:
-    law = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], dtype=torch.float64)
+def test_it_draws_from_the_distribution() -> None:
+    distribution = torch.tensor([0.5, 0.25, 0.15, 0.1, 0.0], dtype=torch.float64)
     noise = gumbel(torch.tensor(11), torch.arange(COUNT), 5)
-    drawn = torch.bincount((law.log() + noise).argmax(-1), minlength=5)
+    drawn = torch.bincount((distribution.log() + noise).argmax(-1), minlength=5)
     assert drawn[4] == 0
-    assert stats.chisquare(drawn[:4].numpy(), law[:4].numpy() * COUNT).pvalue > UNLIKELY
+    assert stats.chisquare(drawn[:4].numpy(), distribution[:4].numpy() * COUNT).pvalue > UNLIKELY
 
 
 @pytest.mark.parametrize("kept", [1, 3, 40, FEW + 500])
-def test_noise_for_few_tokens_draws_from_the_law(kept: int) -> None:
+def test_noise_for_few_tokens_draws_from_the_distribution(kept: int) -> None:
     """A vocabulary in which only some tokens have mass, or all; grouped, so that each group is
     expected often enough."""
     size, many = FEW + 500, 4_000
-    law = torch.zeros(size, dtype=torch.float64)
+    distribution = torch.zeros(size, dtype=torch.float64)
     generator = torch.Generator().manual_seed(5)
-    law[torch.randperm(size, generator=generator)[:kept]] = 1.0 / (1 + torch.arange(kept)).double()
-    law /= law.sum()
-    drawn = realise(law.expand(1, many, size), torch.tensor([9]), torch.arange(many)[None])[0]
+    distribution[torch.randperm(size, generator=generator)[:kept]] = (
+        1.0 / (1 + torch.arange(kept)).double()
+    )
+    distribution /= distribution.sum()
+    drawn = realise(
+        distribution.expand(1, many, size), torch.tensor([9]), torch.arange(many)[None]
+    )[0]
     groups = torch.arange(size) % 7
     seen = torch.bincount(groups[drawn], minlength=7)
-    expected = torch.zeros(7, dtype=torch.float64).index_add(0, groups, law) * many
+    expected = torch.zeros(7, dtype=torch.float64).index_add(0, groups, distribution) * many
     some = expected > 0
     assert int(seen[~some].sum()) == 0
     if some.sum() > 1:
@@ -81,10 +86,10 @@ def test_the_tokens_are_those_of_noise_for_all(
     generator = torch.Generator().manual_seed(seed % 2**32)
     logits = torch.randn(*shape, vocabulary, generator=generator, dtype=dtype) * sharpness
     gone = torch.rand(*shape, vocabulary, generator=generator) > share
-    laws = logits.softmax(-1).masked_fill(gone, 0)  # some have no mass left at all
+    probs = logits.softmax(-1).masked_fill(gone, 0)  # some have no mass left at all
     seeds = torch.arange(shape[0]) + seed
     positions = torch.arange(shape[1]).expand(shape) + seed % 1000
-    assert torch.equal(realise(laws, seeds, positions), picked(laws, seeds, positions))
+    assert torch.equal(realise(probs, seeds, positions), picked(probs, seeds, positions))
 
 
 def test_few_logarithms_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +103,7 @@ def test_few_logarithms_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "_gumbel_", counted)
     generator = torch.Generator().manual_seed(1)
-    laws = torch.rand(2, 4, 20_000, generator=generator)
-    laws *= laws > 0.999
-    realise(laws, torch.tensor([1, 2]), torch.arange(8).view(2, 4))
-    assert sum(made) < laws.numel() / 500
+    probs = torch.rand(2, 4, 20_000, generator=generator)
+    probs *= probs > 0.999
+    realise(probs, torch.tensor([1, 2]), torch.arange(8).view(2, 4))
+    assert sum(made) < probs.numel() / 500

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.laws.highest import MANY, PART, highest
+from outpace.core.logits.highest import MANY, PART, highest
 
 
 def check(scores: Tensor) -> None:

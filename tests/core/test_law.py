@@ -1,4 +1,5 @@
-"""Laws against transformers' own processors, alone, in batches, and along drafted branches."""
+"""Distributions against transformers' own processors, alone, in batches, and along drafted
+branches."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 from transformers.generation.utils import GenerationMixin
 
-from outpace.core.law import Branches, History, LawMaker, RowFault, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowFault, RowOptions
 from outpace.core.params import LogitsProcessor, SamplingParams
 from outpace.errors import ParamsError
 
@@ -48,16 +49,16 @@ class Row:
         return RowOptions(params, tuple(map(tuple, self.bad_words)), tuple(self.end_ids))
 
 
-def laws_of(rows: list[Row], dtype: torch.dtype = torch.float64) -> Tensor:
-    """Returns ``[B, V]``: the laws at the roots of a batch."""
-    maker = LawMaker([row.resolved for row in rows], rows[0].vocabulary)
+def probs_of(rows: list[Row], dtype: torch.dtype = torch.float64) -> Tensor:
+    """Returns ``[B, V]``: the distributions at the roots of a batch."""
+    maker = LogitsPipeline([row.resolved for row in rows], rows[0].vocabulary)
     logits = torch.tensor([row.logits for row in rows], dtype=dtype)[:, None]
     history = History([row.prompt for row in rows], [row.output for row in rows])
     return maker(logits, Branches.root(len(rows)), history)[:, 0]
 
 
-def law_of(row: Row, dtype: torch.dtype = torch.float64) -> Tensor:
-    return laws_of([row], dtype)[0]
+def distribution_of(row: Row, dtype: torch.dtype = torch.float64) -> Tensor:
+    return probs_of([row], dtype)[0]
 
 
 class _Stub(GenerationMixin):
@@ -77,8 +78,8 @@ def only(tokens: Sequence[int]) -> LogitsProcessor:
     return processor
 
 
-def transformers_law(row: Row) -> Tensor:
-    """Returns ``[V]``: the law that ``model.generate`` would draw from."""
+def transformers_probs(row: Row) -> Tensor:
+    """Returns ``[V]``: the distribution that ``model.generate`` would draw from."""
     p = row.resolved.params
     config = GenerationConfig(
         do_sample=True,
@@ -106,7 +107,7 @@ def transformers_law(row: Row) -> Tensor:
     return processors(ids, torch.tensor([row.logits], dtype=torch.float64)).softmax(-1)[0]
 
 
-def assert_law(actual: Tensor, expected: Tensor, within: float = EXACT) -> None:
+def assert_distribution(actual: Tensor, expected: Tensor, within: float = EXACT) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=within)
 
 
@@ -165,28 +166,28 @@ MANY = ("logit_bias", "allowed_token_ids", "bad_words")
 def test_each_option_alone_is_transformers_own(name: str) -> None:
     @given(rows(only=(name,)))
     def check(row: Row) -> None:
-        expected = transformers_law(row)
+        expected = transformers_probs(row)
         assume(bool(expected.isfinite().all()))
-        assert_law(law_of(row), expected)
+        assert_distribution(distribution_of(row), expected)
 
     check()
 
 
 @given(rows())
 def test_options_together_are_transformers_own_in_its_order(row: Row) -> None:
-    expected = transformers_law(row)
+    expected = transformers_probs(row)
     assume(bool(expected.isfinite().all()))
-    assert_law(law_of(row), expected)
+    assert_distribution(distribution_of(row), expected)
 
 
 @given(rows())
-def test_laws_are_laws(row: Row) -> None:
-    assume(bool(transformers_law(row).isfinite().all()))
+def test_distributions_are_distributions(row: Row) -> None:
+    assume(bool(transformers_probs(row).isfinite().all()))
     for dtype, within in ((torch.float64, 1e-14), (torch.float32, 1e-6)):
-        law = law_of(row, dtype)
-        assert law.dtype == dtype
-        assert bool((law >= 0).all()), law
-        assert abs(float(law.double().sum()) - 1) <= within, law
+        distribution = distribution_of(row, dtype)
+        assert distribution.dtype == dtype
+        assert bool((distribution >= 0).all()), distribution
+        assert abs(float(distribution.double().sum()) - 1) <= within, distribution
 
 
 def test_custom_processors_come_after_min_tokens_and_before_temperature() -> None:
@@ -198,7 +199,7 @@ def test_custom_processors_come_after_min_tokens_and_before_temperature() -> Non
 
     row = Row([0.5, 1.0, 2.0], [1], [2], {"temperature": 0.5, "logits_processors": (double,)})
     row.options["min_tokens"], row.end_ids = 4, [1]
-    assert_law(law_of(row), transformers_law(row))
+    assert_distribution(distribution_of(row), transformers_probs(row))
     assert seen[0] == ([1, 2], [0.5, NEVER, 2.0]), "ids are prompt and output, scores are raw"
 
 
@@ -210,7 +211,7 @@ def test_processors_run_one_after_another() -> None:
         return scores * 3
 
     row = Row([1.0, 0.0, -1.0], options={"logits_processors": (add, triple), "top_k": 2})
-    assert_law(law_of(row), transformers_law(row))
+    assert_distribution(distribution_of(row), transformers_probs(row))
 
 
 def test_a_processor_that_writes_in_place_does_not_reach_the_logits() -> None:
@@ -218,10 +219,12 @@ def test_a_processor_that_writes_in_place_does_not_reach_the_logits() -> None:
         scores[:, 0] = NEVER
         return scores
 
-    maker = LawMaker([Row([0.0] * 3, options={"logits_processors": (forbid_first,)}).resolved], 3)
+    maker = LogitsPipeline(
+        [Row([0.0] * 3, options={"logits_processors": (forbid_first,)}).resolved], 3
+    )
     logits = torch.zeros(1, 1, 3, dtype=torch.float64)
-    law = maker(logits, Branches.root(1), History([[0]], [[]]))
-    assert law.tolist() == [[[0.0, 0.5, 0.5]]]
+    distribution = maker(logits, Branches.root(1), History([[0]], [[]]))
+    assert distribution.tolist() == [[[0.0, 0.5, 0.5]]]
     assert logits.tolist() == [[[0.0, 0.0, 0.0]]]
 
 
@@ -233,14 +236,14 @@ def test_presence_and_frequency_penalties_count_the_output_and_not_the_prompt() 
     row = Row([1.0, 1.0, 1.0, 1.0], [3, 3, 0], [1, 1, 2], options)
     # OpenAI: logit - count * frequency - (count > 0) * presence.
     expected = torch.tensor([1.0, 1 - 2 * 0.25 - 0.5, 1 - 0.25 - 0.5, 1.0], dtype=torch.float64)
-    assert_law(law_of(row), expected.softmax(-1))
+    assert_distribution(distribution_of(row), expected.softmax(-1))
 
 
 def test_repetition_penalty_comes_before_the_subtracted_ones() -> None:
     options = {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": -0.5}
     row = Row([3.0, -3.0, 1.0], [1], [0], options)
     expected = torch.tensor([3.0 / 2 - 1.0 + 0.5, -3.0 * 2, 1.0], dtype=torch.float64)
-    assert_law(law_of(row), expected.softmax(-1))
+    assert_distribution(distribution_of(row), expected.softmax(-1))
 
 
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
@@ -248,7 +251,7 @@ def test_a_token_beyond_the_vocabulary_in_the_history_is_no_penalty(name: str) -
     # The target's tokens under a drafter whose output layer is smaller.
     known, unknown = Row([1.0, 2.0], [0], [1]), Row([1.0, 2.0], [0, 7], [9, 1, 2])
     known.options = unknown.options = {name: 1.5}
-    assert law_of(unknown).tolist() == law_of(known).tolist()
+    assert distribution_of(unknown).tolist() == distribution_of(known).tolist()
 
 
 # -- words, ends, bounds -------------------------------------------------------------------------
@@ -268,30 +271,30 @@ def test_a_token_beyond_the_vocabulary_in_the_history_is_no_penalty(name: str) -
 def test_a_bad_word_is_cut_before_its_last_token_wherever_it_began(
     prompt: list[int], output: list[int], banned: bool
 ) -> None:
-    law = law_of(Row([0.0] * 5, prompt, output, bad_words=[[1, 2, 3]]))
-    assert (law[3] == 0) == banned
-    assert int((law == 0).sum()) == int(banned)
+    distribution = distribution_of(Row([0.0] * 5, prompt, output, bad_words=[[1, 2, 3]]))
+    assert (distribution[3] == 0) == banned
+    assert int((distribution == 0).sum()) == int(banned)
 
 
 def test_a_bad_word_longer_than_the_history_forbids_nothing() -> None:
-    law = law_of(Row([0.0] * 3, [1], [], bad_words=[[1, 1, 1, 1, 2], [0, 1, 2]]))
-    assert law.tolist() == law_of(Row([0.0] * 3, [1])).tolist()
+    distribution = distribution_of(Row([0.0] * 3, [1], [], bad_words=[[1, 1, 1, 1, 2], [0, 1, 2]]))
+    assert distribution.tolist() == distribution_of(Row([0.0] * 3, [1])).tolist()
 
 
 def test_words_and_ends_beyond_the_vocabulary_have_nothing_to_forbid() -> None:
     row = Row([0.0, 0.0], [0], bad_words=[[5], [0, 9]], end_ids=[7, -1])
     row.options["min_tokens"] = 3
-    assert law_of(row).tolist() == [0.5, 0.5]
+    assert distribution_of(row).tolist() == [0.5, 0.5]
 
 
 def test_min_tokens_forbids_the_end_until_enough_tokens_are_out() -> None:
     row = Row([0.0, 9.0], [1], options={"min_tokens": 2}, end_ids=[1])
-    laws = [law_of(Row(row.logits, [1], [0] * n, row.options, [], [1])) for n in range(4)]
-    assert [float(law[1]) > 0 for law in laws] == [False, False, True, True]
+    probs = [distribution_of(Row(row.logits, [1], [0] * n, row.options, [], [1])) for n in range(4)]
+    assert [float(distribution[1]) > 0 for distribution in probs] == [False, False, True, True]
 
 
 def test_min_tokens_without_an_end_token_forbids_nothing() -> None:
-    assert law_of(Row([0.0, 0.0], options={"min_tokens": 2})).tolist() == [0.5, 0.5]
+    assert distribution_of(Row([0.0, 0.0], options={"min_tokens": 2})).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -299,53 +302,55 @@ def test_min_tokens_without_an_end_token_forbids_nothing() -> None:
 )
 def test_options_that_name_an_unknown_token_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ParamsError, match=rf"{name} names token 3; the vocabulary has 0 to 2"):
-        law_of(Row([0.0] * 3, options={name: value}))
+        distribution_of(Row([0.0] * 3, options={name: value}))
 
 
 def test_a_bias_that_forbids_every_token_is_refused() -> None:
     options = {"logit_bias": {1: NEVER}, "allowed_token_ids": [1]}
     with pytest.raises(ParamsError, match="forbid every token"):
-        law_of(Row([0.0] * 3, options=options))
+        distribution_of(Row([0.0] * 3, options=options))
 
 
 def test_options_that_leave_no_token_are_refused() -> None:
     row = Row([0.0] * 3, options={"allowed_token_ids": [1], "min_tokens": 1}, end_ids=[1])
     with pytest.raises(ParamsError, match="allowed_token_ids, bad_words, min_tokens"):
-        law_of(row)
+        distribution_of(row)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_drafted_dead_end_still_has_a_law(temperature: float) -> None:
+def test_a_drafted_dead_end_still_has_a_distribution(temperature: float) -> None:
     # As a grammar does: no token may follow one that the grammar does not know.
     def after_zero_nothing(ids: Tensor, scores: Tensor) -> Tensor:
         return torch.full_like(scores, NEVER) if ids[0, -1] == 0 else scores
 
     options = {"logits_processors": (after_zero_nothing,), "temperature": temperature}
-    maker = LawMaker([Row([0.0] * 3, options=options).resolved], 3)
+    maker = LogitsPipeline([Row([0.0] * 3, options=options).resolved], 3)
     branches = Branches(torch.tensor([[[0], [0]]]), torch.tensor([[[False], [True]]]))
-    laws = maker(torch.zeros(1, 2, 3, dtype=torch.float64), branches, History([[1]], [[]]))
-    torch.testing.assert_close(laws.sum(-1), torch.ones(1, 2, dtype=torch.float64))
+    probs = maker(torch.zeros(1, 2, 3, dtype=torch.float64), branches, History([[1]], [[]]))
+    torch.testing.assert_close(probs.sum(-1), torch.ones(1, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_k": 3, "top_p": 0.99}, {"typical_p": 0.9}])
 def test_forbidden_tokens_stay_forbidden_when_few_are_left(options: dict[str, Any]) -> None:
     row = Row([NEVER, 1.0, NEVER, 0.0, NEVER, NEVER], options=options)
-    law = law_of(row)
-    assert law.isfinite().all()
-    assert (law > 0).tolist() == [False, True, False, True, False, False]
+    distribution = distribution_of(row)
+    assert distribution.isfinite().all()
+    assert (distribution > 0).tolist() == [False, True, False, True, False, False]
 
 
 def test_top_k_keeps_those_that_tie_with_the_last() -> None:
-    law = law_of(Row([1.0, 0.0, 1.0, 1.0], options={"top_k": 2}))
-    torch.testing.assert_close(law, torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64) / 3)
+    distribution = distribution_of(Row([1.0, 0.0, 1.0, 1.0], options={"top_k": 2}))
+    torch.testing.assert_close(
+        distribution, torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64) / 3
+    )
 
 
 @pytest.mark.parametrize("name", ["top_p", "typical_p"])
 def test_one_keeps_all_in_float32_beside_a_row_that_cuts(name: str) -> None:
     logits = [30.0, 0.0, -30.0, 10.0]
-    laws = laws_of([Row(logits, options={name: 1.0}), Row(logits, options={name: 0.5})])
-    assert bool((laws[0] > 0).all()), laws[0]
-    assert int((laws[1] > 0).sum()) == 1
+    probs = probs_of([Row(logits, options={name: 1.0}), Row(logits, options={name: 0.5})])
+    assert bool((probs[0] > 0).all()), probs[0]
+    assert int((probs[1] > 0).sum()) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -353,9 +358,9 @@ def test_one_keeps_all_in_float32_beside_a_row_that_cuts(name: str) -> None:
 def test_the_lowest_temperature_is_nearly_greedy_and_finite(
     logits: list[float], dtype: torch.dtype
 ) -> None:
-    law = law_of(Row(logits, options={"temperature": 1e-6}), dtype)
+    distribution = distribution_of(Row(logits, options={"temperature": 1e-6}), dtype)
     top = torch.tensor([value == max(logits) for value in logits])
-    torch.testing.assert_close(law, top.float() / top.sum())
+    torch.testing.assert_close(distribution, top.float() / top.sum())
 
 
 # -- batches -------------------------------------------------------------------------------------
@@ -363,29 +368,33 @@ def test_the_lowest_temperature_is_nearly_greedy_and_finite(
 
 def _alone(row: Row) -> Tensor | None:
     try:
-        law = law_of(row)
+        distribution = distribution_of(row)
     except ParamsError:
         return None
-    return law if bool(law.isfinite().all()) else None
+    return distribution if bool(distribution.isfinite().all()) else None
 
 
 @given(st.integers(1, 6).flatmap(lambda v: st.lists(rows(vocabulary=v), min_size=2, max_size=4)))
 @example([Row([1.0, 2.0, 0.0], options={"temperature": 0}), Row([0.0] * 3, options={"top_k": 1})])
 @example([Row([1.0, 0.0], options={"typical_p": 0.5}), Row([0.0, 1.0], options={"temperature": 0})])
-def test_a_row_of_a_batch_has_the_law_it_has_alone(batch: list[Row]) -> None:
+def test_a_row_of_a_batch_has_the_distribution_it_has_alone(batch: list[Row]) -> None:
     alone = [_alone(row) for row in batch]
-    kept = [(row, law) for row, law in zip(batch, alone, strict=True) if law is not None]
+    kept = [
+        (row, distribution)
+        for row, distribution in zip(batch, alone, strict=True)
+        if distribution is not None
+    ]
     assume(len(kept) > 1)
-    together = laws_of([row for row, _ in kept])
+    together = probs_of([row for row, _ in kept])
     for actual, (_, expected) in zip(together, kept, strict=True):
-        assert_law(actual, expected)
+        assert_distribution(actual, expected)
 
 
 def test_a_greedy_row_beside_sampled_ones_is_one_hot() -> None:
     options = [{"temperature": 0}, {"typical_p": 0.3}, {"temperature": 0, "typical_p": 0.3}]
-    laws = laws_of([Row([0.0, 0.4, 0.3], options=each) for each in options])
-    assert laws[0].tolist() == [0.0, 1.0, 0.0]
-    assert laws[2].tolist() == [0.0, 1.0, 0.0]
+    probs = probs_of([Row([0.0, 0.4, 0.3], options=each) for each in options])
+    assert probs[0].tolist() == [0.0, 1.0, 0.0]
+    assert probs[2].tolist() == [0.0, 1.0, 0.0]
 
 
 # -- greedy, types, shapes -----------------------------------------------------------------------
@@ -393,60 +402,64 @@ def test_a_greedy_row_beside_sampled_ones_is_one_hot() -> None:
 
 @given(rows(only=("repetition_penalty", "bad_words", "logit_bias", "min_tokens")))
 def test_greedy_is_the_most_probable_token_after_the_penalties(row: Row) -> None:
-    sampled = transformers_law(row)
+    sampled = transformers_probs(row)
     assume(bool(sampled.isfinite().all()))
     row.options["temperature"] = 0
-    law = law_of(row)
-    assert sorted(law.tolist()) == [0.0] * (row.vocabulary - 1) + [1.0]
-    assert float(sampled[law.argmax()]) == float(sampled.max())
+    distribution = distribution_of(row)
+    assert sorted(distribution.tolist()) == [0.0] * (row.vocabulary - 1) + [1.0]
+    assert float(sampled[distribution.argmax()]) == float(sampled.max())
 
 
 def test_greedy_ignores_truncation() -> None:
-    law = law_of(Row([0.0, 2.0, 1.0], options={"temperature": 0, "typical_p": 0.01, "top_k": 3}))
-    assert law.tolist() == [0.0, 1.0, 0.0]
+    distribution = distribution_of(
+        Row([0.0, 2.0, 1.0], options={"temperature": 0, "typical_p": 0.01, "top_k": 3})
+    )
+    assert distribution.tolist() == [0.0, 1.0, 0.0]
 
 
-def test_best_is_the_token_of_the_greedy_law() -> None:
-    maker = LawMaker([Row([0.0] * 4, options={"temperature": 0}).resolved] * 2, 4)
+def test_best_is_the_token_of_the_greedy_distribution() -> None:
+    maker = LogitsPipeline([Row([0.0] * 4, options={"temperature": 0}).resolved] * 2, 4)
     logits = torch.randn(2, 1, 4)
     best = maker.best(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
-    law = maker(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
-    assert best.tolist() == law.argmax(-1).tolist()
+    distribution = maker(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
+    assert best.tolist() == distribution.argmax(-1).tolist()
 
 
-def test_reported_is_the_log_of_the_law() -> None:
+def test_reported_is_the_log_of_the_distribution() -> None:
     row = Row([0.0, 1.0, 2.0], options={"top_k": 2, "temperature": 0.5})
-    maker = LawMaker([row.resolved], 3)
+    maker = LogitsPipeline([row.resolved], 3)
     logits = torch.tensor([[row.logits]], dtype=torch.float64)
     reported = maker.reported(logits, Branches.root(1), History([[0]], [[]]))
-    assert_law(reported[0, 0].exp(), law_of(row))
+    assert_distribution(reported[0, 0].exp(), distribution_of(row))
     assert reported[0, 0, 0] == NEVER
 
 
-def test_reported_of_a_greedy_row_is_the_law_before_the_argmax() -> None:
-    maker = LawMaker([Row([], options={"temperature": 0}).resolved], 3)
+def test_reported_of_a_greedy_row_is_the_distribution_before_the_argmax() -> None:
+    maker = LogitsPipeline([Row([], options={"temperature": 0}).resolved], 3)
     logits = torch.tensor([[[0.0, 1.0, 2.0]]], dtype=torch.float64)
     reported = maker.reported(logits, Branches.root(1), History([[0]], [[]]))
-    assert_law(reported, logits.log_softmax(-1))
+    assert_distribution(reported, logits.log_softmax(-1))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_half_precision_logits_give_float32_laws(dtype: torch.dtype, temperature: float) -> None:
+def test_half_precision_logits_give_float32_distributions(
+    dtype: torch.dtype, temperature: float
+) -> None:
     row = Row([0.1, 0.2, 0.3, -4.0], options={"temperature": temperature, "top_p": 0.9})
-    law = law_of(row, dtype)
+    distribution = distribution_of(row, dtype)
     rounded = Row(torch.tensor(row.logits, dtype=dtype).tolist(), options=row.options)
-    assert law.dtype == torch.float32
-    torch.testing.assert_close(law, law_of(rounded, torch.float32))
+    assert distribution.dtype == torch.float32
+    torch.testing.assert_close(distribution, distribution_of(rounded, torch.float32))
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"temperature": 0}, {"min_p": 0.1}])
 def test_logits_beyond_the_vocabulary_are_cut(options: dict[str, Any]) -> None:
     row = Row([0.0, 1.0, 2.0], options=options)
-    maker = LawMaker([row.resolved], 3)
+    maker = LogitsPipeline([row.resolved], 3)
     padded = torch.tensor([[[*row.logits, 99.0, math.nan]]], dtype=torch.float64)
-    law = maker(padded, Branches.root(1), History([[0]], [[]]))
-    assert law[0, 0].tolist() == law_of(row).tolist()
+    distribution = maker(padded, Branches.root(1), History([[0]], [[]]))
+    assert distribution[0, 0].tolist() == distribution_of(row).tolist()
 
 
 @given(rows())
@@ -455,7 +468,7 @@ def test_the_logits_are_left_as_they_were(row: Row) -> None:
     assume(_alone(row) is not None)
     logits = torch.tensor([[row.logits]], dtype=torch.float64)
     kept = logits.clone()
-    LawMaker([maker_row], row.vocabulary)(
+    LogitsPipeline([maker_row], row.vocabulary)(
         logits, Branches.root(1), History([row.prompt], [row.output])
     )
     assert torch.equal(logits, kept)
@@ -484,7 +497,9 @@ LOOKING_BACK: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", LOOKING_BACK, ids=lambda o: "+".join(o))
-def test_the_law_at_a_node_is_the_law_after_committing_its_branch(options: dict[str, Any]) -> None:
+def test_the_distribution_at_a_node_is_the_distribution_after_committing_its_branch(
+    options: dict[str, Any],
+) -> None:
     vocabulary, nodes, depth = 5, 6, 4
     generator = torch.Generator().manual_seed(sum(map(ord, "".join(options))))
     plain = {k: v for k, v in options.items() if k != "bad_words"}
@@ -497,16 +512,18 @@ def test_the_law_at_a_node_is_the_law_after_committing_its_branch(options: dict[
     # Where nothing is drafted the table may hold anything.
     junk = torch.tensor([-1, 10**9])[torch.randint(2, (nodes, depth), generator=generator)]
     branches = Branches(tokens.where(valid, junk)[None], valid[None])
-    maker = LawMaker([row.resolved], vocabulary)
-    laws = maker(logits[None], branches, History([row.prompt], [row.output]))[0]
+    maker = LogitsPipeline([row.resolved], vocabulary)
+    probs = maker(logits[None], branches, History([row.prompt], [row.output]))[0]
     for node in range(nodes):
         committed = row.output + tokens[node][valid[node]].tolist()
         root = Row(logits[node].tolist(), row.prompt, committed, plain, bad_words, row.end_ids)
-        assert_law(laws[node], law_of(root))
+        assert_distribution(probs[node], distribution_of(root))
 
 
 @given(rows(vocabulary=4), st.lists(st.integers(0, 3), min_size=1, max_size=4))
-def test_laws_along_a_chain_are_laws_of_the_text_so_far(row: Row, drafted: list[int]) -> None:
+def test_distributions_along_a_chain_are_distributions_of_the_text_so_far(
+    row: Row, drafted: list[int]
+) -> None:
     roots = [
         Row(
             row.logits,
@@ -519,38 +536,38 @@ def test_laws_along_a_chain_are_laws_of_the_text_so_far(row: Row, drafted: list[
         for n in range(len(drafted) + 1)
     ]
     expected = [_alone(root) for root in roots]
-    assume(all(law is not None for law in expected))
+    assume(all(distribution is not None for distribution in expected))
     length = len(drafted)
     tokens = torch.tensor(drafted).expand(1, length + 1, length)
     branches = Branches(tokens, torch.ones(1, length + 1, length).tril(-1).bool())
     logits = torch.tensor(row.logits, dtype=torch.float64).expand(1, length + 1, -1)
-    maker = LawMaker([row.resolved], row.vocabulary)
-    laws = maker(logits, branches, History([row.prompt], [row.output]))[0]
-    for actual, law in zip(laws, expected, strict=True):
-        assert law is not None
-        assert_law(actual, law)
+    maker = LogitsPipeline([row.resolved], row.vocabulary)
+    probs = maker(logits, branches, History([row.prompt], [row.output]))[0]
+    for actual, distribution in zip(probs, expected, strict=True):
+        assert distribution is not None
+        assert_distribution(actual, distribution)
 
 
 def test_rows_with_and_without_looking_back_do_not_mix() -> None:
     looking = Row([1.0, 1.0, 1.0], [0], [1], {"frequency_penalty": 1.0})
     plain = Row([1.0, 1.0, 1.0], [2], [2, 2])
-    maker = LawMaker([plain.resolved, looking.resolved], 3)
+    maker = LogitsPipeline([plain.resolved, looking.resolved], 3)
     branches = Branches(torch.tensor([[[0], [2]]] * 2), torch.tensor([[[False], [True]]] * 2))
     history = History([[2], [0]], [[2, 2], [1]])
-    laws = maker(torch.ones(2, 2, 3, dtype=torch.float64), branches, history)
+    probs = maker(torch.ones(2, 2, 3, dtype=torch.float64), branches, history)
     penalised = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64).softmax(-1)
-    assert laws[0].unique().numel() == 1
-    torch.testing.assert_close(laws[1, 1], penalised)
+    assert probs[0].unique().numel() == 1
+    torch.testing.assert_close(probs[1, 1], penalised)
 
 
 @pytest.mark.parametrize("damage", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("place", [0, 5, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_scores_that_are_no_law_are_found_from_the_law(
+def test_scores_that_are_no_distribution_are_found_from_the_distribution(
     damage: float, place: int, dtype: torch.dtype
 ) -> None:
     """Without truncation nobody looks at the scores themselves."""
-    maker = LawMaker([RowOptions(SamplingParams(temperature=0.8).resolve({}))], vocabulary=10)
+    maker = LogitsPipeline([RowOptions(SamplingParams(temperature=0.8).resolve({}))], vocabulary=10)
     logits = torch.zeros(1, 1, 10, dtype=dtype)
     if damage == -math.inf:
         logits.fill_(damage)
@@ -558,12 +575,12 @@ def test_scores_that_are_no_law_are_found_from_the_law(
     with pytest.raises(RowFault, match="not finite numbers"):
         maker(logits, Branches.root(1), History([[1]], [[]]))
     logits[0, 0] = -math.inf
-    logits[0, 0, place] = 1.0  # one token is enough for a law
+    logits[0, 0, place] = 1.0  # one token is enough for a distribution
     assert float(maker(logits, Branches.root(1), History([[1]], [[]]))[0, 0, place]) == 1.0
 
 
 def test_scores_out_of_range_are_blamed_on_the_options_that_are_on() -> None:
     given = SamplingParams(temperature=1.0, logit_bias={1: 1e39}, presence_penalty=0.5)
-    maker = LawMaker([RowOptions(given.resolve({}))], vocabulary=3)
+    maker = LogitsPipeline([RowOptions(given.resolve({}))], vocabulary=3)
     with pytest.raises(RowFault, match=r"milder values of presence_penalty=0\.5, logit_bias\."):
         maker(torch.zeros(1, 1, 3), Branches.root(1), History([[1]], [[]]))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outpace.core.proposal import Needs, Point, Proposal, Sampled, Verdict
+from outpace.core.proposal import Deterministic, Needs, Proposal, Sampled, Verdict
 from outpace.core.trees.tree import Tree
 
 
 def test_valid_marks_the_first_counts_nodes() -> None:
     tokens, counts = torch.zeros(3, 2, dtype=torch.long), torch.tensor([0, 1, 2])
-    proposal = Proposal(tokens, Tree.chain(3, 2), counts, Point())
+    proposal = Proposal(tokens, Tree.chain(3, 2), counts, Deterministic())
     assert proposal.valid.tolist() == [[False, False], [True, False], [True, True]]
 
 
@@ -42,7 +42,7 @@ def test_sampled_tokens_are_independent_unless_said_otherwise() -> None:
 
 
 def test_a_drafter_needs_nothing_unless_said_otherwise() -> None:
-    assert Needs() == Needs(states=(), laws=False)
+    assert Needs() == Needs(states=(), probs=False)
 
 
 def test_proposals_do_not_change() -> None:

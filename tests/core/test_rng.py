@@ -1,4 +1,5 @@
-"""Keyed streams are functions, uniform and independent; drawing from a law never leaves it."""
+"""Keyed streams are functions, uniform and independent; drawing from a distribution never leaves
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from outpace.core.rng import (
     Role,
     _unit_,
     inverse_cdf,
-    seeds_of_lane,
+    seeds_of_stream,
     uniform,
     uniforms,
 )
@@ -66,7 +67,9 @@ def test_seeds_and_positions_broadcast() -> None:
 def test_no_two_texts_of_a_request_have_a_stream_in_common_in_any_lane(seed: int) -> None:
     """What one drafter draws for one of the n texts, no drafter draws for another of them."""
     texts = [(seed + index * SEED_STEP) % 2**63 for index in range(40)]
-    streams = [seeds_of_lane(torch.tensor(texts), lane).tolist() for lane in range(5)]
+    streams = [
+        seeds_of_stream(torch.tensor(texts), random_stream).tolist() for random_stream in range(5)
+    ]
     assert len(set(itertools.chain(*streams))) == 40 * 5
 
 
@@ -156,11 +159,13 @@ def assert_independent(x: Tensor, y: Tensor) -> None:
     assert grid.pvalue > UNLIKELY, f"chi-square {grid.statistic:.1f} with 63 degrees of freedom"
 
 
-# -- drawing from a law --------------------------------------------------------------------------
+# -- drawing from a distribution -------------------------------------------------------------------
 
 
-def pick(law: list[float], u: float, dtype: torch.dtype = torch.float64) -> int:
-    return int(inverse_cdf(torch.tensor(law, dtype=dtype), torch.tensor(u, dtype=torch.float64)))
+def pick(distribution: list[float], u: float, dtype: torch.dtype = torch.float64) -> int:
+    return int(
+        inverse_cdf(torch.tensor(distribution, dtype=dtype), torch.tensor(u, dtype=torch.float64))
+    )
 
 
 ENDS = [2.0**-53, 2.0**-30, 0.25, 0.5, 1 - 2.0**-30, 1 - 2.0**-53]
@@ -170,13 +175,15 @@ MASSES = st.lists(
 
 
 @given(MASSES, st.sampled_from(ENDS) | st.floats(2.0**-53, 1 - 2.0**-53))
-def test_a_token_of_no_mass_is_never_drawn(law: list[float], u: float) -> None:
-    assert law[pick(law, u)] > 0
+def test_a_token_of_no_mass_is_never_drawn(distribution: list[float], u: float) -> None:
+    assert distribution[pick(distribution, u)] > 0
 
 
 @given(MASSES, st.sampled_from(ENDS))
-def test_a_float32_law_never_draws_a_token_of_no_mass(law: list[float], u: float) -> None:
-    single = torch.tensor([0.0, *law, 1e-20, 0.0], dtype=torch.float32)
+def test_a_float32_distribution_never_draws_a_token_of_no_mass(
+    distribution: list[float], u: float
+) -> None:
+    single = torch.tensor([0.0, *distribution, 1e-20, 0.0], dtype=torch.float32)
     assert float(single[pick(single.tolist(), u, torch.float32)]) > 0
 
 
@@ -197,23 +204,23 @@ def test_the_share_of_uniforms_that_draw_a_token_is_its_mass(
     total, below, hair = sum(weights), 0, 1e-12
     for token, weight in enumerate(weights):
         if weight:
-            law = [w * scale for w in weights]
-            assert pick(law, below / total + hair) == token
-            assert pick(law, (below + weight) / total - hair) == token
+            distribution = [w * scale for w in weights]
+            assert pick(distribution, below / total + hair) == token
+            assert pick(distribution, (below + weight) / total - hair) == token
         below += weight
 
 
-def test_laws_of_any_leading_shape_are_drawn_row_by_row() -> None:
-    laws = torch.rand(3, 4, 6, dtype=torch.float64)
+def test_distributions_of_any_leading_shape_are_drawn_row_by_row() -> None:
+    probs = torch.rand(3, 4, 6, dtype=torch.float64)
     u = torch.rand(3, 4, dtype=torch.float64)
-    drawn = inverse_cdf(laws, u)
+    drawn = inverse_cdf(probs, u)
     assert drawn.shape == (3, 4)
     for row, column in itertools.product(range(3), range(4)):
-        assert int(drawn[row, column]) == pick(laws[row, column].tolist(), float(u[row, column]))
+        assert int(drawn[row, column]) == pick(probs[row, column].tolist(), float(u[row, column]))
 
 
-def test_the_law_is_left_as_it_was() -> None:
-    law = torch.rand(5, dtype=torch.float64)
-    kept = law.clone()
-    inverse_cdf(law, torch.tensor(0.5, dtype=torch.float64))
-    assert torch.equal(law, kept)
+def test_the_distribution_is_left_as_it_was() -> None:
+    distribution = torch.rand(5, dtype=torch.float64)
+    kept = distribution.clone()
+    inverse_cdf(distribution, torch.tensor(0.5, dtype=torch.float64))
+    assert torch.equal(distribution, kept)

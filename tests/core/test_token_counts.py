@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.law import Branches, History, LawMaker, RowOptions
-from outpace.core.laws.token_counts import TokenCounts
+from outpace.core.logits.token_counts import TokenCounts
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 
 VOCABULARY = 5
@@ -77,18 +77,18 @@ def test_only_what_is_new_is_read() -> None:
     assert tally([text]).tolist() == [[0, 1000, 10, 0, 0]]
 
 
-def test_a_maker_of_laws_counts_on() -> None:
+def test_a_maker_of_distributions_counts_on() -> None:
     options = RowOptions(
         SamplingParams(repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.2).resolve(
             {}
         )
     )
-    maker = LawMaker([options] * 2, VOCABULARY)
+    maker = LogitsPipeline([options] * 2, VOCABULARY)
     logits, outputs = torch.randn(2, 1, VOCABULARY), [[1], [2, 2]]
     for grown in ([], [3], [3, 1], [0]):
         outputs[0] += grown
         history = History([[4], [0]], outputs)
-        fresh = LawMaker([options] * 2, VOCABULARY)
+        fresh = LogitsPipeline([options] * 2, VOCABULARY)
         assert maker(logits, Branches.root(2), history).equal(
             fresh(logits, Branches.root(2), history)
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from outpace.core.laws.truncation import NEVER, keep_top_k, keep_top_p
+from outpace.core.logits.truncation import NEVER, keep_top_k, keep_top_p
 
 WIDE = 20_000
 

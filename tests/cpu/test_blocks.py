@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from outpace import LLM
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Plan, PromptInputs
 from outpace.targets.cpu import native as building
@@ -446,12 +446,12 @@ def test_columns_that_join_on_the_way_change_no_bit(whole: bool) -> None:
     plan = Plan([text], torch.tensor([[4, 5, 6]]), Tree.uniform([0, 1, 2], rows=1))
     alone = target.score(plan).logits
     parents, embedded = torch.tensor([[3, 4]]), torch.randn(1, 2, 256)
-    made = Riders(parents, enter=1, made=lambda states: states[:, -2:])
-    for riders in (made, *(Riders(parents, embeddings=embedded, enter=at) for at in (0, 1))):
+    made = AuxTokens(parents, enter=1, made=lambda states: states[:, -2:])
+    for aux_tokens in (made, *(AuxTokens(parents, embeddings=embedded, enter=at) for at in (0, 1))):
         for layers in (frozenset[int](), frozenset({0, -1})):
-            scores = target.score(replace(plan, riders=riders, layers=layers))
+            scores = target.score(replace(plan, aux_tokens=aux_tokens, layers=layers))
             assert torch.equal(scores.logits, alone)
-            assert not torch.equal(scores.rider_logits[:, 0], scores.rider_logits[:, 1])
+            assert not torch.equal(scores.aux_logits[:, 0], scores.aux_logits[:, 1])
     assert torch.equal(target.score(plan).logits, alone)
 
 

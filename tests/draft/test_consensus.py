@@ -12,7 +12,7 @@ import torch
 
 from engine.test_law import FALSE_ALARM, exact, p_value
 from outpace import LLM, SamplingParams
-from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.lookup.consensus import KEPT, ConsensusDrafter, ConsensusOptions
 from outpace.errors import ConfigError
@@ -85,7 +85,7 @@ def _drafts(
     options = [RowOptions(SamplingParams(temperature=1).resolve({}))] * len(texts)
     rows = Rows(
         History([text[:prompt] for text in texts], [text[prompt:] for text in texts]),
-        LawMaker(options, vocabulary=16),
+        LogitsPipeline(options, vocabulary=16),
         seeds=torch.zeros(len(texts), dtype=torch.long),
     )
     drafter.reset()
@@ -133,8 +133,8 @@ def _two(request: Any) -> tuple[int, ...]:
 def test_two_samples_of_a_prompt_are_independent(
     rule: str, tree: bool, independent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pairs follow the product of the law with itself; under a lossy rule, which keeps what
-    another sample said where that is plausible, they do not."""
+    """The pairs follow the product of the distribution with itself; under a lossy rule, which keeps
+    what another sample said where that is plausible, they do not."""
     model = build("llama", vocab_size=6, num_hidden_layers=1)
     config = {"method": "consensus", "min_token_span": 1, "tree": tree, "verify": rule}
     llm = LLM(
@@ -151,10 +151,10 @@ def test_two_samples_of_a_prompt_are_independent(
     with llm.engine.observing(count):
         found = pairs_of_samples(llm, monkeypatch, groups=PAIRS)
     assert drafted > PAIRS
-    law: Counter[tuple[int, ...]] = Counter()
+    distribution: Counter[tuple[int, ...]] = Counter()
     for text, mass in exact(model, PROMPT, TEMPERATURE).items():
-        law[text[:2]] += mass
-    joint = {(a, b): law[a] * law[b] for a in law for b in law}
+        distribution[text[:2]] += mass
+    joint = {(a, b): distribution[a] * distribution[b] for a in distribution for b in distribution}
     value = p_value(found, joint)
     assert value > FALSE_ALARM if independent else value < 1e-6
 

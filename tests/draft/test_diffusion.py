@@ -7,7 +7,7 @@ import torch
 
 from devices import on_device
 from outpace import LLM, SamplingParams
-from outpace.core.proposal import Point, Sampled
+from outpace.core.proposal import Deterministic, Sampled
 from outpace.draft.trained.blocks.diffusion import DiffusionDrafter
 from outpace.engine.trace import RoundTrace
 from outpace.heads.base import TargetShape
@@ -56,7 +56,7 @@ def test_a_short_text_is_read_as_if_nothing_stood_before_it() -> None:
     assert torch.allclose(head.denoise(short)[0].logits, before)
 
 
-@pytest.mark.parametrize(("temperature", "kind"), [(1.0, Sampled), (0.0, Point)])
+@pytest.mark.parametrize(("temperature", "kind"), [(1.0, Sampled), (0.0, Deterministic)])
 def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind: type) -> None:
     options = DiffusionDrafter.specimen(Loaded(target("llama"), None, "llama"))
     config = {"method": "diffusion", "num_speculative_tokens": 3, **options}
@@ -69,7 +69,7 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
         proposal = trace.proposal
         if not proposal.tree.size:
             return
-        assert isinstance(proposal.law, kind)
+        assert isinstance(proposal.distribution, kind)
         for row in range(len(trace.rows)):
             text = on_device([trace.rows.since(row, 0)[: trace.rows.length(row)]])
             last = head.denoise(head.window(text))[-1]
@@ -77,14 +77,20 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
                 chosen, token = int(last.settled[0, place]), int(proposal.tokens[row, place])
                 if chosen >= 0:
                     assert token == chosen
-                if isinstance(proposal.law, Sampled):
-                    assert proposal.law.given is not None
-                    assert bool(proposal.law.given[row, place]) == (chosen >= 0)
-                    law = last.logits[0, place]
-                    law = law.where(law >= law.topk(20).values[-1], -torch.inf).softmax(-1)
+                if isinstance(proposal.distribution, Sampled):
+                    assert proposal.distribution.given is not None
+                    assert bool(proposal.distribution.given[row, place]) == (chosen >= 0)
+                    distribution = last.logits[0, place]
+                    distribution = distribution.where(
+                        distribution >= distribution.topk(20).values[-1], -torch.inf
+                    ).softmax(-1)
                     if chosen >= 0:
-                        law = torch.nn.functional.one_hot(on_device(chosen), len(law)).double()
-                    assert torch.allclose(proposal.law.q[row, place], law, atol=1e-9)
+                        distribution = torch.nn.functional.one_hot(
+                            on_device(chosen), len(distribution)
+                        ).double()
+                    assert torch.allclose(
+                        proposal.distribution.q[row, place], distribution, atol=1e-9
+                    )
                 seen += 1
 
     with llm.engine.observing(look):

@@ -62,9 +62,9 @@ def worth(prompt: list[int], temperature: float, depth: int, each: int) -> dict[
     for _ in range(depth):
         with torch.inference_mode():
             texts = on_device([[*prompt, *path] for path in level])
-            laws = (draft_model().model(texts).logits[:, -1] / temperature).softmax(-1)
+            probs = (draft_model().model(texts).logits[:, -1] / temperature).softmax(-1)
         below = []
-        for path, q in zip(level, laws, strict=True):
+        for path, q in zip(level, probs, strict=True):
             for token in q.topk(each).indices.tolist():
                 found[(*path, token)] = found[path] * float(q[token])
                 below.append((*path, token))

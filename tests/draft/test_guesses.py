@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.proposal import Point
-from outpace.draft.guesses import Guess, guesses_of, merged, point_trees
+from outpace.core.proposal import Deterministic
+from outpace.draft.guesses import Guess, deterministic_trees, guesses_of, merged
 
 HOST = torch.device("cpu")
 FORKED = Guess([5, 7, 8, 9], [0, 0, 2, 1])
@@ -25,17 +25,17 @@ FORKED = Guess([5, 7, 8, 9], [0, 0, 2, 1])
     ids=["no rows", "no nodes", "chains", "trees"],
 )
 def test_a_proposal_says_the_trees_that_it_was_made_from(guesses: list[Guess]) -> None:
-    made = point_trees(guesses, HOST)
+    made = deterministic_trees(guesses, HOST)
     assert made.tokens.shape == made.tree.parents.shape
     assert made.tokens.shape == (len(guesses), max(map(len, guesses), default=0))
-    assert isinstance(made.law, Point)
+    assert isinstance(made.distribution, Deterministic)
     assert made.tree.is_chain == all(guess.is_chain for guess in guesses)
     assert guesses_of(made) == guesses
 
 
 def test_padding_forks_no_node() -> None:
     """A row that is shorter than the others goes on as a chain: no rule meets siblings there."""
-    made = point_trees([FORKED, Guess.chain([6])], HOST)
+    made = deterministic_trees([FORKED, Guess.chain([6])], HOST)
     assert made.tree.parents.tolist() == [[0, 0, 2, 1], [0, 1, 2, 3]]
 
 

@@ -71,7 +71,7 @@ def check_trees(llm: LLM) -> None:
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "s2d"])
 def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
-    """Against all nodes of the first two levels, computed from the law of chains."""
+    """Against all nodes of the first two levels, computed from the distribution of chains."""
     llm = decoder(method, branching="dynamic", top_k=64, depth=2, num_speculative_tokens=6)
     prompt, found = PROMPTS[0], []
     with llm.engine.observing(lambda trace: found.append(trace.proposal)):

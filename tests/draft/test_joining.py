@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.draft.route.joining import cut, row_by_row
 
 VOCABULARY = 5
 
 
-def proposal(tokens: list[list[int]], law: Point | Sampled) -> Proposal:
+def proposal(tokens: list[list[int]], distribution: Deterministic | Sampled) -> Proposal:
     rows, width = len(tokens), len(tokens[0])
     counts = torch.full((rows,), width)
-    return Proposal(torch.tensor(tokens), Tree.chain(rows, width), counts, law)
+    return Proposal(torch.tensor(tokens), Tree.chain(rows, width), counts, distribution)
 
 
 def half_given(tokens: list[list[int]]) -> Proposal:
@@ -26,16 +26,16 @@ def half_given(tokens: list[list[int]]) -> Proposal:
 
 
 def given_of(made: Proposal) -> list[list[bool]]:
-    assert isinstance(made.law, Sampled)
-    assert made.law.given is not None
-    assert made.law.given.shape == made.law.q.shape[:2] == made.tokens.shape
-    found: list[list[bool]] = made.law.given.tolist()
+    assert isinstance(made.distribution, Sampled)
+    assert made.distribution.given is not None
+    assert made.distribution.given.shape == made.distribution.q.shape[:2] == made.tokens.shape
+    found: list[list[bool]] = made.distribution.given.tolist()
     return found
 
 
 def test_rows_of_several_drafters_keep_what_was_given() -> None:
     drawn = half_given([[1, 2, 3], [1, 2, 3]])
-    look_up = proposal([[4, 4], [4, 4]], Point())
+    look_up = proposal([[4, 4], [4, 4]], Deterministic())
     joined = row_by_row([drawn, look_up], [0, 1], VOCABULARY)
     assert given_of(joined) == [[True, False, False], [True, True, False]]  # one is padding
 
@@ -47,5 +47,5 @@ def test_a_cut_proposal_keeps_what_was_given() -> None:
 def test_where_all_was_drawn_nothing_is_marked() -> None:
     q = torch.full((1, 3, VOCABULARY), 1 / VOCABULARY)
     made = cut(proposal([[1, 2, 3]], Sampled(q)), [2])
-    assert isinstance(made.law, Sampled)
-    assert made.law.given is None
+    assert isinstance(made.distribution, Sampled)
+    assert made.distribution.given is None

@@ -70,9 +70,9 @@ def test_the_window_is_the_jacobi_iteration(width: int, levels: int) -> None:
     llm = decoder(width, levels + 1)
     text, before, checked, moves = list(PROMPTS[0]), None, 0, set()
     for trace in rounds(llm, [text], greedy(60)):
-        if trace.proposal.riders is None:
+        if trace.proposal.aux_tokens is None:
             break
-        window = trace.proposal.riders.tokens[0].view(levels, width).tolist()
+        window = trace.proposal.aux_tokens.tokens[0].view(levels, width).tolist()
         if before is not None:
             expected, moved = before
             kept = max(0, width + 1 - moved)
@@ -109,7 +109,7 @@ def test_what_the_window_wrote_is_tried() -> None:
 def test_seeded_rows_have_no_window_and_are_what_they_are_alone() -> None:
     llm, prompt = decoder(), [2, 3, 9] * 4
     alone = rounds(llm, [prompt], SAMPLED)
-    assert all(trace.proposal.riders is None for trace in alone)
+    assert all(trace.proposal.aux_tokens is None for trace in alone)
     text = ids(llm.generate([prompt], SAMPLED))
     mixed = [SAMPLED, greedy(LENGTH), replace(SAMPLED, seed=None), SAMPLED]
     together = ids(llm.generate([prompt, *PROMPTS[:3]], mixed))
@@ -124,7 +124,7 @@ def test_a_row_that_wants_no_draft_does_not_move_its_window() -> None:
     assert ids(llm.generate(PROMPTS[:2], params)) == EXPECTED[:2]
     off = rounds(llm, PROMPTS[:2], params)
     assert all(int(trace.proposal.counts[0]) == 0 for trace in off if len(trace.requests) == 2)
-    assert all(trace.proposal.riders is None for trace in rounds(llm, PROMPTS[:1], params[:1]))
+    assert all(trace.proposal.aux_tokens is None for trace in rounds(llm, PROMPTS[:1], params[:1]))
 
 
 def test_rules_that_cannot_verify_it_are_refused() -> None:

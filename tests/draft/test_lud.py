@@ -16,7 +16,7 @@ from targets.generating import greedy, ids
 
 LENGTH = 12
 NEVER, ALWAYS = 1.0, 1e-9
-"""Thresholds that no law of the drafter reaches, and that all reach."""
+"""Thresholds that no distribution of the drafter reaches, and that all reach."""
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=11)
 
 
@@ -66,7 +66,7 @@ def test_a_row_is_what_it_is_alone() -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "ctc"])
-def test_a_drafter_that_is_never_sure_by_a_law_is_refused(method: str) -> None:
+def test_a_drafter_that_is_never_sure_by_a_distribution_is_refused(method: str) -> None:
     with pytest.raises(IncompatibleRule, match="'lud' takes proposals that are sampled"):
         decoder(0.9, method)
 

@@ -167,16 +167,16 @@ def test_where_several_learn_the_error_names_them() -> None:
         llm.save_drafter("nowhere")
 
 
-def test_windows_overlap_and_each_law_is_learned_once() -> None:
+def test_windows_overlap_and_each_distribution_is_learned_once() -> None:
     from outpace.draft.online.traces import Trace
 
-    trace, law = Trace(8), (torch.tensor([1]), torch.tensor([1.0]))
+    trace, distribution = Trace(8), (torch.tensor([1]), torch.tensor([1.0]))
     trace.read(list(range(100, 120)), None)  # a prompt: its end is kept
     assert len(trace) == 4
     found = []
     for token in range(10):
         trace.read([token], None)
-        trace.note(1, *law)
+        trace.note(1, *distribution)
         found += trace.cut(ended=False)
     found += trace.cut(ended=True)
     learned = [window.tokens[at] for window in found for at in window.top_tokens]

@@ -46,7 +46,7 @@ def test_greedy_texts_are_the_targets_own(branching: Any, rule: str) -> None:
     assert ids(llm.generate(PROMPTS[2:3], greedy(LENGTH))) == EXPECTED[2:3]
 
 
-def test_the_paper_greedy_tree_is_drafted_from_the_latest_laws() -> None:
+def test_the_paper_greedy_tree_is_drafted_from_the_latest_distributions() -> None:
     """Replays the matrix from what plain passes of the model say."""
     llm = decoder(branching=[3, 2], num_speculative_tokens=9)
     known: dict[int, list[int]] = {}
@@ -113,7 +113,7 @@ def test_other_texts_change_nothing_for_a_seeded_row(branching: Any) -> None:
     assert any(row for tokens in before for row in tokens)
 
 
-def test_tokens_that_a_law_excludes_are_no_successors() -> None:
+def test_tokens_that_a_distribution_excludes_are_no_successors() -> None:
     llm = decoder(branching=[4])
     params = SamplingParams(temperature=1.0, top_k=2, max_tokens=LENGTH, ignore_eos=True)
     counts = [int(t.proposal.counts[0]) for t in rounds(llm, [[5, 6, 7, 5, 6, 7]] * 3, params)]

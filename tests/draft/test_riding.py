@@ -11,10 +11,10 @@ import torch
 from devices import on_device
 from engine.test_interruptions import FAULTS, Stops
 from outpace import LLM, SamplingParams
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
-from outpace.draft.trained.riders.base import RidingHeadDrafter
+from outpace.draft.trained.riders.base import AuxHeadDrafter
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.partial.riding import Carriage
@@ -47,23 +47,23 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
     model, checked = target(family), 0
     llm = decoder(method, model)
     head = llm.engine.drafter.head
-    teacher, begin = Teacher(Loaded(model, None, family), ()), RidingHeadDrafter.walk
+    teacher, begin = Teacher(Loaded(model, None, family), ()), AuxHeadDrafter.walk
 
-    def walk(self: RidingHeadDrafter, rows: Rows) -> object:
+    def walk(self: AuxHeadDrafter, rows: Rows) -> object:
         nonlocal checked
         for row in range(len(rows)):
             if self.knows(row):
                 before = on_device([rows.since(row, 0)[:-1]])
                 length = before.shape[1]
                 with torch.no_grad():
-                    riders = head.riders(on_device([length - 1]), length, 1)
-                    said = teacher.carry(before, riders)[0]
+                    aux_tokens = head.aux_tokens(on_device([length - 1]), length, 1)
+                    said = teacher.carry(before, aux_tokens)[0]
                 # The norms of some models compute in float32.
                 assert torch.allclose(self._texts[row].guesses, said, atol=1e-5)
                 checked += 1
         return begin(self, rows)
 
-    monkeypatch.setattr(RidingHeadDrafter, "walk", walk)
+    monkeypatch.setattr(AuxHeadDrafter, "walk", walk)
     params = [SAMPLED, greedy(5), greedy(12), SAMPLED]
     llm.generate(PROMPTS, params)
     assert checked > 12
@@ -75,11 +75,11 @@ def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> 
     teacher = Teacher(Loaded(model, None, family), ())
     head = decoder("pass", model).engine.drafter.head
     texts = on_device([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 2, 1]])
-    riders = head.riders(on_device([1, 3]), 4, 1)
-    together = head.riders(on_device([1, 3]), 4, len(texts))
+    aux_tokens = head.aux_tokens(on_device([1, 3]), 4, 1)
+    together = head.aux_tokens(on_device([1, 3]), 4, len(texts))
     with torch.no_grad():
         found = teacher.carry(texts, together)
-        alone = [teacher.carry(text[None], riders)[0] for text in texts]
+        alone = [teacher.carry(text[None], aux_tokens)[0] for text in texts]
     assert torch.allclose(found, torch.stack(alone), atol=1e-5)
 
 
@@ -92,9 +92,9 @@ def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
     carried: list[int] = []
     inner = llm.engine.target.carry
 
-    def carry(text: list[int], riders: Riders) -> torch.Tensor:
+    def carry(text: list[int], aux_tokens: AuxTokens) -> torch.Tensor:
         carried.append(len(text))
-        return inner(text, riders)
+        return inner(text, aux_tokens)
 
     llm.engine.target.carry = carry  # type: ignore[method-assign]
     counting = Stops(0, KeyboardInterrupt)
@@ -134,9 +134,11 @@ def test_a_round_without_columns_leaves_no_guesses() -> None:
 
 def test_a_target_without_gradients_is_not_trained_for() -> None:
     teacher = Teacher(Loaded(target("llama"), None, "blocks"), ())
-    riders = Riders(on_device([[0]]), embeddings=on_device([[[0.0] * 32]], dtype=torch.float64))
+    aux_tokens = AuxTokens(
+        on_device([[0]]), embeddings=on_device([[[0.0] * 32]], dtype=torch.float64)
+    )
     with pytest.raises(UnsupportedModel, match="blocks computes with code that no gradient"):
-        teacher.carry(on_device([[1, 2, 3]]), riders)
+        teacher.carry(on_device([[1, 2, 3]]), aux_tokens)
 
 
 def test_a_target_with_a_recurrent_state_carries_no_columns() -> None:

@@ -18,13 +18,18 @@ BLANK = 2
 @given(st.lists(st.lists(st.integers(1, 9), min_size=3, max_size=3), min_size=1, max_size=3))
 def test_the_sum_over_all_frames_is_taken(weights: list[list[int]]) -> None:
     """Beam search that loses no beam, against all frames one by one."""
-    laws = [[each / sum(row) for each in row] for row in weights]
-    found = spelt([Frame(law[BLANK], list(enumerate(law[:BLANK]))) for law in laws])
+    probs = [[each / sum(row) for each in row] for row in weights]
+    found = spelt(
+        [
+            Frame(distribution[BLANK], list(enumerate(distribution[:BLANK])))
+            for distribution in probs
+        ]
+    )
     expected: dict[tuple[int, ...], float] = {}
-    for frames in itertools.product(range(3), repeat=len(laws)):
+    for frames in itertools.product(range(3), repeat=len(probs)):
         chance = 1.0
-        for law, frame in zip(laws, frames, strict=True):
-            chance *= law[frame]
+        for distribution, frame in zip(probs, frames, strict=True):
+            chance *= distribution[frame]
         text = tuple(frame for frame, _ in itertools.groupby(frames) if frame != BLANK)
         expected[text] = expected.get(text, 0.0) + chance
     assert found == pytest.approx(expected)

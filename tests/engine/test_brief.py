@@ -1,4 +1,4 @@
-"""What a rule asks of the drafter: where chains end, and the laws behind greedy tokens."""
+"""What a rule asks of the drafter: where chains end, and the distributions behind greedy tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from devices import on_device
 from outpace import LLM, SamplingParams
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.draft.base import Rows
 from outpace.engine.verifier import Verifier
 from outpace.errors import IncompatibleRule
@@ -24,7 +24,7 @@ from targets.generating import decoder, greedy, ids
 
 LENGTH = 16
 SURE = 0.055
-"""About the median of max q: the laws of random models are flat."""
+"""About the median of max q: the distributions of random models are flat."""
 SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=3)
 EXACT = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
 
@@ -80,8 +80,8 @@ def recorded(llm: LLM) -> list[tuple[Rows, Proposal, int]]:
     return seen
 
 
-def soft_laws(text: list[int]) -> Tensor:
-    """The drafter's laws ``[T, V]`` after each token, from a pass without a cache."""
+def soft_probs(text: list[int]) -> Tensor:
+    """The drafter's distributions ``[T, V]`` after each token, from a pass without a cache."""
     with torch.no_grad():
         logits = drafter("llama")(on_device([text])).logits[0]
     return logits.softmax(-1)
@@ -91,8 +91,8 @@ def wanted(rows: Rows, made: Proposal, row: int) -> int:
     """How many tokens the policy lets stand in a row's chain, by plain passes of the drafter."""
     text = [*rows.history.prompts[row], *rows.history.outputs[row]]
     chain = made.tokens[row].tolist()
-    laws = soft_laws([*text, *chain])[len(text) - 1 :]
-    unsure = (~sure(laws)).nonzero()[:, 0].tolist()
+    probs = soft_probs([*text, *chain])[len(text) - 1 :]
+    unsure = (~sure(probs)).nonzero()[:, 0].tolist()
     return min([len(chain), *unsure])
 
 
@@ -176,7 +176,7 @@ def test_a_policy_for_chains_refuses_trees() -> None:
         CautiousTree().check(next(iter(llm.engine.drafter.draws)), tree=True)
 
 
-# -- laws ----------------------------------------------------------------------------------------
+# -- distributions ---------------------------------------------------------------------------------
 
 
 def evidence_of(llm: LLM, options: SamplingParams) -> list[tuple[Rows, Proposal, Evidence]]:
@@ -201,23 +201,25 @@ def evidence_of(llm: LLM, options: SamplingParams) -> list[tuple[Rows, Proposal,
 
 @pytest.mark.parametrize("rule", ["joint", "confidence"])
 @pytest.mark.parametrize("options", [greedy(LENGTH), SAMPLED], ids=["greedy", "sampled"])
-def test_the_drafters_laws_reach_a_rule_that_asks(rule: str, options: SamplingParams) -> None:
+def test_the_drafters_distributions_reach_a_rule_that_asks(
+    rule: str, options: SamplingParams
+) -> None:
     found = evidence_of(decoder("llama", "draft_model", 3, verify=rule), options)
     assert found
     for rows, made, evidence in found:
-        assert isinstance(made.law, Point if options.temperature == 0 else Sampled)
+        assert isinstance(made.distribution, Deterministic if options.temperature == 0 else Sampled)
         assert evidence.draft is not None
         for row in range(len(rows)):
             text = [*rows.history.prompts[row], *rows.history.outputs[row]]
             count = int(made.counts[row])
             chain = made.tokens[row, :count].tolist()
-            laws = soft_laws([*text, *chain])[len(text) - 1 :]
-            assert torch.allclose(evidence.draft[row, :count], laws[:count], atol=1e-12, rtol=0)
-        if isinstance(made.law, Sampled):
-            assert evidence.draft.equal(made.law.q)
+            probs = soft_probs([*text, *chain])[len(text) - 1 :]
+            assert torch.allclose(evidence.draft[row, :count], probs[:count], atol=1e-12, rtol=0)
+        if isinstance(made.distribution, Sampled):
+            assert evidence.draft.equal(made.distribution.q)
 
 
-def test_joint_accepts_by_the_drafters_laws_when_greedy() -> None:
+def test_joint_accepts_by_the_drafters_distributions_when_greedy() -> None:
     """Taking q = 1 for points it would accept next to nothing."""
     llm = decoder("llama", "draft_model", 3, verify="joint")
     told = llm.generate(PROMPTS, greedy(LENGTH))
@@ -228,7 +230,7 @@ def test_joint_accepts_by_the_drafters_laws_when_greedy() -> None:
     assert kept[0] > kept[1]
 
 
-def test_nobody_hands_over_laws_that_nobody_asked_for() -> None:
+def test_nobody_hands_over_distributions_that_nobody_asked_for() -> None:
     for rule in ("token", {"name": "bild", "fallback": SURE}):
         llm = decoder("llama", "draft_model", 3, verify=rule)
         seen = recorded(llm)
@@ -237,16 +239,16 @@ def test_nobody_hands_over_laws_that_nobody_asked_for() -> None:
         assert all(made.soft is None for _, made, _ in seen)
 
 
-def test_look_up_has_no_laws_and_no_doubts() -> None:
+def test_look_up_has_no_distributions_and_no_doubts() -> None:
     joint = decoder("llama", "ngram", 3, verify="joint")
-    laws: list[Any] = []
+    probs: list[Any] = []
     rule: Any = joint.engine.verifier.rule
     object.__setattr__(
-        rule, "given", lambda given: laws.append(given.draft) or type(rule).given(rule, given)
+        rule, "given", lambda given: probs.append(given.draft) or type(rule).given(rule, given)
     )
     joint.generate(PROMPTS, greedy(LENGTH))
-    assert laws
-    assert set(laws) == {None}
+    assert probs
+    assert set(probs) == {None}
     drafted = [
         sum(out.metrics.num_draft_tokens for out in llm.generate(PROMPTS, greedy(LENGTH)))
         for llm in (

@@ -27,7 +27,7 @@ from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
 from outpace.draft.route.learned.ucb import Bandit
 from outpace.draft.state import StateFile, check_state
-from outpace.draft.trained.riders.base import RidingHeadDrafter
+from outpace.draft.trained.riders.base import AuxHeadDrafter
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -63,7 +63,7 @@ def test_the_leader_follows_a_stream_that_switches_task() -> None:
         rounds = 0.0
         for _ in range(900):
             rounds += 1 / rates[leader.best]
-            # What is measured at one token is noisy, as overlaps of laws are.
+            # What is measured at one token is noisy, as overlaps of distributions are.
             noisy = [min(1.0, max(0.0, dice.gauss(c, 0.2))) for c in chances]
             learn(leader, shadows, noisy)
         assert 900 / rounds > 0.95 * max(rates), (chances, rounds)
@@ -161,16 +161,16 @@ def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
     llm = decoder(method="hedge", drafters=[NGRAM, NEAR], every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda rows, row: 0
-    laws_of, read = drafter.children[1].laws_of, []
+    probs_of, read = drafter.children[1].probs_of, []
 
     def watched(rows: Rows, tokens: torch.Tensor, wanted: Any) -> Any:
-        found = laws_of(rows, tokens, wanted)
+        found = probs_of(rows, tokens, wanted)
         told = [False] * len(wanted) if found is None else found.abs().sum((1, 2)).bool().tolist()
         assert all(asked or not said for asked, said in zip(wanted, told, strict=True))
         read.extend(filter(None, wanted))
         return found
 
-    drafter.children[1].laws_of = watched
+    drafter.children[1].probs_of = watched
     llm.generate(PROMPTS * 3, greedy(LENGTH))
     assert read
     assert drafter.spent <= AT_FIRST + 0.01 * drafter._purses.shared.earned
@@ -181,8 +181,8 @@ def test_hedge_does_not_ask_what_learns_from_others_about_a_seeded_row() -> None
     llm = decoder(method="hedge", drafters=[NGRAM, learner], every=1, asking=1.0)
     drafter: Any = llm.engine.drafter
     asked: list[int] = []
-    laws_of = drafter.children[1].laws_of
-    drafter.children[1].laws_of = lambda *given: asked.append(1) or laws_of(*given)
+    probs_of = drafter.children[1].probs_of
+    drafter.children[1].probs_of = lambda *given: asked.append(1) or probs_of(*given)
     llm.generate([PROMPTS[1]], SAMPLED)
     assert not asked
     llm.generate([PROMPTS[1]], greedy(LENGTH))
@@ -190,7 +190,8 @@ def test_hedge_does_not_ask_what_learns_from_others_about_a_seeded_row() -> None
 
 
 def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
-    """A head cannot say its laws of given tokens: it drafts beside the one that was chosen."""
+    """A head cannot say its distributions of given tokens: it drafts beside the one that was
+    chosen."""
     llm = decoder(method="hedge", drafters=[NGRAM, specimen("medusa")], asking=1.0, every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda rows, row: 0  # the look-up drafts, whatever is learned
@@ -232,17 +233,17 @@ def test_hedge_has_a_model_read_a_text_only_where_it_is_repaid() -> None:
 
 
 def test_what_asking_costs_stays_below_its_share() -> None:
-    """The better model is found by laws, and asking took no more than was allowed."""
+    """The better model is found by distributions, and asking took no more than was allowed."""
     llm = decoder(method="hedge", drafters=[NGRAM, NEAR], asking=0.1, every=1)
     drafter: Any = llm.engine.drafter
     asked: list[int] = []
-    laws_of = drafter.children[1].laws_of
+    probs_of = drafter.children[1].probs_of
 
     def watched(rows: Rows, tokens: torch.Tensor, wanted: Any) -> Any:
         asked.append(tokens.shape[1])
-        return laws_of(rows, tokens, wanted)
+        return probs_of(rows, tokens, wanted)
 
-    drafter.children[1].laws_of = watched
+    drafter.children[1].probs_of = watched
     drafter._learned.shared.learn = lambda ended, count: None  # the look-up leads for good
     for prompt in PROMPTS:
         llm.generate([prompt], greedy(LENGTH))
@@ -265,7 +266,7 @@ def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:
     assert sum(ended) == pytest.approx(alone.num_target_passes, abs=2)
 
 
-def test_hedge_drafts_with_the_better_model_and_finds_it_by_laws() -> None:
+def test_hedge_drafts_with_the_better_model_and_finds_it_by_distributions() -> None:
     llm = decoder(method="hedge", drafters=[FAR, NEAR], asking=0.2)
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     methods = []
@@ -301,14 +302,14 @@ def test_a_drafter_is_not_shown_the_columns_of_another_one(
 ) -> None:
     """Both ask for columns; those of one ride."""
     shown: list[bool] = []
-    keep = RidingHeadDrafter._keep
+    keep = AuxHeadDrafter._keep
 
-    def kept(self: RidingHeadDrafter, rows: Rows, round: Round, *rest: Any) -> None:
-        riders = round.proposal.riders
-        shown.append(riders is not None and riders.enter == self.head.enter)
+    def kept(self: AuxHeadDrafter, rows: Rows, round: Round, *rest: Any) -> None:
+        aux_tokens = round.proposal.aux_tokens
+        shown.append(aux_tokens is not None and aux_tokens.enter == self.head.enter)
         keep(self, rows, round, *rest)
 
-    monkeypatch.setattr(RidingHeadDrafter, "_keep", kept)
+    monkeypatch.setattr(AuxHeadDrafter, "_keep", kept)
     llm = decoder(method=method, drafters=[specimen("pass"), specimen(other)])
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert all(shown)
@@ -334,7 +335,7 @@ def test_a_seeded_row_learns_the_same_beside_columns_that_ride(seed: int) -> Non
 
 
 def test_what_is_heard_of_one_row_does_not_depend_on_others() -> None:
-    """A model whose context one row has nearly filled has laws for the other row only."""
+    """A model whose context one row has nearly filled has distributions for the other row only."""
     short = noisy_copy(target("llama"), 0.2)
     short.config.max_position_embeddings = 48
     llm = decoder(model=Loaded(short, None, "short", same_tokens=True))
@@ -343,8 +344,8 @@ def test_what_is_heard_of_one_row_does_not_depend_on_others() -> None:
 
     def listen(rows: Rows, round: Round) -> None:
         tokens = torch.zeros(len(rows), 3, dtype=torch.long)
-        laws = drafter.laws_of(rows, tokens)
-        told = [False] * len(rows) if laws is None else laws.sum((1, 2)).tolist()
+        probs = drafter.probs_of(rows, tokens)
+        told = [False] * len(rows) if probs is None else probs.sum((1, 2)).tolist()
         seen.append([bool(each) for each in told])
 
     drafter.observe = listen
@@ -386,8 +387,8 @@ def test_what_a_model_would_have_drawn_from_is_what_it_draws_from() -> None:
 
     def watched(rows: Any, budgets: Any) -> Any:
         made = propose(rows, budgets)
-        laws = drafter.laws_of(rows, made.tokens)
-        off = (laws - made.law.q).abs().amax(-1)
+        probs = drafter.probs_of(rows, made.tokens)
+        off = (probs - made.distribution.q).abs().amax(-1)
         seen.append(float(off[made.valid].max()))
         again = propose(rows, budgets)
         assert torch.equal(again.tokens[made.valid], made.tokens[made.valid])
@@ -400,7 +401,7 @@ def test_what_a_model_would_have_drawn_from_is_what_it_draws_from() -> None:
 
 
 @pytest.mark.parametrize("method", ["hedge", "ucb"])
-def test_sampled_texts_follow_the_law(method: str) -> None:
+def test_sampled_texts_follow_the_distribution(method: str) -> None:
     near, far = ({"model": noisy_copy(letter_model(), noise)} for noise in (0.5, 1.5))
     llm = LLM(
         letter_model(),

@@ -21,7 +21,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 def gives_up_after(tokens: int, prompt: int) -> Any:
-    """A processor that forbids everything once so many tokens have been generated."""
+    """A processor that forbids everything once n tokens have been generated."""
 
     def processor(ids: Tensor, scores: Tensor) -> Tensor:
         over = ids.shape[1] - prompt >= tokens

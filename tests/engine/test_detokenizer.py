@@ -273,7 +273,7 @@ def test_a_text_goes_on_from_its_prompt() -> None:
     assert "".join(chunk.text for chunk in llm.stream("the dog", options())) == output.text
     assert output.logprobs is not None
     pairs = zip(output.token_ids, output.logprobs, strict=True)
-    assert "".join(str(laws[token].decoded_token) for token, laws in pairs) == output.text
+    assert "".join(str(probs[token].decoded_token) for token, probs in pairs) == output.text
     assert llm.generate({"prompt": "the dog"}, options())[0].text == output.text
     (cut,) = llm.generate("the dog", options(stop=output.text[:3]))
     assert (cut.text, cut.finish_reason) == ("", "stop")

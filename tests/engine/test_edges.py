@@ -79,10 +79,10 @@ def test_a_text_that_outgrows_the_first_buffers_keeps_every_slot(method: str) ->
         text = output.token_ids
         assert len(text) == 300
         ids = on_device([[*prompt, *text]])
-        laws = target()(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
+        probs = target()(input_ids=ids, use_cache=False).logits[0].log_softmax(-1)
         for at, token in enumerate(text):
             reported = output.outputs[0].logprobs[at][token].logprob
-            expected = float(laws[len(prompt) - 1 + at, token])
+            expected = float(probs[len(prompt) - 1 + at, token])
             assert reported == pytest.approx(expected, abs=1e-4), f"token {at}"
 
 
@@ -122,7 +122,7 @@ def test_the_path_of_a_tree_is_moved_from_behind_all_pending_tokens(
 
 
 class GivesUpAfter:
-    """A logits processor that forbids every token once so many have been generated."""
+    """A logits processor that forbids every token once n have been generated."""
 
     def __init__(self, tokens: int, prompt: Sequence[int]) -> None:
         self._limit = len(prompt) + tokens

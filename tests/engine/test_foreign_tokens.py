@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.core.proposal import Point, Proposal
+from outpace.core.proposal import Deterministic, Proposal
 from outpace.core.trees.tree import Tree
 
 from .texts import SIZE, helper, tokenizer, writer
@@ -71,13 +71,13 @@ def test_rows_of_a_look_up_and_of_a_model_are_joined(combine: str | None) -> Non
 def test_a_proposal_ends_where_a_token_is_none() -> None:
     tokens = torch.tensor([[1, 9, 2], [1, 2, 3], [-1, 2, 3], [1, 2, 9]])
     tree, counts = Tree.chain(4, 3, tokens.device), torch.tensor([3, 2, 3, 2])
-    assert Proposal(tokens.clone(), tree, counts, Point()).within(10).counts.tolist() == [
+    assert Proposal(tokens.clone(), tree, counts, Deterministic()).within(10).counts.tolist() == [
         3,
         2,
         0,
         2,
     ]
-    proposal = Proposal(tokens, tree, counts, Point())
+    proposal = Proposal(tokens, tree, counts, Deterministic())
     cut = proposal.within(9)
     assert cut.counts.tolist() == [1, 2, 0, 2]
     assert cut.tokens.tolist() == [[1, 0, 2], [1, 2, 3], [0, 2, 3], [1, 2, 0]]

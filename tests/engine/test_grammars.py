@@ -1,4 +1,5 @@
-"""Texts of a given form: the law at every node is the model's, cut to what the grammar allows."""
+"""Texts of a given form: the distribution at every node is the model's, cut to what the grammar
+allows."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from outpace import LLM
-from outpace.core.law import Branches, History, LawMaker, RowOptions
-from outpace.core.laws.masks import TokenMask
+from outpace.core.logits.masks import TokenMask
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, ParamsError
@@ -88,13 +89,13 @@ def test_every_rule_keeps_to_the_form(verify: str) -> None:
             assert follows(form, one.text)
 
 
-def test_laws_at_all_nodes_are_cut_by_their_own_history() -> None:
+def test_distributions_at_all_nodes_are_cut_by_their_own_history() -> None:
     grammar = Grammars(tokenizer(), SIZE, [END]).compile("regex", "ab(c|d)e?")
     token = {letter: tokenizer()(letter).input_ids[0] for letter in "abcdex"}
     paths = [[], ["a"], ["a", "b"], ["a", "x"], ["a", "b", "c"]]
     follow = ["a", "b", "cd", "", "e"]
     params = SamplingParams(temperature=1.0).resolve({"do_sample": True})
-    maker = LawMaker([RowOptions(params, mask=grammar.copy())], SIZE)
+    maker = LogitsPipeline([RowOptions(params, mask=grammar.copy())], SIZE)
     width = max(map(len, paths))
     tokens = torch.tensor(
         [[[*(token[x] for x in path), *[0] * (width - len(path))] for path in paths]]
@@ -102,7 +103,7 @@ def test_laws_at_all_nodes_are_cut_by_their_own_history() -> None:
     valid = torch.tensor([[[at < len(path) for at in range(width)] for path in paths]])
     torch.manual_seed(1)
     logits = torch.randn(1, len(paths), SIZE, dtype=torch.float64)
-    laws = maker(logits, Branches(tokens, valid), History([[0]], [[]]))
+    probs = maker(logits, Branches(tokens, valid), History([[0]], [[]]))
     for node, letters in enumerate(follow):
         allowed = [token[letter] for letter in letters] + ([END] if letters == "e" else [])
         if not allowed:
@@ -110,7 +111,7 @@ def test_laws_at_all_nodes_are_cut_by_their_own_history() -> None:
             continue
         expected = torch.zeros(SIZE, dtype=torch.float64)
         expected[allowed] = logits[0, node, allowed].softmax(-1)
-        torch.testing.assert_close(laws[0, node], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(probs[0, node], expected, rtol=0, atol=1e-12)
 
 
 def test_a_grammar_goes_back_to_any_text() -> None:

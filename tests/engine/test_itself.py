@@ -85,7 +85,7 @@ def test_any_family_writes_its_own_text(family: str, config: dict[str, Any]) -> 
     ),
     ids=str,
 )
-def test_the_law_is_the_targets(config: dict[str, Any]) -> None:
+def test_the_distribution_is_the_targets(config: dict[str, Any]) -> None:
     plan = AuditPlan(LETTERS_IN, samples=160, power=False)
     report = audit_model(letters(config), plan, SamplingParams(temperature=0.7))
     assert report.ok, report

@@ -1,8 +1,9 @@
-"""The law of what comes out of the whole engine, by one seeded statistical test.
+"""The distribution of what comes out of the whole engine, by one seeded statistical test.
 
 Enumeration proves the rules; this tests the wiring of the random streams. 1,600 texts of three
-tokens are compared with their exact law by a chi-square test. The seeds are fixed, so that the
-test never flickers; for a right implementation and other seeds it would fail one time in 10,000.
+tokens are compared with their exact distribution by a chi-square test. The seeds are fixed, so that
+the test never flickers; for a right implementation and other seeds it would fail one time in
+10,000.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ FALSE_ALARM = 1e-4
 def exact(
     model: torch.nn.Module, prompt: list[int], temperature: float
 ) -> dict[tuple[int, ...], float]:
-    """The law of the next three tokens."""
+    """The distribution of the next three tokens."""
 
     def after(ids: list[int]) -> torch.Tensor:
         with torch.no_grad():
             logits = model(on_device([ids])).logits[0, -1]
         return (logits / temperature).softmax(-1)
 
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
-        law = {
+        distribution = {
             (*text, token): mass * float(share)
-            for text, mass in law.items()
+            for text, mass in distribution.items()
             for token, share in enumerate(after([*prompt, *text]))
         }
-    return law
+    return distribution
 
 
-def p_value(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
+def p_value(found: Counter[tuple[int, ...]], distribution: dict[tuple[int, ...], float]) -> float:
     """Chi-square, with all texts that are expected fewer than five times counted as one."""
     count = found.total()
-    common = [text for text, mass in law.items() if mass * count >= 5]
+    common = [text for text, mass in distribution.items() if mass * count >= 5]
     observed = [found[text] for text in common]
-    expected = [law[text] * count for text in common]
+    expected = [distribution[text] * count for text in common]
     rest = count - sum(expected)
     if rest >= 1:
         observed, expected = [*observed, count - sum(observed)], [*expected, rest]
-    assert len(observed) > 20, "the law should have many likely texts"
+    assert len(observed) > 20, "the distribution should have many likely texts"
     return float(stats.chisquare(observed, expected, sum_check=False).pvalue)
 
 
@@ -67,7 +68,7 @@ def p_value(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) 
         ("grown tree", "recursive"),
     ],
 )
-def test_texts_of_three_tokens_follow_the_targets_law(method: str, verify: str) -> None:
+def test_texts_of_three_tokens_follow_the_targets_distribution(method: str, verify: str) -> None:
     model = build("llama", vocab_size=VOCABULARY, num_hidden_layers=1)
     config = {
         "method": {"usual tokens": "draft_model", "grown tree": "draft_tree"}.get(method, method),

@@ -1,4 +1,4 @@
-"""Reported log-probabilities are those of the law that each token was drawn from."""
+"""Reported log-probabilities are those of the distribution that each token was drawn from."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], list[Any]]] = {
 }
 
 
-def law_after(ids: list[int], processors: list[Any]) -> torch.Tensor:
+def probs_after(ids: list[int], processors: list[Any]) -> torch.Tensor:
     """The next token's log-probabilities by transformers' own processors."""
     with torch.no_grad():
         history = on_device([ids])
@@ -53,18 +53,18 @@ def test_they_are_those_of_the_processed_scores(method: str, name: str) -> None:
         assert len(output.logprobs) == len(output.token_ids)
         ids = list(prompt)
         for token, reported in zip(output.token_ids, output.logprobs, strict=True):
-            check(reported, token, law_after(ids, processors))
+            check(reported, token, probs_after(ids, processors))
             ids.append(token)
 
 
-def check(reported: dict[int, Logprob], token: int, law: torch.Tensor) -> None:
+def check(reported: dict[int, Logprob], token: int, distribution: torch.Tensor) -> None:
     assert token in reported
-    top = law.topk(COUNT)
+    top = distribution.topk(COUNT)
     assert set(top.indices.tolist()) <= set(reported)
     assert len(reported) <= COUNT + 1
     for other, entry in reported.items():
-        assert entry.logprob == pytest.approx(float(law[other]), abs=1e-6)
-        assert entry.rank == 1 + int((law > law[other]).sum())
+        assert entry.logprob == pytest.approx(float(distribution[other]), abs=1e-6)
+        assert entry.rank == 1 + int((distribution > distribution[other]).sum())
 
 
 @pytest.mark.parametrize("count", [None, 0, 64, 1000])

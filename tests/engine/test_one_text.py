@@ -11,7 +11,7 @@ import pytest
 
 from outpace.core.clean_up import cleaner_of
 from outpace.core.detokenizer import UNFINISHED
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.token_bytes import byte_alphabet

@@ -13,7 +13,7 @@ import pytest
 
 from outpace import LLM
 from outpace.bench.run.queueing import END, TOPICS, TextTimes, played, texts
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.order.base import Order
 from outpace.engine.order.fair import Fair

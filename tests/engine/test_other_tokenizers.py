@@ -153,7 +153,7 @@ def test_a_drafter_with_the_vocabulary_of_gpt2(mode: str) -> None:
         [("shuffled", "intersection"), ("pieces", "text")],
     ),
 )
-def test_the_law_is_the_targets(kind: str, mode: str) -> None:
+def test_the_distribution_is_the_targets(kind: str, mode: str) -> None:
     prompts = [byte_level()(text).input_ids for text in PROMPTS[:2]]
     plan = AuditPlan(prompts, samples=120, tokens=6, power=False)
     report = audit_model(decoder(kind, mode, rows=40), plan, SamplingParams(temperature=0.5))
@@ -208,7 +208,7 @@ def test_options_may_leave_nothing_that_is_shared(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_it_has_no_laws_of_the_targets_tokens(mode: str) -> None:
+def test_it_has_no_distributions_of_the_targets_tokens(mode: str) -> None:
     """A router that asks for them learns nothing, and goes on."""
     theirs = Loaded(helper("shuffled"), KINDS["shuffled"](), "theirs")
     model = {"model": theirs, "vocabulary": mode}
@@ -220,8 +220,8 @@ def test_it_has_no_laws_of_the_targets_tokens(mode: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["entropy", "risk"])
-def test_text_has_no_laws_to_end_chains_by(policy: str) -> None:
-    with pytest.raises(ConfigError, match="no chains with laws"):
+def test_text_has_no_distributions_to_end_chains_by(policy: str) -> None:
+    with pytest.raises(ConfigError, match="no chains with distributions"):
         decoder("shuffled", "text", length=policy)
 
 

@@ -1,4 +1,4 @@
-"""Where all rows together may hold so many tokens only, some are put aside, and no text changes."""
+"""Where all rows together may hold n tokens only, some are put aside, and no text changes."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "precedence": {"drafters": [NGRAM, NEAR]},
     "precedence of trees": {"drafters": [NGRAM, {"method": "draft_tree", **NEAR}]},
     "merge": {"drafters": [NGRAM, NEAR, FAR], "combine": "merge"},
-    "merge of one law": {"drafters": [NEAR, NEAR, NEAR], "combine": "merge"},
+    "merge of one distribution": {"drafters": [NEAR, NEAR, NEAR], "combine": "merge"},
     "vote": {"drafters": [NEAR, FAR, NGRAM], "combine": "vote"},
     "staged": {"method": "staged", "lookup": NGRAM, **NEAR},
 }
@@ -89,8 +89,8 @@ def letter_configs() -> dict[str, dict[str, Any]]:
     return {
         "precedence": {"method": "ensemble", "drafters": [NGRAM, near]},
         "merge": {"method": "ensemble", "drafters": [near, far], "combine": "merge"},
-        "one law": {"method": "ensemble", "drafters": [far, far], "combine": "merge"},
-        "one law, kseq": {
+        "one distribution": {"method": "ensemble", "drafters": [far, far], "combine": "merge"},
+        "one distribution, kseq": {
             "method": "ensemble", "drafters": [far, far], "combine": "merge", "verify": "kseq"
         },
         "vote": {"method": "ensemble", "drafters": [near, far, far], "combine": "vote"},
@@ -99,15 +99,15 @@ def letter_configs() -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", letter_configs())
-def test_sampled_texts_follow_the_law(name: str) -> None:
+def test_sampled_texts_follow_the_distribution(name: str) -> None:
     plan = AuditPlan([[1, 2, 3], [4], [5, 6, 5, 6]], samples=120, tokens=5, power=False)
     report = audit_model(letters(letter_configs()[name]), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05
 
 
-def test_equal_models_of_one_law_read_the_same_part_of_a_long_text() -> None:
-    """However many tokens each of them drafts: siblings that say to be of one law are."""
+def test_equal_models_of_one_distribution_read_the_same_part_of_a_long_text() -> None:
+    """However many tokens each of them drafts: siblings that say to be of one distribution are."""
     short = noisy_copy(target("llama"), 0.2)
     short.config.max_position_embeddings = 32
     equal = {"model": Loaded(short, None, "short", same_tokens=True)}
@@ -122,8 +122,8 @@ def test_equal_models_of_one_law_read_the_same_part_of_a_long_text() -> None:
         made = trace.proposal
         for row, nodes in enumerate(guesses_of(made)):
             first = [node for node, parent in enumerate(nodes.parents) if parent == 0]
-            if len(first) == 2 and isinstance(made.law, Sampled):
-                one, two = made.law.q[row, first]
+            if len(first) == 2 and isinstance(made.distribution, Sampled):
+                one, two = made.distribution.q[row, first]
                 assert torch.allclose(one, two, atol=1e-9)
                 forks += 1
 
@@ -133,7 +133,7 @@ def test_equal_models_of_one_law_read_the_same_part_of_a_long_text() -> None:
     assert forks > 40
 
 
-def test_drafts_of_several_laws_are_taken_as_drawn() -> None:
+def test_drafts_of_several_distributions_are_taken_as_drawn() -> None:
     """As given tokens ("match") fewer of them would be accepted."""
     accepted = {}
     for rule in ("recursive", "match"):
@@ -147,7 +147,7 @@ def test_drafts_of_several_laws_are_taken_as_drawn() -> None:
     assert accepted["recursive"] > 1.2 * accepted["match"]
 
 
-def test_rows_of_several_laws_stay_so_beside_others() -> None:
+def test_rows_of_several_distributions_stay_so_beside_others() -> None:
     merging = letter_configs()["merge"]
     routes = {"method": "tagged", "routes": {"both": merging}, "default": merging["drafters"][0]}
     llm = letters({**routes, "verify": "recursive"})
@@ -164,8 +164,10 @@ def test_rows_of_several_laws_stay_so_beside_others() -> None:
         letters({**routes, "default": tree})
 
 
-def test_rules_for_one_law_refuse_several() -> None:
-    with pytest.raises(IncompatibleRule, match="sampled from several laws: choose another rule"):
+def test_rules_for_one_distribution_refuse_several() -> None:
+    with pytest.raises(
+        IncompatibleRule, match="sampled from several distributions: choose another rule"
+    ):
         letters({**letter_configs()["merge"], "verify": "kseq"})
 
 
@@ -183,9 +185,9 @@ def test_staged_drafts_what_the_model_drafts_alone_in_fewer_passes() -> None:
         passes[name] = llm.engine.drafter.runner.passes  # type: ignore[attr-defined]
     for one, two in zip(*seen.values(), strict=True):
         assert torch.equal(one.tokens, two.tokens)
-        assert isinstance(one.law, Sampled) == isinstance(two.law, Sampled)
-        if isinstance(one.law, Sampled) and one.tree.size:
-            assert torch.allclose(one.law.q, two.law.q, atol=1e-9)
+        assert isinstance(one.distribution, Sampled) == isinstance(two.distribution, Sampled)
+        if isinstance(one.distribution, Sampled) and one.tree.size:
+            assert torch.allclose(one.distribution.q, two.distribution.q, atol=1e-9)
     assert passes["staged"] < passes["alone"]
 
 
@@ -212,10 +214,10 @@ def test_rows_may_be_drafted_for_by_different_children() -> None:
 
     def watch(trace: RoundTrace) -> None:
         mixed.append(set(trace.proposal.methods))
-        law = trace.proposal.law
-        if isinstance(law, Sampled) and law.given is not None:
-            certain = law.q.gather(-1, trace.proposal.tokens[..., None])[..., 0]
-            assert bool((certain[law.given] == 1).all())
+        distribution = trace.proposal.distribution
+        if isinstance(distribution, Sampled) and distribution.given is not None:
+            certain = distribution.q.gather(-1, trace.proposal.tokens[..., None])[..., 0]
+            assert bool((certain[distribution.given] == 1).all())
 
     with llm.engine.observing(watch):
         llm.generate([[5, 6, 5, 6, 5, 6], [9, 8, 7]], [SAMPLED, SAMPLED])
@@ -231,7 +233,7 @@ EITHER = {"method": "ucb", "drafters": [NEAR, NGRAM]}
     [(NEAR, Drawn.IID), (LEARNING, Drawn.SEVERAL), (EITHER, Drawn.SEVERAL)],
     ids=["model", "learning", "choosing"],
 )
-def test_equal_drafters_that_go_their_own_ways_have_laws_of_their_own(
+def test_equal_drafters_that_go_their_own_ways_have_distributions_of_their_own(
     child: dict[str, Any], drawn: Drawn
 ) -> None:
     config = {"method": "ensemble", "drafters": [child, dict(child)], "combine": "merge"}
@@ -333,10 +335,12 @@ def test_a_rule_that_scores_twice_refuses_riding_children_when_it_is_loaded() ->
     [{"method": "recycling"}, {"method": "hedge", "drafters": [NGRAM, {"method": "suffix"}]}],
     ids=["recycling", "hedge"],
 )
-def test_a_staged_look_up_is_given_the_laws_that_it_learns_from(look_up: dict[str, Any]) -> None:
+def test_a_staged_look_up_is_given_the_distributions_that_it_learns_from(
+    look_up: dict[str, Any],
+) -> None:
     config = {"method": "staged", "lookup": look_up, "num_speculative_tokens": 6, **NEAR}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
-    assert llm.engine.drafter.needs.laws
+    assert llm.engine.drafter.needs.probs
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
@@ -372,7 +376,7 @@ def test_a_model_that_is_named_twice_is_there_once() -> None:
     )
     one, two = llm.engine.drafter.children  # type: ignore[attr-defined]
     assert one.loaded.model is two.loaded.model
-    assert one.lane != two.lane
+    assert one.random_stream != two.random_stream
 
 
 def drafter_path() -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace import LLM, SamplingParams
 from outpace.core.faults import NotFinite
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.engine.request import Request
 from targets.families import drafter, target
 

@@ -14,19 +14,19 @@ from audit_engine.pairs import PROMPTS as LETTERS_IN
 from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.audit.gate.drafting import Drafts, iid
+from outpace.audit.gate.enumeration import audit_law
 from outpace.audit.gate.gate_trees import FAST
-from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import World
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.core.law import History, LawMaker, RowOptions
-from outpace.core.laws.categorical import Categorical
+from outpace.core.logits.categorical import Categorical
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.options import option
-from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Sampled
+from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Sampled
 from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.chains import point_chains
+from outpace.draft.chains import deterministic_chains
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
@@ -60,7 +60,7 @@ class StatesDrafter(Drafter):
     committed token once more, or what the target thought then."""
 
     name: ClassVar[str] = "states"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     needs: Needs = Needs(states=(1, -1))
     trees: bool = True
 
@@ -100,7 +100,7 @@ class StatesDrafter(Drafter):
         tokens = on_device([[*draft, *[0] * (width - len(draft))] for draft in drafts])
         counts = on_device([len(draft) for draft in drafts])
         tree = Tree.uniform([0] * width, len(drafts))
-        return Proposal(tokens.view(len(drafts), width), tree, counts, Point())
+        return Proposal(tokens.view(len(drafts), width), tree, counts, Deterministic())
 
 
 @pytest.mark.parametrize("budget", [3, 2048])
@@ -157,26 +157,26 @@ def test_a_staged_look_up_is_given_no_states(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_lengths_of_rows_follow_from_their_texts() -> None:
     history = History([[1, 2], [3]], [[4], []])
-    law = LawMaker([RowOptions(SamplingParams().resolve({}))] * 2, 8)
-    assert Rows(history, law, torch.zeros(2).long()).lengths == (3, 1)
+    distribution = LogitsPipeline([RowOptions(SamplingParams().resolve({}))] * 2, 8)
+    assert Rows(history, distribution, torch.zeros(2).long()).lengths == (3, 1)
     with pytest.raises(TypeError, match="lengths"):
-        Rows(history, law, torch.zeros(2).long(), lengths=(9, 9))  # type: ignore[call-arg]
+        Rows(history, distribution, torch.zeros(2).long(), lengths=(9, 9))  # type: ignore[call-arg]
 
 
 # -- columns that ride in the target's pass --------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
-class RiderOptions:
+class AuxOptions:
     kind: str = option("tokens", "What is fed: tokens, embeddings, or states that enter later.")
 
 
-class RiderDrafter(Drafter):
+class AuxDrafter(Drafter):
     """Lets a chain of two fixed tokens ride behind the root, and remembers what the target says."""
 
     name: ClassVar[str] = "riders"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
-    Options: ClassVar[type[Any]] = RiderOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    Options: ClassVar[type[Any]] = AuxOptions
     RIDING = (9, 17)
 
     def __init__(self, decoder: Target, kind: str) -> None:
@@ -184,28 +184,28 @@ class RiderDrafter(Drafter):
         self.seen: list[tuple[list[int], Tensor]] = []
 
     @classmethod
-    def build(cls, setup: Setup) -> RiderDrafter:
+    def build(cls, setup: Setup) -> AuxDrafter:
         return cls(setup.target, setup.options.kind)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         drafts = [[11, 12, 13][:budget] for budget in budgets]
-        proposal = point_chains(drafts, rows.seeds.device)
+        proposal = deterministic_chains(drafts, rows.seeds.device)
         size = proposal.tree.size
         parents = on_device([[0, size + 1]]).expand(len(rows), -1)
         tokens = on_device([self.RIDING]).expand(len(rows), -1)
-        return replace(proposal, riders=self._riders(rows, parents, tokens))
+        return replace(proposal, aux_tokens=self._aux_tokens(rows, parents, tokens))
 
-    def _riders(self, rows: Rows, parents: Tensor, tokens: Tensor) -> Riders:
+    def _aux_tokens(self, rows: Rows, parents: Tensor, tokens: Tensor) -> AuxTokens:
         if self.kind == "tokens":
-            return Riders(parents, tokens=tokens)
+            return AuxTokens(parents, tokens=tokens)
         if self.kind == "embeddings":
-            return Riders(parents, embeddings=self.target.embed(tokens))
+            return AuxTokens(parents, embeddings=self.target.embed(tokens))
         states = [hidden([*rows.since(row, 0), *self.RIDING], 1)[-2:] for row in range(len(rows))]
-        return Riders(parents, embeddings=torch.stack(states), enter=1)
+        return AuxTokens(parents, embeddings=torch.stack(states), enter=1)
 
     def observe(self, rows: Rows, round: Round) -> None:
-        if round.rider_logits is not None:
-            for row, logits in enumerate(round.rider_logits):
+        if round.aux_logits is not None:
+            for row, logits in enumerate(round.aux_logits):
                 self.seen.append((rows.since(row, 0), logits))
 
 
@@ -213,19 +213,19 @@ class RiderDrafter(Drafter):
 def test_riders_see_the_text_and_nothing_sees_them(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    register(monkeypatch, RiderDrafter)
+    register(monkeypatch, AuxDrafter)
     llm = decoder({"method": "riders", "kind": kind, "num_speculative_tokens": 3})
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     seen = llm.engine.drafter.seen
     assert len(seen) > len(PROMPTS)
     for text, logits in seen:
-        whole = on_device([[*text, *RiderDrafter.RIDING]])
+        whole = on_device([[*text, *AuxDrafter.RIDING]])
         expected = target("llama")(input_ids=whole, use_cache=False).logits[0, -2:]
         assert torch.allclose(logits, expected, atol=1e-9)
 
 
 def test_a_rule_that_scores_twice_refuses_riders(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, RiderDrafter)
+    register(monkeypatch, AuxDrafter)
     config = {"method": "riders", "num_speculative_tokens": 2,
               "verify": {"name": "reflective", "prompt": "abc"}}  # fmt: skip
     llm = LLM(letter_model(), tokenizer=LetterTokenizer(), speculative_config=config)
@@ -239,7 +239,7 @@ def test_a_rule_that_scores_twice_refuses_riders(monkeypatch: pytest.MonkeyPatch
 @dataclass(frozen=True, kw_only=True)
 class SeveralOptions:
     model: Any = option(None, "The model of all children.")
-    lanes: bool = option(True, "Whether each child has a random stream of its own.")
+    random_streams: bool = option(True, "Whether each child has a random stream of its own.")
 
 
 class SeveralDrafter(Drafter):
@@ -257,9 +257,9 @@ class SeveralDrafter(Drafter):
     def build(cls, setup: Setup) -> SeveralDrafter:
         config = {"method": "draft_model", "model": setup.options.model}
         children = [setup.child(config) for _ in range(4)]
-        if not setup.options.lanes:
+        if not setup.options.random_streams:
             for child in children:
-                child.lane = 1
+                child.random_stream = 1
         return cls(children)
 
     def admit(self, rows: Sequence[RowInfo]) -> None:
@@ -288,17 +288,17 @@ class SeveralDrafter(Drafter):
         tree = Tree.uniform([0] * len(made), len(rows))
         tokens = torch.cat([one.tokens for one in made], 1)
         counts = (len(made) * made[0].counts).minimum(torch.tensor(budgets))
-        laws = [one.law.q for one in made if isinstance(one.law, Sampled)]
-        law = Sampled(torch.cat(laws, 1)) if laws else Point()
-        return Proposal(tokens, tree, counts, law)
+        probs = [one.distribution.q for one in made if isinstance(one.distribution, Sampled)]
+        distribution = Sampled(torch.cat(probs, 1)) if probs else Deterministic()
+        return Proposal(tokens, tree, counts, distribution)
 
 
-def several(lanes: bool) -> LLM:
+def several(random_streams: bool) -> LLM:
     model = letter_model()
     config = {
         "method": "several",
         "model": noisy_copy(model, 1.0),
-        "lanes": lanes,
+        "lanes": random_streams,
         "num_speculative_tokens": 4,
         "verify": "recursive",
     }
@@ -314,21 +314,23 @@ def several(lanes: bool) -> LLM:
 def test_children_in_lanes_of_their_own_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, SeveralDrafter)
     plan = AuditPlan(LETTERS_IN, samples=160, tokens=3, power=False)
-    report = audit_model(several(lanes=True), plan, SamplingParams(temperature=1.0))
+    report = audit_model(several(random_streams=True), plan, SamplingParams(temperature=1.0))
     assert report.ok, report
     assert report.acceptance > 0.05
 
 
-@pytest.mark.parametrize("lanes", [True, False])
-def test_only_lanes_make_children_independent(monkeypatch: pytest.MonkeyPatch, lanes: bool) -> None:
+@pytest.mark.parametrize("random_streams", [True, False])
+def test_only_lanes_make_children_independent(
+    monkeypatch: pytest.MonkeyPatch, random_streams: bool
+) -> None:
     register(monkeypatch, SeveralDrafter)
-    llm, siblings = several(lanes), []
+    llm, siblings = several(random_streams), []
     with llm.engine.observing(lambda trace: siblings.extend(trace.proposal.tokens.tolist())):
         llm.generate(LETTERS_IN, SamplingParams(temperature=1.0, seed=1, max_tokens=8))
-    assert all(len(set(row)) == 1 for row in siblings if row) != lanes
+    assert all(len(set(row)) == 1 for row in siblings if row) != random_streams
 
 
-def one_lane(world: World, parents: list[int]) -> Drafts:
+def one_stream(world: World, parents: list[int]) -> Drafts:
     """Returns what children draft that draw with the same numbers: equal siblings."""
     drafts = iid(world, parents)
     equal = (drafts.tokens == drafts.tokens[:, :1]).all(1)
@@ -338,14 +340,14 @@ def one_lane(world: World, parents: list[int]) -> Drafts:
 
 def test_the_gate_finds_equal_siblings_wrong() -> None:
     siblings = [shape for shape in FAST if shape.name == "2 siblings"]
-    drafted = {"independent": iid, "one lane": one_lane}
+    drafted = {"independent": iid, "one random stream": one_stream}
     report = audit_law(["recursive", "kseq"], drafted, shapes=siblings, pairs=10)
     verdicts = {(row.rule, row.drafted): row.passed for row in report.rows}
     assert verdicts == {
         ("recursive", "independent"): True,
-        ("recursive", "one lane"): False,
+        ("recursive", "one random stream"): False,
         ("kseq", "independent"): True,
-        ("kseq", "one lane"): False,
+        ("kseq", "one random stream"): False,
     }
 
 
@@ -355,7 +357,7 @@ KNOWN = torch.tensor([3, 1, 7, 4, 0])
 
 
 class FewTokensDrafter(Drafter):
-    """Draws one of five tokens from a fixed law over its own vocabulary."""
+    """Draws one of five tokens from a fixed distribution over its own vocabulary."""
 
     name: ClassVar[str] = "few"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
@@ -371,7 +373,7 @@ class FewTokensDrafter(Drafter):
         size = max(budgets)
         own = torch.linspace(0, 1, len(KNOWN), dtype=torch.float64).expand(len(rows), size, -1)
         q = self.vocabulary.logits(own).softmax(-1)
-        u = uniform(rows.seeds_of(self.lane), rows.positions, Role.DRAFT, size)
+        u = uniform(rows.seeds_of(self.random_stream), rows.positions, Role.DRAFT, size)
         tokens = Categorical.of(q).draw(u[..., None])[..., 0]
         tree = Tree.chain(len(rows), size)
         return Proposal(tokens, tree, torch.tensor(list(budgets)), Sampled(q))

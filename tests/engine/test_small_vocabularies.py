@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from outpace import LLM, SamplingParams
-from outpace.core.law import Branches, Contradiction, History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import (
+    Branches,
+    Contradiction,
+    History,
+    LogitsPipeline,
+    RowOptions,
+)
 from outpace.heads.base import TargetShape
 from outpace.heads.registry import find_head
 from outpace.targets.hf.loading.loaded import Loaded
@@ -86,15 +92,15 @@ def test_the_text_goes_on(name: str, temperature: float) -> None:
 
 def test_a_row_without_a_token_to_offer_drafts_nothing() -> None:
     resolved = SamplingParams(temperature=1.0, allowed_token_ids=[2, 3]).resolve({})
-    law = LawMaker([RowOptions(resolved)] * 2, vocabulary=4)
+    distribution = LogitsPipeline([RowOptions(resolved)] * 2, vocabulary=4)
     logits = torch.zeros(2, 1, 4)
     logits[1, :, 2:] = -torch.inf
     given = logits, Branches.root(2), History([[0]] * 2, [[]] * 2)
-    with law.drafting():
-        assert law(*given)[1, 0].tolist() == [0.25] * 4
-        assert law.silenced([3, 3]) == [3, 0]
-        with law.drafting():
-            assert law.silenced([3, 3]) == [3, 3], "another drafter has its own"
-    assert law.silenced([3, 3]) == [3, 3]
+    with distribution.drafting():
+        assert distribution(*given)[1, 0].tolist() == [0.25] * 4
+        assert distribution.silenced([3, 3]) == [3, 0]
+        with distribution.drafting():
+            assert distribution.silenced([3, 3]) == [3, 3], "another drafter has its own"
+    assert distribution.silenced([3, 3]) == [3, 3]
     with pytest.raises(Contradiction):
-        law(*given)
+        distribution(*given)

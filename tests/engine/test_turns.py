@@ -166,7 +166,7 @@ def test_a_head_that_learns_leaves_seeded_rows_to_look_ups() -> None:
     """It drafts nothing for them, and must not be chosen for that."""
     head = {"method": "medusa", **specimen("medusa"), "online": {"every": 64}}
     drafter = decoder(lookups=[NGRAM], drafter=head).engine.drafter
-    assert {name: child.skips_pure for name, child in drafter.choices.items()} == {
+    assert {name: child.skips_reproducible for name, child in drafter.choices.items()} == {
         "ngram": False,
         "medusa": True,
     }

@@ -214,12 +214,12 @@ SAMPLING: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLING)
-def test_the_sampled_law_is_that_of_generate(name: str) -> None:
+def test_the_sampled_distribution_is_that_of_generate(name: str) -> None:
     """Chi-square over pairs of tokens; a right implementation fails one seed in 10 000."""
     options = {"do_sample": True, "max_new_tokens": 2, "pad_token_id": PAD, **SAMPLING[name]}
     small = build(FAMILY, vocab_size=8, num_hidden_layers=1)
     small = scaled(small, 0.5)
-    law = pair_law(small, on_device([[1, 2]]), options)
+    distribution = pair_probs(small, on_device([[1, 2]]), options)
     custom = speculative(noised(small, 0.3), num_speculative_tokens=2)
     torch.manual_seed(5)
     ids = on_device([[1, 2]])
@@ -227,10 +227,10 @@ def test_the_sampled_law_is_that_of_generate(name: str) -> None:
     calls = [small.generate(ids, custom_generate=custom, **options) for _ in range(3)]
     found = Counter(tuple(row[2:].tolist()) for made in calls for row in made)
     count = found.total()
-    assert set(found) <= set(law), "an impossible text"
-    common = {pair for pair, mass in law.items() if mass * count >= 5}
+    assert set(found) <= set(distribution), "an impossible text"
+    common = {pair for pair, mass in distribution.items() if mass * count >= 5}
     observed = [found[pair] for pair in common]
-    expected = [law[pair] * count for pair in common]
+    expected = [distribution[pair] * count for pair in common]
     rest = sum(found.values()) - sum(observed)
     if count - sum(expected) > 1:
         observed, expected = [*observed, rest], [*expected, count - sum(expected)]
@@ -243,10 +243,10 @@ def scaled(model: Any, factor: float) -> Any:
     return model
 
 
-def pair_law(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int, int], float]:
-    """The law of the next two tokens, from the scores that ``generate`` itself reports."""
+def pair_probs(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int, int], float]:
+    """The distribution of the next two tokens, from the scores that ``generate`` itself reports."""
 
-    def next_law(prompt: Tensor, skip: int) -> Tensor:
+    def next_probs(prompt: Tensor, skip: int) -> Tensor:
         forced = prompt[0, ids.shape[1] :].tolist()
 
         def only(row: int, history: Tensor) -> list[int]:
@@ -262,13 +262,13 @@ def pair_law(model: Any, ids: Tensor, options: dict[str, Any]) -> dict[tuple[int
         )
         return made.scores[skip][0].double().softmax(-1)
 
-    first = next_law(ids, 0)
-    law = {}
+    first = next_probs(ids, 0)
+    distribution = {}
     for token in first.nonzero()[:, 0].tolist():
-        then = next_law(torch.cat([ids, on_device([[token]])], 1), 1)
+        then = next_probs(torch.cat([ids, on_device([[token]])], 1), 1)
         for after in then.nonzero()[:, 0].tolist():
-            law[token, after] = float(first[token] * then[after])
-    return law
+            distribution[token, after] = float(first[token] * then[after])
+    return distribution
 
 
 @pytest.mark.parametrize("options", [{"top_p": 0.0}, {"temperature": 1e-9}])

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
@@ -72,7 +72,7 @@ def tokens_written(
     finds: float = 1.0,
     watch: Callable[[float, int], None] | None = None,
 ) -> int:
-    """Returns the tokens that are written in so many seconds. finds: the share of rounds in which
+    """Returns the tokens that are written in n seconds. finds: the share of rounds in which
     the drafter finds anything to propose."""
     jumps = machine.jumps(seconds, seed)
     dice, luck, now, at, tokens = random.Random(seed), random.Random(seed + 1), 0.0, 0, 0

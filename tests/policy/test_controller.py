@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds

@@ -28,7 +28,7 @@ def prices(drafter: float) -> Prices:
 
 @dataclass
 class Text:
-    """A text of so many tokens, written with a ledger under a chance of acceptance."""
+    """A text of n tokens, written with a ledger under a chance of acceptance."""
 
     tokens: int
     drafter: float

@@ -14,7 +14,7 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.config import SpeculativeConfig
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.proposal import DraftingTerms
 from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.request import Request
@@ -45,14 +45,14 @@ def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
 
 def watched(of: LengthPolicy, row: Request, outcome: Outcome) -> None:
     """Plays a round in which the chain of a row was watched."""
-    begin = of.terms([row], DraftingTerms()).ends_behind
+    begin = of.terms([row], DraftingTerms()).ends_after
     assert begin is not None
     begin([outcome.drafted])
     of.record([row], [outcome], None)
 
 
 def play(of: LengthPolicy, rows: Sequence[Request], accepted: Sequence[int]) -> None:
-    """Plays a round in which each row drafts its budget and accepts so many of it."""
+    """Plays a round in which each row drafts its budget and accepts n of it."""
     outcomes = [
         Outcome(budget, budget, min(budget, taken), 1 + min(budget, taken))
         for budget, taken in zip(of.budgets(rows), accepted, strict=True)
@@ -111,9 +111,9 @@ def test_the_first_draft_of_a_batch_is_as_long_as_it_was_asked_for() -> None:
 
 
 def test_a_seeded_row_goes_by_its_own_rounds() -> None:
-    of, pure, other = policy("batch"), request(**PURE), request()
-    play(of, [pure, other], [0, 7])
-    assert of.budgets([pure, other]) == [6, 9]
+    of, reproducible, other = policy("batch"), request(**PURE), request()
+    play(of, [reproducible, other], [0, 7])
+    assert of.budgets([reproducible, other]) == [6, 9]
     assert of.budgets([request(**PURE)]) == [7]
 
 
@@ -136,7 +136,7 @@ def test_the_threshold_of_draft_exit_moves_as_in_the_paper() -> None:
 def test_what_look_ups_draft_does_not_move_the_threshold_of_draft_exit() -> None:
     """Method auto lets a look-up draft in some rows, and the model in others."""
     of, rows = policy("draft_exit"), [request(), request()]
-    begin = of.terms(rows, DraftingTerms()).ends_behind
+    begin = of.terms(rows, DraftingTerms()).ends_after
     assert begin is not None
     begin([0, 4])  # the model drafts for the second row
     of.record(rows[:1], [Outcome(4, 4, 0, 1)], None)
@@ -151,32 +151,39 @@ def test_what_look_ups_draft_does_not_move_the_threshold_of_draft_exit() -> None
 
 def test_a_chain_ends_behind_an_unlikely_token() -> None:
     of, rows = policy("confidence"), [request(), request()]
-    begin = of.terms(rows, DraftingTerms()).ends_behind
-    law = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
+    begin = of.terms(rows, DraftingTerms()).ends_after
+    distribution = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
     assert begin is not None
-    assert begin([4, 4])(law, torch.tensor([0, 1])).tolist() == [False, True]
+    assert begin([4, 4])(distribution, torch.tensor([0, 1])).tolist() == [False, True]
 
 
-def test_a_chain_ends_before_a_law_that_knows_little() -> None:
+def test_a_chain_ends_before_a_distribution_that_knows_little() -> None:
     of, rows = policy("entropy", threshold=1.0), [request(), request()]
-    terms = of.terms(rows, DraftingTerms(keeps_drafting=lambda law: law[:, 0] < 0.8))
-    law = torch.tensor([[0.7, 0.2, 0.1], [0.34, 0.33, 0.33], [0.9, 0.1, 0.0]])
+    terms = of.terms(
+        rows, DraftingTerms(keeps_drafting=lambda distribution: distribution[:, 0] < 0.8)
+    )
+    distribution = torch.tensor([[0.7, 0.2, 0.1], [0.34, 0.33, 0.33], [0.9, 0.1, 0.0]])
     assert terms.keeps_drafting is not None
-    assert terms.keeps_drafting(law).tolist() == [True, False, False]
+    assert terms.keeps_drafting(distribution).tolist() == [True, False, False]
 
 
 def test_a_chain_ends_where_a_rejection_is_likely() -> None:
     of, row = policy("risk"), request()
-    law = torch.tensor([[0.55, 0.45]])
+    distribution = torch.tensor([[0.55, 0.45]])
     ends = of.ending([row])([9])  # type: ignore[attr-defined]
     # Believed to be accepted with (1 + .55) / 2: 1 - .775 ** 4 is .64, and .72 with the fifth.
-    answers = [bool(ends(law, torch.tensor([0]))) for _ in range(5)]
+    answers = [bool(ends(distribution, torch.tensor([0]))) for _ in range(5)]
     assert answers == [False, False, False, False, True]
     of.record([row], [Outcome(5, 5, 2, 3)], None)
     known = of.calibration(row)  # type: ignore[attr-defined]
     assert (known.tested[5], known.accepted[5]) == (3, 2)
     ends = of.ending([row])([9])  # type: ignore[attr-defined]
-    assert [bool(ends(law, torch.tensor([0]))) for _ in range(4)] == [False, False, False, True]
+    assert [bool(ends(distribution, torch.tensor([0]))) for _ in range(4)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_one_drafters_chains_do_not_end_anothers() -> None:
@@ -215,7 +222,7 @@ def decoder(length: Any, config: dict[str, Any] | None = None) -> LLM:
 
 
 LOWER = {"confidence": 0.05, "draft_exit": 0.05, "entropy": 4.0}
-"""Thresholds that suit the flat laws of random models."""
+"""Thresholds that suit the flat distributions of random models."""
 
 
 @cache
@@ -251,7 +258,7 @@ def test_the_text_is_the_same_and_seeds_repeat_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["confidence", "draft_exit", "risk"])
-def test_ending_behind_a_token_keeps_the_law(name: str) -> None:
+def test_ending_behind_a_token_keeps_the_distribution(name: str) -> None:
     model = letter_model()
     config = {
         "model": noisy_copy(model, 1.0),
@@ -274,7 +281,7 @@ def test_ending_behind_a_token_keeps_the_law(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"method": "ngram", "length": "confidence"}, "ends chains by the drafter's laws"),
+        ({"method": "ngram", "length": "confidence"}, "ends chains by the drafter's distributions"),
         ({"method": "none", "length": "heuristic"}, "nothing to choose"),
         ({"method": "ngram", "length": "heuristics"}, "did you mean 'heuristic'"),
         ({"method": "ngram", "length": {"name": "heuristic", "a": 1}}, "has no options"),
@@ -320,7 +327,7 @@ def test_the_names_of_transformers_are_understood() -> None:
 
 
 def test_an_ending_policy_is_no_use_for_a_tree() -> None:
-    with pytest.raises(ConfigError, match="no chains with laws"):
+    with pytest.raises(ConfigError, match="no chains with distributions"):
         decoder("confidence", {"method": "draft_tree", "branching": [2, 1]})
     llm = decoder("heuristic", {"method": "draft_tree"})
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == plain(

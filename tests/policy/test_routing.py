@@ -45,12 +45,14 @@ NOTHING = Task(hits=0.2, copied=0.05, model=0.05, draft=0.3)
 TASKS = {"copying": COPYING, "prose": PROSE, "nothing": NOTHING}
 
 
-def routing(model: bool = True, coupled: bool = False, skip_pure: Sequence[str] = ()) -> Routing:
+def routing(
+    model: bool = True, coupled: bool = False, skip_reproducible: Sequence[str] = ()
+) -> Routing:
     autos = {"look-up": Auto(Ladder.chains(MOST), coupled, Prices(node=0.02))}
     if model:
         prices = Prices(level=0.1, node=0.02)
         autos["model"] = Auto(Ladder.chains(MOST), coupled, prices)
-    return Routing(autos, ["look-up"], coupled, skip_pure)
+    return Routing(autos, ["look-up"], coupled, skip_reproducible)
 
 
 class Simulation:
@@ -365,9 +367,11 @@ def test_a_batch_may_be_drafted_for_by_both() -> None:
     assert play.speed > alone
 
 
-def picks_of_a_seeded_row(company: int, skip_pure: Sequence[str] = ()) -> list[tuple[str, int]]:
+def picks_of_a_seeded_row(
+    company: int, skip_reproducible: Sequence[str] = ()
+) -> list[tuple[str, int]]:
     """What is picked for the first row, whose look-ups and luck are the same in any company."""
-    of, seen = routing(skip_pure=skip_pure), []
+    of, seen = routing(skip_reproducible=skip_reproducible), []
     Simulation(seed=5).play(200, [request()], PROSE, automatic(of), of.record)
     rows = [request(temperature=1.0, seed=7), *(request() for _ in range(company))]
     same = [[2] * 6 if n % 3 else [] for n in range(60)]
@@ -390,7 +394,9 @@ def test_a_seeded_row_goes_by_its_own_history() -> None:
 
 def test_a_seeded_row_is_not_given_to_one_who_drafts_nothing_for_it() -> None:
     assert "model" in {name for name, _ in picks_of_a_seeded_row(1)}
-    picked = {name for name, budget in picks_of_a_seeded_row(1, skip_pure=["model"]) if budget}
+    picked = {
+        name for name, budget in picks_of_a_seeded_row(1, skip_reproducible=["model"]) if budget
+    }
     assert picked == {"look-up"}
 
 

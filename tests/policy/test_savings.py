@@ -14,7 +14,7 @@ def text() -> Text:
 
 
 def known(savings: Savings, saved: float) -> Text:
-    """Returns an earlier text of 100 tokens, of which each saved so many plain rounds."""
+    """Returns an earlier text of 100 tokens, of which each saved n plain rounds."""
     earlier = text()
     savings.note(earlier, 100, 100 * saved)
     return earlier

@@ -13,7 +13,7 @@ import torch
 from outpace import LLM
 from outpace.api import BUNDLED
 from outpace.core.account import Account, Mode
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
@@ -55,14 +55,14 @@ def chains(auto: Auto, rows: Sequence[Request], of: Drafter) -> list[tuple[int, 
     terms = auto.terms(rows, DraftingTerms())
     if not any(budgets):
         return [(0, 0)] * len(rows)
-    ends = None if terms.ends_behind is None else terms.ends_behind(budgets)
+    ends = None if terms.ends_after is None else terms.ends_after(budgets)
     counts, drafted = list(budgets), [[of.next()] for _ in rows]
     while True:
         length = len(drafted[0])
         if ends is not None:
             sure = torch.tensor([row[-1][0] for row in drafted])
-            law = torch.stack([1 - sure, sure], 1)
-            ended = ends(law, torch.ones(len(rows), dtype=torch.long)).tolist()
+            distribution = torch.stack([1 - sure, sure], 1)
+            ended = ends(distribution, torch.ones(len(rows), dtype=torch.long)).tolist()
             counts = [min(n, length) if end else n for n, end in zip(counts, ended, strict=True)]
         if length >= max(counts):
             break
@@ -154,7 +154,7 @@ def test_texts_are_the_same_where_chains_end(config: dict[str, Any], temperature
 
 def test_a_small_drafter_is_not_looked_at() -> None:
     controller = LLM(speculative_config={"method": "draft_model"}).engine.controller
-    assert controller.plan([], DraftingTerms()).terms.ends_behind is None
+    assert controller.plan([], DraftingTerms()).terms.ends_after is None
 
 
 def test_drafts_that_end_in_time_bring_more() -> None:
@@ -214,8 +214,8 @@ def test_what_a_row_drafts_by_its_own_rule_is_not_ended(options: dict[str, objec
     rows = [request(**options), request()]
     budgets = affordable(rows, auto.budgets(rows))
     terms = auto.terms(rows, DraftingTerms())
-    assert terms.ends_behind is not None
-    ends = terms.ends_behind([6, *budgets[1:]])
+    assert terms.ends_after is not None
+    ends = terms.ends_after([6, *budgets[1:]])
     doubted = torch.tensor([[0.99, 0.01]] * 2)
     ended = [ends(doubted, torch.tensor([1, 1])).tolist() for _ in range(3)]
     assert not any(own for own, _ in ended)
@@ -226,7 +226,7 @@ def test_a_token_that_was_not_drafted_any_more_counts_as_missed() -> None:
     own = stopping.new()
     stopping.begin([row])
     stopping.plan(rate=100.0, curve=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # nothing is worth that
-    begin = stopping.terms([row], DraftingTerms()).ends_behind
+    begin = stopping.terms([row], DraftingTerms()).ends_after
     assert begin is not None
     assert begin([4])(torch.tensor([[0.0, 1.0]]), torch.tensor([1])).item()
     outcome = Outcome(1, 1, 1, 2)

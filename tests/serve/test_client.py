@@ -55,7 +55,7 @@ def test_a_completion_is_what_the_engine_says(client: openai.OpenAI, address: st
     found = choice.logprobs
     assert found is not None
     assert "".join(found.tokens or []) == choice.text
-    assert [len(laws) for laws in found.top_logprobs or []] == [2] * 12
+    assert [len(probs) for probs in found.top_logprobs or []] == [2] * 12
     _, counted, _ = call(address, "/tokenize", {"prompt": "Once upon a time"})
     assert counted["count"] == answer.usage.prompt_tokens
 

@@ -107,16 +107,16 @@ async def answered(client: openai.AsyncOpenAI, request: dict[str, Any], speculat
 
 
 def joined(chunks: list[Any], n: int) -> dict[str, Any]:
-    texts, reasons, laws = [""] * n, [None] * n, [[] for _ in range(n)]
+    texts, reasons, probs = [""] * n, [None] * n, [[] for _ in range(n)]
     for chunk in chunks:
         for choice in chunk.choices:
             at = choice.index
             texts[at] += text_of(choice)
             reasons[at] = choice.finish_reason or reasons[at]
-            laws[at] += laws_of(choice.logprobs)
+            probs[at] += probs_of(choice.logprobs)
     used = chunks[-1].usage
     usage = (used.prompt_tokens, used.completion_tokens, used.total_tokens)
-    return {"texts": texts, "reasons": reasons, "usage": usage, "laws": laws}
+    return {"texts": texts, "reasons": reasons, "usage": usage, "laws": probs}
 
 
 def text_of(choice: Any) -> str:
@@ -124,7 +124,7 @@ def text_of(choice: Any) -> str:
     return choice.text if said is None else said.content or ""
 
 
-def laws_of(logprobs: Any) -> list[tuple[str, float]]:
+def probs_of(logprobs: Any) -> list[tuple[str, float]]:
     if logprobs is None:
         return []
     if getattr(logprobs, "tokens", None) is not None:

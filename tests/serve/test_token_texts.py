@@ -35,11 +35,11 @@ def bytes_as(name: str) -> list[int]:
 
 def delta(tokens: list[int], *others: int) -> Delta:
     """Returns news of tokens, each with itself as the most probable and the others after it."""
-    laws = [
+    probs = [
         {t: Logprob(-float(rank), rank) for rank, t in enumerate([token, *others], 1)}
         for token in tokens
     ]
-    return Delta(0, "", tokens, laws, None)
+    return Delta(0, "", tokens, probs, None)
 
 
 def test_completions_name_parts_of_characters_as_openai_does() -> None:
@@ -52,15 +52,17 @@ def test_completions_name_parts_of_characters_as_openai_does() -> None:
     found = item["logprobs"]
     assert found["tokens"][3:6] == ["bytes:\\xe9", "bytes:\\x80", "bytes:\\x82"]
     assert found["text_offset"] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    assert [list(laws) for laws in found["top_logprobs"]] == [[token] for token in found["tokens"]]
+    assert [list(probs) for probs in found["top_logprobs"]] == [
+        [token] for token in found["tokens"]
+    ]
 
 
 def test_alternatives_that_are_parts_of_characters_do_not_collide() -> None:
     decoder, parts = fallback(), bytes_as("\u9002\u5408")
     choice = TextChoice(0, 9, TokenTexts(decoder), decoder.growing())
     (item,) = choice.feed(delta(parts[:1], *parts[1:]))
-    (laws,) = item["logprobs"]["top_logprobs"]
-    assert laws == {
+    (probs,) = item["logprobs"]["top_logprobs"]
+    assert probs == {
         "bytes:\\xe9": -1.0, "bytes:\\x80": -2.0, "bytes:\\x82": -3.0,
         "bytes:\\xe5": -4.0, "bytes:\\x90": -5.0, "bytes:\\x88": -6.0,
     }  # fmt: skip
@@ -138,11 +140,11 @@ def test_a_server_reports_as_many_as_were_asked_for() -> None:
     with running(text_decoder("none")) as url:
         _, answer, _ = call(url, "/v1/completions", {"prompt": "go:", "logprobs": 5, **body})
         (choice,) = answer["choices"]
-        for token, laws in zip(
+        for token, probs in zip(
             choice["logprobs"]["tokens"], choice["logprobs"]["top_logprobs"], strict=True
         ):
-            assert token in laws
-            assert len(laws) in (5, 6)
-            assert list(laws.values()) == sorted(laws.values(), reverse=True)
+            assert token in probs
+            assert len(probs) in (5, 6)
+            assert list(probs.values()) == sorted(probs.values(), reverse=True)
         _, shown, _ = call(url, "/detokenize", {"tokens": parts[:4]})
         assert shown["prompt"] == "\u65e5\ufffd"

@@ -26,7 +26,7 @@ def _inference() -> Iterator[None]:
 
 
 def place(cache: SlotCache, starts: Sequence[int], columns: int, first: int = 0) -> None:
-    """Begins a pass that feeds so many columns behind each row's start."""
+    """Begins a pass that feeds n columns behind each row's start."""
     cache.reserve(first, [start + columns for start in starts])
     cache.slots = PassSlots(
         cache.placement(first, len(starts)),
@@ -38,7 +38,7 @@ def place(cache: SlotCache, starts: Sequence[int], columns: int, first: int = 0)
 
 
 def filled(needed: Sequence[int], most: int = 8) -> SlotCache:
-    """A cache of rows that need so many slots each; every number in it is another one."""
+    """A cache of rows that need n slots each; every number in it is another one."""
     cache = SlotCache(most)
     cache.admit(len(needed))
     cache.reserve(0, needed)

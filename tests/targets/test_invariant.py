@@ -243,8 +243,8 @@ def test_columns_that_ride_count_among_those_that_are_alike(
     widths, score = [], HFTarget.score
 
     def noting(self: HFTarget, plan: Plan) -> Scores:
-        riders = plan.riders.size if plan.riders else 0
-        columns = max(map(len, plan.pending)) + plan.tree.size + riders
+        aux_tokens = plan.aux_tokens.size if plan.aux_tokens else 0
+        columns = max(map(len, plan.pending)) + plan.tree.size + aux_tokens
         widths.append(len(plan.pending) * columns)
         return score(self, plan)
 

@@ -1,4 +1,5 @@
-"""The processors of a ``generate`` call, taken apart by row and by what they say of the law."""
+"""The processors of a ``generate`` call, taken apart by row and by what they say of the
+distribution."""
 
 from __future__ import annotations
 

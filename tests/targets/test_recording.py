@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from outpace import LLM, SamplingParams
 from outpace.building import EngineOptions
 from outpace.core import rng
-from outpace.core.laws import categorical
+from outpace.core.logits import categorical
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import CudaGraphs, Recording
 from outpace.errors import ConfigError

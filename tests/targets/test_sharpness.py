@@ -54,7 +54,7 @@ def test_last_states_lead_to_the_logits(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["granite", "gemma2", "cohere"])
-def test_the_law_of_a_draft_is_that_of_scaled_and_bounded_logits(family: str) -> None:
+def test_the_distribution_of_a_draft_is_that_of_scaled_and_bounded_logits(family: str) -> None:
     model, seen = build(family, **SHARP[family]), []
     options = find_drafter("eagle").specimen(Loaded(model, None, family))
     head, drafted = options["model"], []
@@ -66,8 +66,11 @@ def test_the_law_of_a_draft_is_that_of_scaled_and_bounded_logits(family: str) ->
         return found
 
     def watch(trace: RoundTrace) -> None:
-        if isinstance(law := trace.proposal.law, Sampled) and trace.proposal.tree.size:
-            drafted.append((law.q[0, 0], seen[0][0].flatten(0, -2)[-1]))
+        if (
+            isinstance(distribution := trace.proposal.distribution, Sampled)
+            and trace.proposal.tree.size
+        ):
+            drafted.append((distribution.q[0, 0], seen[0][0].flatten(0, -2)[-1]))
         seen.clear()
 
     head.logits = logits

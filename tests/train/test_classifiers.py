@@ -124,7 +124,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
         student = student_of(settings(method, folder, head=head))
         teacher = Teacher(loaded(), student.layers, student.top)
         examples = student.read(teacher, text()[:4])
-        if method == "stop_head":  # whatever it draws, its law is the target's
+        if method == "stop_head":  # whatever it draws, its distribution is the target's
             assert examples.right.min() > 0.99
         elif likeliest:  # the text is what it says itself
             assert examples.right.min() == 1
@@ -232,7 +232,10 @@ def test_a_rounded_model_is_the_same(heads: dict[str, str], draft: str) -> None:
 def test_mistakes_are_named(heads: dict[str, str], draft: str, tmp_path: Path) -> None:
     stop = heads["stop_head"]
     for config, sentence in (
-        ({**asked("stop_head", stop, draft), "method": "draft_tree"}, "no chains with laws"),
+        (
+            {**asked("stop_head", stop, draft), "method": "draft_tree"},
+            "no chains with distributions",
+        ),
         ({**asked("stop_head", stop, draft), "online": {}}, "does not learn online"),
         (asked("stop_head", heads["judge"], draft), "holds a classifier 'judge'"),
         ({"model": draft, "length": "stop_head"}, "needs head"),
@@ -268,7 +271,7 @@ def test_mistakes_in_training_are_named(draft: str, tmp_path: Path) -> None:
         BalancedAccuracy(("right", "wrong")).score(torch.tensor([[1.0, torch.nan]] * 2))
 
 
-def test_ending_by_states_keeps_the_law() -> None:
+def test_ending_by_states_keeps_the_distribution() -> None:
     from outpace.audit.letters import LetterTokenizer, letter_model
     from outpace.audit.model import AuditPlan, audit_model
     from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig

@@ -57,7 +57,7 @@ def test_a_small_model_learns_and_its_simulated_acceptance_comes_true(tmp_path: 
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_every_loss_brings_the_laws_closer(loss: str, tmp_path: Path) -> None:
+def test_every_loss_brings_the_distributions_closer(loss: str, tmp_path: Path) -> None:
     losses: list[float] = []
     trainer = run(tmp_path, settings(24, loss=loss))
     trainer.play(lambda progress: losses.append(progress.loss), every=8)

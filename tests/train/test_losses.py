@@ -11,20 +11,22 @@ from outpace.errors import ConfigError
 from outpace.train.losses import LOSSES, find_loss
 
 
-def laws(seed: int) -> torch.Tensor:
+def probs(seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(7, 5, generator=generator, dtype=torch.float64).log_softmax(-1) * 1.0
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_is_nothing_between_equal_laws_and_something_between_others(name: str) -> None:
+def test_a_loss_is_nothing_between_equal_distributions_and_something_between_others(
+    name: str,
+) -> None:
     loss = find_loss(name)
-    assert float(loss(laws(0), laws(0)).abs().max()) < 1e-12
-    assert float(loss(laws(0), laws(1)).min()) > 0
+    assert float(loss(probs(0), probs(0)).abs().max()) < 1e-12
+    assert float(loss(probs(0), probs(1)).min()) > 0
 
 
 def test_the_losses_are_what_their_papers_say() -> None:
-    log_p, log_q = laws(0), laws(1)
+    log_p, log_q = probs(0), probs(1)
     for row in range(len(log_p)):
         p, q = log_p[row].exp().tolist(), log_q[row].exp().tolist()
         middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
@@ -44,13 +46,13 @@ def test_the_losses_are_what_their_papers_say() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_step_down_the_gradient_brings_the_laws_closer(name: str) -> None:
-    p, logits = laws(0), laws(1).clone().requires_grad_()
+def test_a_step_down_the_gradient_brings_the_distributions_closer(name: str) -> None:
+    p, logits = probs(0), probs(1).clone().requires_grad_()
     loss = find_loss(name)(p, logits.log_softmax(-1)).mean()
     loss.backward()
     assert logits.grad is not None
     nearer = (logits - 0.5 * logits.grad).detach().log_softmax(-1)
-    assert float(find_loss("tv")(p, nearer).mean()) < float(find_loss("tv")(p, laws(1)).mean())
+    assert float(find_loss("tv")(p, nearer).mean()) < float(find_loss("tv")(p, probs(1)).mean())
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.proposal import Drawn, Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.verify.base import Rule, draw
@@ -29,7 +29,7 @@ RULE_LIMIT, LAW_LIMIT = 24_000_000, 24_000_000
 
 
 @cache
-def laws(vocabulary: int) -> tuple[Tensor, Tensor]:
+def probs(vocabulary: int) -> tuple[Tensor, Tensor]:
     """p ``[1, M, V]`` and q ``[1, N, V]``, siblings with the same q."""
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(1, NODES + 1, vocabulary, generator=generator).pow_(8)
@@ -38,16 +38,18 @@ def laws(vocabulary: int) -> tuple[Tensor, Tensor]:
 
 
 def round_of(name: str, drawn: Drawn, vocabulary: int) -> tuple[Rule, Tensor, Proposal]:
-    p, q = laws(vocabulary)
+    p, q = probs(vocabulary)
     options: dict[str, Any] = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **options)
     rule = rule.given(Evidence(states=torch.ones(1, NODES + 1, 3), second=p, soft=p, draft=q))
     parents = SHAPE if rule.trees else list(range(NODES))
-    # Without equal siblings: the top tokens of each law, in turn.
+    # Without equal siblings: the top tokens of each distribution, in turn.
     rank = torch.tensor([SHAPE[:node].count(up) for node, up in enumerate(SHAPE)])
     tokens = q.topk(4).indices[0, torch.arange(NODES), rank][None]
-    law = Point() if drawn is Drawn.POINT else Sampled(q, drawn is Drawn.IID)
-    return rule, p, Proposal(tokens, Tree.uniform(parents, 1), torch.tensor([NODES]), law)
+    distribution = (
+        Deterministic() if drawn is Drawn.DETERMINISTIC else Sampled(q, drawn is Drawn.IID)
+    )
+    return rule, p, Proposal(tokens, Tree.uniform(parents, 1), torch.tensor([NODES]), distribution)
 
 
 def operations(name: str, drawn: Drawn) -> int:
@@ -67,7 +69,9 @@ def test_no_rule_for_trees_goes_node_by_node(name: str, drawn: Drawn) -> None:
 
 def test_drafts_that_agree_are_pooled_without_going_node_by_node() -> None:
     rule, p, proposal = round_of("kseq", Drawn.IID, 1000)
-    same = Proposal(proposal.tokens * 0, Tree(proposal.tree.parents), proposal.counts, proposal.law)
+    same = Proposal(
+        proposal.tokens * 0, Tree(proposal.tree.parents), proposal.counts, proposal.distribution
+    )
     with Operations() as counted:
         draw(rule, p, same, ONE, ONE)
     assert counted.count <= 3 * operations("recursive", Drawn.IID)
@@ -82,10 +86,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "drawn"), CASES, ids=str)
-def test_a_verdict_copies_no_laws(name: str, drawn: Drawn) -> None:
+def test_a_verdict_copies_no_distributions(name: str, drawn: Drawn) -> None:
     rule, p, proposal = round_of(name, drawn, WIDE)
     memory = Memory()
-    memory.ignore(*laws(WIDE))
+    memory.ignore(*probs(WIDE))
     with memory:
         draw(rule, p, proposal, ONE, ONE)
     assert 0 < memory.peak <= RULE_LIMIT
@@ -101,9 +105,9 @@ def test_a_verdict_copies_no_laws(name: str, drawn: Drawn) -> None:
     ],
     ids=lambda options: "+".join(options),
 )
-def test_laws_take_little_more_than_themselves(options: dict[str, float]) -> None:
-    logits = laws(WIDE)[0].log().mul_(2)
-    maker = LawMaker([RowOptions(SamplingParams(**options).resolve({}))], WIDE)
+def test_distributions_take_little_more_than_themselves(options: dict[str, float]) -> None:
+    logits = probs(WIDE)[0].log().mul_(2)
+    maker = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], WIDE)
     tokens = torch.arange(NODES).expand(1, NODES + 1, NODES)
     branches = Branches(tokens, torch.ones(1, NODES + 1, NODES).tril(-1).bool())
     memory = Memory()
@@ -113,9 +117,9 @@ def test_laws_take_little_more_than_themselves(options: dict[str, float]) -> Non
     assert memory.peak <= made.nbytes + LAW_LIMIT
 
 
-def test_the_greedy_tokens_take_no_laws() -> None:
-    logits = laws(WIDE)[0]
-    maker = LawMaker([RowOptions(SamplingParams(temperature=0).resolve({}))], WIDE)
+def test_the_greedy_tokens_take_no_distributions() -> None:
+    logits = probs(WIDE)[0]
+    maker = LogitsPipeline([RowOptions(SamplingParams(temperature=0).resolve({}))], WIDE)
     branches = Branches(torch.zeros(1, NODES + 1, 0).long(), torch.zeros(1, NODES + 1, 0).bool())
     memory = Memory()
     memory.ignore(logits)

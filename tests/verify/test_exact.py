@@ -1,4 +1,4 @@
-"""Every lossless rule emits the target's law, and some are never worse than others."""
+"""Every lossless rule emits the target's distribution, and some are never worse than others."""
 
 import math
 from dataclasses import replace
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from outpace.audit.gate.drafting import BUILT_IN, iid
+from outpace.audit.gate.enumeration import audit_law, measure
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
-from outpace.audit.gate.law import audit_law, measure
 from outpace.audit.gate.oracle import best_acceptance, best_of_several
 from outpace.audit.gate.world import World, make_world, with_small_numbers
-from outpace.core.proposal import Drawn, Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule, rules
 from representatives import representatives
 
 NAMES = {
-    Drawn.POINT: "point",
+    Drawn.DETERMINISTIC: "point",
     Drawn.IID: "iid",
     Drawn.WITHOUT: "without",
     Drawn.SEVERAL: "several",
@@ -29,7 +29,7 @@ QUICK = [shape for shape in FAST if len(shape.parents) < 4]
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_the_joint_law_is_the_targets(name: str) -> None:
+def test_the_joint_distribution_is_the_targets(name: str) -> None:
     report = audit_law([name], shapes=QUICK, pairs=5, seed=1)
     assert report.passed, report.failures
     assert {row.drafted for row in report.rows} - {"stopping", "unsure", "doubting"} == {
@@ -38,7 +38,9 @@ def test_the_joint_law_is_the_targets(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [FAST[2], FAST[4], FAST[5]], ids=lambda s: s.name)
-def test_the_joint_law_is_the_targets_however_small_probabilities_are(shape: GateTree) -> None:
+def test_the_joint_distribution_is_the_targets_however_small_probabilities_are(
+    shape: GateTree,
+) -> None:
     for seed in range(4):
         base = make_world(10, shape.vocabulary, shape.depth, seed)
         world = with_small_numbers(base, seed)
@@ -109,11 +111,11 @@ def test_on_a_chain_it_is_the_token_rule(name: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [*QUICK, FAST[-1]], ids=lambda s: s.name)
-def test_several_laws_that_are_the_same_are_one(shape: GateTree) -> None:
+def test_several_distributions_that_are_the_same_are_one(shape: GateTree) -> None:
     world = make_world(12, shape.vocabulary, shape.depth, seed=8)
     drafts = iid(world, list(shape.parents))
-    assert isinstance(drafts.law, Sampled)
-    each = replace(drafts, law=replace(drafts.law, several=True))
+    assert isinstance(drafts.distribution, Sampled)
+    each = replace(drafts, distribution=replace(drafts.distribution, several=True))
     one, several = (measure(make_rule("recursive"), world, d, shape) for d in (drafts, each))
     for name in ("accepted", "one_step"):
         assert torch.allclose(getattr(one, name), getattr(several, name), atol=1e-12)
@@ -121,14 +123,14 @@ def test_several_laws_that_are_the_same_are_one(shape: GateTree) -> None:
 
 
 @pytest.mark.parametrize("drafts", [1, 2, 3])
-def test_the_optimum_of_several_laws_that_are_the_same_is_that_of_one(drafts: int) -> None:
+def test_the_optimum_of_several_distributions_that_are_the_same_is_that_of_one(drafts: int) -> None:
     world = make_world(40, 4, 1, seed=9)
     p, q = world.p[:, 0], world.q[:, 0]
     one, several = best_acceptance(p, q, drafts), best_of_several(p, torch.stack([q] * drafts))
     assert torch.allclose(one, several, atol=1e-12)
 
 
-def test_no_exact_rule_accepts_more_of_several_laws_than_the_optimum() -> None:
+def test_no_exact_rule_accepts_more_of_several_distributions_than_the_optimum() -> None:
     (row,) = audit_law(["recursive"], ["several"], shapes=[FAST[3]], pairs=20, seed=3).rows
     assert row.optimum - 0.1 < row.one_step < row.optimum
 
@@ -137,7 +139,8 @@ def test_no_exact_rule_accepts_more_of_several_laws_than_the_optimum() -> None:
 
 
 def one_step_world(pairs: int = 200, vocabulary: int = 5) -> World:
-    """Half of q is p and half another random law: drafters that agree with their target often."""
+    """Half of q is p and half another random distribution: drafters that agree with their target
+    often."""
     torch.manual_seed(0)
     dirichlet = torch.distributions.Dirichlet(torch.full((vocabulary,), 0.7, dtype=torch.float64))
     p = dirichlet.sample((pairs, vocabulary + 1))
@@ -196,7 +199,7 @@ def test_the_likeliest_drafts_told_as_points_lie_between(drafts: int, published:
     tokens = world.q[:, 0].topk(drafts, -1).indices
     tree = Tree.uniform([0] * drafts, world.pairs)
     counts = torch.full((world.pairs,), drafts)
-    proposal = Proposal(tokens, tree, counts, Point())
+    proposal = Proposal(tokens, tree, counts, Deterministic())
     p = world.p[:, :1].expand(-1, drafts + 1, -1)
     accepted = 1 - make_rule("recursive").stop(p, proposal)[:, 0].mean().item()
     assert accepted == pytest.approx(published, abs=0.025)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from outpace import LLM, SamplingParams
 from outpace.audit.gate.drafting import BUILT_IN, iid
+from outpace.audit.gate.enumeration import audit_law, measure
 from outpace.audit.gate.gate_trees import FAST, GateTree
-from outpace.audit.gate.law import audit_law, measure
 from outpace.audit.gate.world import World
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule
@@ -30,9 +30,9 @@ LOSSY = [name for name, rule in rules().items() if not rule.lossless]
 
 def chain(tokens: list[int], q: Tensor | None = None) -> Proposal:
     """One row; q: ``[N, V]``, or none for a point."""
-    law = Point() if q is None else Sampled(q[None])
+    distribution = Deterministic() if q is None else Sampled(q[None])
     size = len(tokens)
-    return Proposal(torch.tensor([tokens]), Tree.chain(1, size), torch.tensor([size]), law)
+    return Proposal(torch.tensor([tokens]), Tree.chain(1, size), torch.tensor([size]), distribution)
 
 
 def stops(rule: Rule, p: list[list[float]], proposal: Proposal) -> list[float]:
@@ -41,7 +41,7 @@ def stops(rule: Rule, p: list[list[float]], proposal: Proposal) -> list[float]:
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_every_lossy_rule_still_emits_a_law_and_not_the_targets(name: str) -> None:
+def test_every_lossy_rule_still_emits_a_distribution_and_not_the_targets(name: str) -> None:
     report = audit_law([name], shapes=FAST[:3], pairs=10)
     assert report.passed, report.failures
     assert max(row.worst_tv for row in report.rows) > 1e-3
@@ -70,7 +70,8 @@ def test_greedy_targets_stay_exact(name: str) -> None:
 
 @pytest.mark.parametrize("defer", ["chow", "diff", "opt", "token"])
 def test_a_greedy_text_under_cascade_does_not_depend_on_the_rows_beside_it(defer: str) -> None:
-    """Alone its draft is given. Beside a sampled row it is drawn, from a law that is certain."""
+    """Alone its draft is given. Beside a sampled row it is drawn, from a distribution that is
+    certain."""
     config = {
         "model": drafter("llama", 0.3),
         "num_speculative_tokens": 4,
@@ -135,9 +136,9 @@ def test_lenience_never_raises_a_token_above_p_over_lenience() -> None:
     for pair in range(world.pairs):
         q = world.q[pair, :1].expand(4, 1, 4)
         proposal = Proposal(tokens, tree, torch.ones(4).long(), Sampled(q))
-        laws = p[pair].expand(4, 2, 4)
-        stop = rule.stop(laws, proposal)  # [4, 2]
-        refused = rule.next(laws, proposal, torch.zeros(4).long())
+        probs = p[pair].expand(4, 2, 4)
+        stop = rule.stop(probs, proposal)  # [4, 2]
+        refused = rule.next(probs, proposal, torch.zeros(4).long())
         emitted = drafts.chance[pair] * stop[:, 1] + (drafts.chance[pair] * stop[:, 0]) @ refused
         assert (emitted <= p[pair] / 0.5 + 1e-12).all()
 
@@ -150,9 +151,9 @@ def test_typical_takes_the_deepest_path_and_the_likelier_of_two() -> None:
         [[0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.05, 0.9, 0.05], [1 / 3] * 3, [1 / 3] * 3]
     )
     tokens = torch.tensor([[0, 1, 2, 1]])  # two paths of two tokens: 0, 2 and 1, 1
-    proposal = Proposal(tokens, Tree.uniform([0, 0, 1, 2], 1), torch.tensor([4]), Point())
+    proposal = Proposal(tokens, Tree.uniform([0, 0, 1, 2], 1), torch.tensor([4]), Deterministic())
     assert make_rule("typical").stop(p[None], proposal)[0].tolist() == [0, 0, 0, 1, 0]  # .40 > .36
-    ragged = Proposal(tokens, proposal.tree, torch.tensor([2]), Point())
+    ragged = Proposal(tokens, proposal.tree, torch.tensor([2]), Deterministic())
     assert make_rule("typical").stop(p[None], ragged)[0].tolist() == [0, 1, 0, 0, 0]
 
 
@@ -163,7 +164,7 @@ def test_joint_looks_past_a_failure() -> None:
     assert stops(make_rule("joint", threshold=0.95), p, chain([0, 0], q)) == [1, 0, 0]
 
 
-def test_joint_uses_the_drafters_law_of_points_when_it_has_it() -> None:
+def test_joint_uses_the_drafters_distribution_of_points_when_it_has_it() -> None:
     p = [[0.2, 0.8], [0.5, 0.5]]
     draft = torch.tensor([[[0.3, 0.7]]])
     assert stops(make_rule("joint"), p, chain([0])) == [1, 0]
@@ -178,7 +179,7 @@ def test_bild_rolls_back_only_what_surprises_and_never_the_argmax() -> None:
     assert stops(make_rule("bild", rollback=0), p, chain([1, 1])) == [0, 1, 0]
 
 
-def test_bild_of_a_greedy_row_looks_at_the_law_before_the_argmax() -> None:
+def test_bild_of_a_greedy_row_looks_at_the_distribution_before_the_argmax() -> None:
     soft = torch.tensor([[[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]])
     greedy = [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     assert stops(make_rule("bild"), greedy, chain([0])) == [1, 0]
@@ -215,7 +216,7 @@ def test_lud_asks_the_drafter_only_and_the_eldest_child_only() -> None:
     assert stops(rule, [*p, [0.5, 0.5]], siblings) == [0, 1, 0, 0]
 
 
-def test_lud_of_a_greedy_row_looks_at_the_drafters_law_before_the_argmax() -> None:
+def test_lud_of_a_greedy_row_looks_at_the_drafters_distribution_before_the_argmax() -> None:
     p, draft = [[0.0, 1.0], [0.5, 0.5]], torch.tensor([[[0.95, 0.05]]])
     assert stops(make_rule("lud").given(Evidence(draft=draft)), p, chain([0])) == [0, 1]
     with pytest.raises(ConfigError, match="does not say it of greedy texts"):
@@ -309,12 +310,12 @@ def test_cascades_sample_exactly_from_their_mixture(defer: str) -> None:
     torch.manual_seed(0)
     p, q = torch.rand(30, 4).double().softmax(-1), (3 * torch.rand(30, 4).double()).softmax(-1)
     rule = CascadeRule(defer=defer, alpha=0.3)
-    laws, mixture = torch.stack([p, p], 1), rule.mixture(p, q)
+    probs, mixture = torch.stack([p, p], 1), rule.mixture(p, q)
     emitted = torch.zeros_like(p)
     for token in range(4):
         tokens = torch.full((30, 1), token)
         proposal = Proposal(tokens, Tree.chain(30, 1), torch.ones(30).long(), Sampled(q[:, None]))
-        stop, refused = rule.stop(laws, proposal), rule.next(laws, proposal, tokens[:, 0] * 0)
+        stop, refused = rule.stop(probs, proposal), rule.next(probs, proposal, tokens[:, 0] * 0)
         emitted[:, token] += q[:, token] * stop[:, 1]
         emitted += (q[:, token] * stop[:, 0])[:, None] * refused
     assert torch.allclose(emitted, mixture, atol=1e-12)

@@ -1,6 +1,7 @@
 """Rules in float32, on what real models produce: peaks, zeros, ties, padding, nothing drafted."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import Drawn, Rule, draw, walk
 from outpace.verify.evidence import Evidence
@@ -19,7 +20,7 @@ KINDS = ["soft", "sharp", "one-hot", "flat", "tiny", "disjoint", "equal"]
 TREES = [[], [0], [0, 1, 2], [0, 0, 0], [0, 0, 1, 1, 2], [0, 1, 0, 3], [0, 0, 1, 2, 4]]
 
 
-def laws(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def probs(kind: str, shape: tuple[int, ...], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """p and q in float32, as a softmax makes them."""
     a, b = (torch.randn(shape, generator=generator) for _ in range(2))
     if kind == "sharp":
@@ -46,7 +47,7 @@ def proposals(
     """Three rows, drafted in each way that the rule takes, with ragged counts."""
     generator = torch.Generator().manual_seed(seed)
     rows, nodes = 3, len(parents)
-    p, q = laws(kind, (rows, nodes + 1, vocabulary), generator)
+    p, q = probs(kind, (rows, nodes + 1, vocabulary), generator)
     q = q[:, parents] if nodes else q[:, :0]
     counts = torch.tensor([nodes, nodes // 2, 0])
     tree = Tree.uniform(parents, rows)
@@ -54,14 +55,18 @@ def proposals(
         tokens = torch.zeros(rows, nodes, dtype=torch.long)
         left = q.clone()
         for node, parent in enumerate(parents):
-            law = torch.where(left[:, node].sum(-1, keepdim=True) > 0, left[:, node], q[:, node])
-            tokens[:, node] = law.multinomial(1, generator=generator)[:, 0]
+            distribution = torch.where(
+                left[:, node].sum(-1, keepdim=True) > 0, left[:, node], q[:, node]
+            )
+            tokens[:, node] = distribution.multinomial(1, generator=generator)[:, 0]
             if drawn is Drawn.WITHOUT:
                 for other in range(node + 1, nodes):
                     if parents[other] == parent:
                         left[torch.arange(rows), other, tokens[:, node]] = 0
-        law = Point() if drawn is Drawn.POINT else Sampled(q, drawn is Drawn.IID)
-        yield p, Proposal(tokens, tree, counts, law)
+        distribution = (
+            Deterministic() if drawn is Drawn.DETERMINISTIC else Sampled(q, drawn is Drawn.IID)
+        )
+        yield p, Proposal(tokens, tree, counts, distribution)
 
 
 def make(name: str, p: Tensor) -> Rule:
@@ -78,7 +83,7 @@ def make(name: str, p: Tensor) -> Rule:
     vocabulary=st.integers(2, 9),
     seed=st.integers(0, 10_000),
 )
-def test_any_float32_input_gives_laws(
+def test_any_float32_input_gives_distributions(
     name: str, kind: str, parents: list[int], vocabulary: int, seed: int
 ) -> None:
     kind_of = rules()[name]
@@ -95,10 +100,10 @@ def test_any_float32_input_gives_laws(
         assert (stop[nodes > proposal.counts[:, None]] == 0).all()
         for node in range(stop.shape[1]):
             at = torch.full((3,), node).clamp(max=proposal.counts)
-            law = rule.next(p, proposal, at)
-            assert torch.isfinite(law).all()
-            assert (law >= 0).all()
-            assert torch.allclose(law.double().sum(-1), torch.ones(3).double(), atol=2e-5)
+            distribution = rule.next(p, proposal, at)
+            assert torch.isfinite(distribution).all()
+            assert (distribution >= 0).all()
+            assert torch.allclose(distribution.double().sum(-1), torch.ones(3).double(), atol=2e-5)
 
 
 @pytest.mark.parametrize("name", list(rules()))
@@ -111,9 +116,9 @@ def test_what_is_drawn_has_positive_mass(name: str, kind: str) -> None:
         for position in range(8):
             verdict = draw(rule, p, proposal, torch.arange(3), torch.full((3,), position))
             stop = rule.stop(p, proposal)
-            law = rule.next(p, proposal, verdict.node)
+            distribution = rule.next(p, proposal, verdict.node)
             assert (stop.gather(1, verdict.node[:, None]) > 0).all()
-            assert (law.gather(1, verdict.next_token[:, None]) > 0).all()
+            assert (distribution.gather(1, verdict.next_token[:, None]) > 0).all()
             assert (verdict.node <= proposal.counts).all()
 
 
@@ -124,12 +129,17 @@ def test_a_greedy_target_makes_every_lossless_rule_a_walk(name: str, parents: li
         parents = [0]
     for seed in range(5):
         for p, proposal in proposals(make_rule(name), "one-hot", parents, 3, seed):
-            expected = walk(p.argmax(-1), proposal)
+            best, tree = p.argmax(-1), proposal.tree  # [B, M]
+            expected = walk(best, proposal)
             verdict = draw(make_rule(name), p, proposal, torch.arange(3), torch.arange(3))
-            assert verdict.next_token.equal(expected.next_token)
-            depth = proposal.tree.depth
             rows = torch.arange(3)
-            assert depth[rows, verdict.node].equal(depth[rows, expected.node])
+            assert verdict.next_token.equal(best[rows, verdict.node])
+            # A rule may follow all siblings with the same token; the walk follows the eldest.
+            assert (tree.depth[rows, verdict.node] >= tree.depth[rows, expected.node]).all()
+            for row, path in enumerate(verdict.path(tree).tolist()):
+                nodes = [0, *(node for node in path if node > 0)]
+                for parent, node in pairwise(nodes):
+                    assert proposal.tokens[row, node - 1] == best[row, parent]
 
 
 @pytest.mark.parametrize("name", [n for n, rule in rules().items() if rule.trees])
@@ -148,15 +158,17 @@ def test_a_row_has_the_verdict_that_it_has_alone(name: str) -> None:
         if drawn is Drawn.WITHOUT:
             continue  # random tokens would repeat
 
-        def law(q: Tensor, drawn: Drawn = drawn) -> Point | Sampled:
-            return Point() if drawn is Drawn.POINT else Sampled(q)
+        def distribution(q: Tensor, drawn: Drawn = drawn) -> Deterministic | Sampled:
+            return Deterministic() if drawn is Drawn.DETERMINISTIC else Sampled(q)
 
-        batch = Proposal(tokens, Tree(parents), counts, law(q))
+        batch = Proposal(tokens, Tree(parents), counts, distribution(q))
         stop, end = rule.stop(p, batch), counts // 2
         following = rule.next(p, batch, end)
         for row, shape in enumerate(shapes):
             n, one = len(shape), slice(row, row + 1)
-            alone = Proposal(tokens[one, :n], Tree.uniform(shape, 1), counts[one], law(q[one, :n]))
+            alone = Proposal(
+                tokens[one, :n], Tree.uniform(shape, 1), counts[one], distribution(q[one, :n])
+            )
             found = rule.stop(p[one, : n + 1], alone)
             assert torch.allclose(stop[one, : n + 1], found, atol=1e-12)
             assert (stop[row, n + 1 :] == 0).all()
@@ -170,7 +182,7 @@ def test_points_are_verified_as_by_match(name: str) -> None:
     p = torch.randn(4, len(parents) + 1, 4).double().softmax(-1)
     tokens = torch.randint(4, (4, len(parents)))
     counts = torch.tensor([len(parents), 2, 1, 0])
-    proposal = Proposal(tokens, Tree.uniform(parents, 4), counts, Point())
+    proposal = Proposal(tokens, Tree.uniform(parents, 4), counts, Deterministic())
     rule, match = make_rule(name), make_rule("match")
     assert torch.allclose(rule.stop(p, proposal), match.stop(p, proposal))
     for node in range(len(parents) + 1):

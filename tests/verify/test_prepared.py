@@ -17,11 +17,11 @@ def round_of(rule: Rule, seed: int) -> tuple[torch.Tensor, Proposal]:
     generator = torch.Generator().manual_seed(seed)
     parents = [0, 0, 1, 2, 2] if rule.trees else [0, 1, 2]
     size = len(parents)
-    laws = [torch.randn(2, size + 1, 6, generator=generator).double().softmax(-1) for _ in "pq"]
-    q = laws[1][:, parents]
+    probs = [torch.randn(2, size + 1, 6, generator=generator).double().softmax(-1) for _ in "pq"]
+    q = probs[1][:, parents]
     tokens = q.flatten(0, 1).multinomial(1, generator=generator).view(2, size)
     tree, counts = Tree.uniform(parents, 2), torch.tensor([size, size - 1])
-    return laws[0], Proposal(tokens, tree, counts, Sampled(q, Drawn.IID in rule.takes))
+    return probs[0], Proposal(tokens, tree, counts, Sampled(q, Drawn.IID in rule.takes))
 
 
 def test_some_rules_share() -> None:
@@ -29,7 +29,7 @@ def test_some_rules_share() -> None:
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_the_laws_are_the_same_and_their_work_is_done_once(
+def test_the_distributions_are_the_same_and_their_work_is_done_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = make_rule(name)
@@ -50,7 +50,7 @@ def test_the_laws_are_the_same_and_their_work_is_done_once(
 
 
 @pytest.mark.parametrize("name", SHARING)
-def test_other_laws_are_weighed_for_themselves(name: str) -> None:
+def test_other_distributions_are_weighed_for_themselves(name: str) -> None:
     rule = make_rule(name)
     (p, proposal), (other_p, other) = round_of(rule, seed=1), round_of(rule, seed=2)
     ready = rule.prepared(p, proposal)

@@ -1,1 +1,2 @@
-"""The exactness gate: every rule against the target's law, by enumeration and not by statistics."""
+"""The exactness gate: every rule against the target's distribution, by enumeration and not by
+statistics."""

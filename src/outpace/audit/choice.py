@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.gumbel import gumbel
-from outpace.core.law import Branches, History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 
 
@@ -52,8 +52,8 @@ class Choice:
         inputs = self._inputs(logits, past)
         if not self.coupled:
             return int(self._maker(self._params).adjusted(*inputs).argmax())
-        law = self._maker(self._params)(*inputs)[0, 0]
-        return int((law.log() + self._noise(past, len(law))).argmax())
+        distribution = self._maker(self._params)(*inputs)[0, 0]
+        return int((distribution.log() + self._noise(past, len(distribution))).argmax())
 
     @property
     def allowance(self) -> float:
@@ -73,12 +73,12 @@ class Choice:
         return 2 * self.tolerance * worst / (self._params.temperature or 1.0)
 
     def _coupled_scores(self, logits: Tensor, past: Sequence[int], other: int) -> Tensor:
-        # What the options cut off by less than rounding may be in the other way's law.
+        # What the options cut off by less than rounding may be in the other way's distribution.
         lifted = logits.clone()
         lifted[other] += 2 * self.tolerance
         relaxed = _relaxed(self._params, self._law_slack)
-        law = self._maker(relaxed)(*self._inputs(lifted, past))[0, 0]
-        return law.log() + self._noise(past, len(law))
+        distribution = self._maker(relaxed)(*self._inputs(lifted, past))[0, 0]
+        return distribution.log() + self._noise(past, len(distribution))
 
     def _noise(self, past: Sequence[int], vocabulary: int) -> Tensor:
         position = torch.tensor(len(self.prompt) + len(past))
@@ -87,8 +87,8 @@ class Choice:
     def _inputs(self, logits: Tensor, past: Sequence[int]) -> tuple[Tensor, Branches, History]:
         return logits[None, None].cpu(), Branches.root(1), History([self.prompt], [past])
 
-    def _maker(self, params: SamplingParams) -> LawMaker:
-        return LawMaker([replace(self.options, params=params)], self.vocabulary)
+    def _maker(self, params: SamplingParams) -> LogitsPipeline:
+        return LogitsPipeline([replace(self.options, params=params)], self.vocabulary)
 
 
 def _relaxed(params: SamplingParams, slack: float) -> SamplingParams:

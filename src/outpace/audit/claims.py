@@ -1,4 +1,5 @@
-"""Does a drafter keep to what it says and was told? Its laws, its budgets and its own context."""
+"""Does a drafter keep to what it says and was told? Its distributions, its budgets and its own
+context."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class ClaimTest:
 
     def observe(self, rows: Rows, proposal: Proposal) -> None:
         """Bets on one round's proposal; point proposals claim nothing."""
-        if not isinstance(proposal.law, Sampled):
+        if not isinstance(proposal.distribution, Sampled):
             return
         q = _given_elders(proposal).double()
         mass, by_rank, by_number = places(q, proposal.tokens)
@@ -82,8 +83,8 @@ class ClaimTest:
 
 def _drawn_nodes(proposal: Proposal, q: Tensor) -> Iterator[tuple[int, int, int]]:
     """Yields row, node (from 0) and depth of every node that was drawn from something."""
-    law = proposal.law
-    given = law.given if isinstance(law, Sampled) else None
+    distribution = proposal.distribution
+    given = distribution.given if isinstance(distribution, Sampled) else None
     drawn = proposal.valid & (q.sum(-1) > 0)
     real = (drawn if given is None else drawn & ~given).nonzero().tolist()
     depth = proposal.tree.depth.tolist()
@@ -92,12 +93,12 @@ def _drawn_nodes(proposal: Proposal, q: Tensor) -> Iterator[tuple[int, int, int]
 
 
 def _given_elders(proposal: Proposal) -> Tensor:
-    """``[B, N, V]``: each node's law given its elder siblings, unnormalised."""
-    law = proposal.law
-    assert isinstance(law, Sampled)
-    if law.with_replacement:
-        return law.q
-    q, parents = law.q.clone(), proposal.tree.parents
+    """``[B, N, V]``: each node's distribution given its elder siblings, unnormalised."""
+    distribution = proposal.distribution
+    assert isinstance(distribution, Sampled)
+    if distribution.with_replacement:
+        return distribution.q
+    q, parents = distribution.q.clone(), proposal.tree.parents
     for node in range(1, proposal.tree.size):
         same = (parents[:, :node] == parents[:, node : node + 1]).to(q.dtype)  # [B, node]
         taken = torch.zeros_like(q[:, 0]).scatter_add(1, proposal.tokens[:, :node], same)

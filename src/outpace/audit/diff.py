@@ -36,7 +36,7 @@ Tell = Callable[[str, int], None]
 """Is called with each step that is done, and with the number of all."""
 
 SHORT = 2
-"""The first tokens of each prompt, so many of them, are a prompt too. It is the shortest one that
+"""The first tokens of each prompt, n of them, are a prompt too. It is the shortest one that
 leaves more than one token pending when the first draft is scored."""
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outpace.audit.choice import Choice
 from outpace.audit.listed.contract import Ending
-from outpace.core.law import RowFault
+from outpace.core.logits_pipeline import RowFault
 from outpace.outputs import CompletionOutput
 from outpace.targets.base import Target
 

@@ -1,20 +1,22 @@
-"""Does this model, speculating as configured, still draw from the law that it draws from plainly?
+"""Does this model, speculating as configured, still draw from the distribution that it draws from
+plainly?
 
-The law of plain decoding is no secret: one forward of a text gives p(. | prefix) at each of its
-positions. So texts are sampled with speculation on, each under a seed of its own, and there is a
-bet on every token, settled by the law that plain decoding would have drawn it from (`sequential`).
-If every rule, mask, cache and stream is right, the token at position t of a text follows p(. | what
-stands before it) whatever the engine did to find it, so that the bets are fair and lose; first
-tokens, accepted ones, replacements and bonus tokens all pass through the same positions.
+The distribution of plain decoding is no secret: one forward of a text gives p(. | prefix) at each
+of its positions. So texts are sampled with speculation on, each under a seed of its own, and there
+is a bet on every token, settled by the distribution that plain decoding would have drawn it from
+(`sequential`). If every rule, mask, cache and stream is right, the token at position t of a text
+follows p(. | what stands before it) whatever the engine did to find it, so that the bets are fair
+and lose; first tokens, accepted ones, replacements and bonus tokens all pass through the same
+positions.
 
 What must not be done is to sort tokens by how they came about: of the tokens that were *accepted*,
 few follow p, and under block verification not even those at a given depth do. Only the position in
 the text is known beforehand.
 
-A second test watches the drafter: each sampled node against the law that it is said to be drawn
-from. Rules are exact for any drafter that tells the truth about q and for none that does not. Each
-test has half of alpha, so that both together raise a false alarm in at most a share alpha of clean
-runs.
+A second test watches the drafter: each sampled node against the distribution that it is said to be
+drawn from. Rules are exact for any drafter that tells the truth about q and for none that does not.
+Each test has half of alpha, so that both together raise a false alarm in at most a share alpha of
+clean runs.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from outpace.audit.betting.sequential import SequentialTest
 from outpace.audit.betting.text_test import TextTest
 from outpace.audit.claims import ClaimTest
 from outpace.audit.diff import Tell, drafted
-from outpace.audit.laws import PlainLaws
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure
+from outpace.audit.pipelines import PlainProbs
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError, ParamsError
 from outpace.outputs import CompletionOutput
@@ -130,11 +132,12 @@ def audit_model(
     params: SamplingParams | None = None,
     tell: Tell = lambda done, steps: None,
 ) -> ModelReport:
-    """Returns the findings on an engine; stops early once the law is refuted, and at Ctrl-C.
+    """Returns the findings on an engine; stops early once the distribution is refuted, and at
+    Ctrl-C.
 
-    params: the sampling options to test under (not greedy: a greedy text has no law to test). tell:
-    is called with each step that is done, and with the number of all. ``KeyboardInterrupt`` where
-    Ctrl-C comes before the first texts.
+    params: the sampling options to test under (not greedy: a greedy text has no distribution to
+    test). tell: is called with each step that is done, and with the number of all.
+    ``KeyboardInterrupt`` where Ctrl-C comes before the first texts.
     """
     begin = perf_counter()
     params, tokens = _sampled(llm, plan, params or SamplingParams(temperature=1.0))
@@ -178,7 +181,7 @@ class _Session:
         # As requests have them, with what the model's own generation_config adds.
         asked = [llm.requests(prompt, params)[0].options for prompt in plan.prompts]
         target, vocabulary = llm.engine.target, llm.target.vocabulary
-        self._laws = [PlainLaws(target, options, vocabulary) for options in asked]
+        self._probs = [PlainProbs(target, options, vocabulary) for options in asked]
         self._endings = [
             self._ending(prompt, options.params)
             for prompt, options in zip(plan.prompts, asked, strict=True)
@@ -209,7 +212,7 @@ class _Session:
             rows = self._llm.engine.target.rows
             for begin in range(0, len(group), rows):
                 part = group[begin : begin + rows]
-                self.text.bet_on(index, prompts[index], part, self._laws[index])
+                self.text.bet_on(index, prompts[index], part, self._probs[index])
         self.samples += len(numbers)
 
     def _ending(self, prompt: Sequence[int], params: SamplingParams) -> Ending:

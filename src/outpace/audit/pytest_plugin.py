@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:  # torch is only loaded by tests that use the fixture
-    from outpace.audit.gate.law import LawReport
+    from outpace.audit.gate.enumeration import LawReport
     from outpace.verify.base import Rule
 
 
 @pytest.fixture
 def outpace_audit() -> Callable[..., LawReport]:
-    """A function that enumerates a rule's law and fails the test if it is not what the rule says.
+    """A function that enumerates a rule's distribution and fails the test if it is not what the
+    rule says.
 
-    It takes one rule or several (objects or names), then what `outpace.audit.gate.law.audit_law`
-    takes, and returns its report. A lossless rule must have the target's law to 1e-12, a lossy one
-    a law.
+    It takes one rule or several (objects or names), then what
+    `outpace.audit.gate.enumeration.audit_law` takes, and returns its report. A lossless rule must
+    have the target's distribution to 1e-12, a lossy one a distribution.
     """
-    from outpace.audit.gate.law import audit_law
+    from outpace.audit.gate.enumeration import audit_law
 
     def audit(rules: Rule | str | Iterable[Rule | str], **options: Any) -> LawReport:
         chosen = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules
@@ -46,5 +47,8 @@ def _story(report: LawReport) -> str:
         for row in report.failures
     ]
     return "\n".join(
-        [f"not the target's law (tolerance {report.tolerance:g}, seed {report.seed}):", *rows]
+        [
+            f"not the target's distribution (tolerance {report.tolerance:g}, seed {report.seed}):",
+            *rows,
+        ]
     )

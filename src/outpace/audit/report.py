@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.audit.diff import DiffReport
-from outpace.audit.gate.law import LawReport
+from outpace.audit.gate.enumeration import LawReport
 from outpace.audit.listed.options import OptionsReport
 from outpace.audit.model import ModelReport, Reading
 
@@ -39,12 +39,12 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# -- law ---------------------------------------------------------------------------------------
+# -- distribution ----------------------------------------------------------------------------------
 
 
 def law_findings(report: LawReport) -> Group:
     """Returns what `audit law` prints."""
-    title = f"joint law of the next tokens, exact to {report.tolerance:g}"
+    title = f"joint distribution of the next tokens, exact to {report.tolerance:g}"
     table = Table(title=title, box=SIMPLE_HEAD)  # without lines it fits into 80 columns
     names = ("rule", "drafts", "shape", "worst TV", "accepted", "one step", "optimum", "verdict")
     for name in names:
@@ -73,9 +73,9 @@ def model_findings(report: ModelReport) -> Group:
     table = Table(title=f"{report.method}, verify={report.rule}: {report.samples} texts")
     for column in ("claim", "tokens", "p-value", "most suspicious", "verdict"):
         table.add_column(column)
-    table.add_row("text follows the plain law", *_reading(report.text))
+    table.add_row("text follows the plain distribution", *_reading(report.text))
     if report.drafts.observations:
-        table.add_row("drafts follow the law they state", *_reading(report.drafts))
+        table.add_row("drafts follow the distribution they state", *_reading(report.drafts))
     verdict = "OK" if report.ok else "FAILED"
     return Group(table, *map(Text, [*_model_sentences(report), verdict]))
 
@@ -125,7 +125,7 @@ def _stopped(texts: int, of: int) -> str:
 
 
 def _declared(rule: str) -> str:
-    return f"verify={rule} is lossy by declaration: it is meant to change the law."
+    return f"verify={rule} is lossy by declaration: it is meant to change the distribution."
 
 
 def _variation(value: float | None) -> str:
@@ -216,7 +216,7 @@ def options_findings(report: OptionsReport) -> Group:
     lines += [f"no proof for: {name}" for name in report.missing]
     lines += [f"refused: {pair[0]} with {pair[1]}: {text}" for pair, text in refused.items()]
     lines.append(
-        f"{report.nodes} laws at drafted nodes and roots, of {report.drafted} drafted and "
+        f"{report.nodes} distributions at drafted nodes and roots, of {report.drafted} drafted and "
         f"{report.accepted} accepted tokens: worst difference {report.worst:.1g}"
     )
     return Group(_proofs(report), table, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))

@@ -1,4 +1,5 @@
-"""Sees what an engine's rule sees: the target's law at every node, and what had been committed."""
+"""Sees what an engine's rule sees: the target's distribution at every node, and what had been
+committed."""
 
 from __future__ import annotations
 
@@ -7,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import branches_of
 
 
 @dataclass(frozen=True)
 class DeadEnd:
-    """A drafted node that has no law."""
+    """A drafted node that has no distribution."""
 
     prompt: list[int]
     output: list[int]
@@ -22,11 +23,11 @@ class DeadEnd:
 
 
 @dataclass(frozen=True, eq=False)
-class SeenLaws:
-    """The laws of one round, a line per row and node: the root and all drafted nodes but padding
-    and dead ends."""
+class SeenProbs:
+    """The distributions of one round, a line per row and node: the root and all drafted nodes but
+    padding and dead ends."""
 
-    laws: Tensor  # [R, V]
+    probs: Tensor  # [R, V]
     prompts: list[list[int]]
     outputs: list[list[int]]  # committed, then drafted up to the node
     drafted: list[int]  # how many of them are drafted
@@ -35,20 +36,20 @@ class SeenLaws:
 
 
 class Spy:
-    """An observer of an engine that keeps the laws that entered its rule."""
+    """An observer of an engine that keeps the distributions that entered its rule."""
 
     def __init__(self) -> None:
-        self.rounds: list[SeenLaws] = []
+        self.rounds: list[SeenProbs] = []
 
     def __call__(self, trace: RoundTrace) -> None:
-        if trace.laws is None:
+        if trace.probs is None:
             return
         proposal = trace.proposal
         branches = branches_of(proposal)
         root = proposal.valid.new_ones(proposal.tree.rows, 1)
         prompts = trace.rows.history.prompts
         committed = [trace.rows.since(row, len(prompt)) for row, prompt in enumerate(prompts)]
-        lawful: list[tuple[int, int, list[int]]] = []  # row, node, drafted tokens
+        possible: list[tuple[int, int, list[int]]] = []  # row, node, drafted tokens
         dead_ends = []
         for row, node in torch.cat([root, proposal.valid], 1).nonzero().tolist():
             path = branches.tokens[row, node][branches.valid[row, node]].tolist()
@@ -57,14 +58,14 @@ class Spy:
                 output = [*committed[row], *path]
                 dead_ends.append(DeadEnd(list(prompts[row]), output, options))
             else:
-                lawful.append((row, node, path))
+                possible.append((row, node, path))
         self.rounds.append(
-            SeenLaws(
-                torch.stack([trace.laws[row, node] for row, node, _ in lawful]).clone(),
-                [list(prompts[row]) for row, _, _ in lawful],
-                [[*committed[row], *path] for row, _, path in lawful],
-                [len(path) for _, _, path in lawful],
-                [trace.requests[row].options for row, _, _ in lawful],
+            SeenProbs(
+                torch.stack([trace.probs[row, node] for row, node, _ in possible]).clone(),
+                [list(prompts[row]) for row, _, _ in possible],
+                [[*committed[row], *path] for row, _, path in possible],
+                [len(path) for _, _, path in possible],
+                [trace.requests[row].options for row, _, _ in possible],
                 dead_ends,
             )
         )

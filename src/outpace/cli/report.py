@@ -73,15 +73,15 @@ def record(entry: Entry, output: CompletionOutput, several: bool) -> dict[str, A
         found["error"] = output.error
     if output.logprobs is not None:
         pairs = zip(output.token_ids, output.logprobs, strict=True)
-        found["logprobs"] = [_logprobs(token, laws) for token, laws in pairs]
+        found["logprobs"] = [_logprobs(token, probs) for token, probs in pairs]
     return found | {"metrics": output.metrics.as_dict()}
 
 
-def _logprobs(token: int, laws: Mapping[int, Logprob]) -> dict[str, Any]:
-    ranked = sorted(laws.items(), key=lambda item: item[1].rank)
+def _logprobs(token: int, probs: Mapping[int, Logprob]) -> dict[str, Any]:
+    ranked = sorted(probs.items(), key=lambda item: item[1].rank)
     # Tokens that the options rule out are no alternatives.
     top = [_logprob(*item) for item in ranked if math.isfinite(item[1].logprob)]
-    return {**_logprob(token, laws[token]), "top": top}
+    return {**_logprob(token, probs[token]), "top": top}
 
 
 def _logprob(token: int, logprob: Logprob) -> dict[str, Any]:

@@ -22,9 +22,9 @@ REFUSED: Mapping[str, str] = {
     ),
     "logprobs": "a beam search returns the log-probability of each whole text (cum_logprob): "
     "leave it out, or use LLM.generate",
-    "speculative": "a rule verifies drafts against the law of the next token, and a beam is kept "
-    "for its place among all beams, which is known only when all are scored: leave it out, since "
-    "beams are decoded plainly",
+    "speculative": "a rule verifies drafts against the distribution of the next token, and a beam "
+    "is kept for its place among all beams, which is known only when all are scored: leave it "
+    "out, since beams are decoded plainly",
     "tag": "it tells drafters what a request is about, and nothing is drafted for beams: leave it "
     "out",
     "num_beams": "the number of beams is called beam_width here",

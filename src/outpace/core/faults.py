@@ -29,7 +29,8 @@ class Contradiction(RowFault):
 
 
 class NotFinite(RowFault):
-    """One row has scores that are not numbers, or infinitely large, so that they are no law."""
+    """One row has scores that are not numbers, or infinitely large, so that they are no
+    distribution."""
 
 
 class MaskFault(RowFault):

@@ -1,8 +1,8 @@
 """Keyed Gumbel noise, and the tokens that it picks: what the coupled rule decodes with.
 
-The token of a law p is the largest of ``log p(x) + noise(x)``, where the noise depends on nothing
-but a row's seed and the position where the token will stand. So plain and speculative decoding
-pick the same token wherever they have the same law.
+The token of a distribution p is the largest of ``log p(x) + noise(x)``, where the noise depends on
+nothing but a row's seed and the position where the token will stand. So plain and speculative
+decoding pick the same token wherever they have the same distribution.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outpace.core.laws.pieces import pieces
+from outpace.core.logits.pieces import pieces
 from outpace.core.rng import FEW, Role, keys, uniform, uniforms_at
 
 SPARSE = 16
-"""Noise is made for the tokens with mass alone where at most one token in so many has any."""
+"""Noise is made for the tokens with mass alone where at most one token in n has any."""
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
@@ -22,37 +22,37 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     return _gumbel_(uniform(seeds, positions, Role.TOKEN, vocabulary))
 
 
-def realise(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """Returns ``[B, M]``: the token that keyed noise picks from each law.
+def realise(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """Returns ``[B, M]``: the token that keyed noise picks from each distribution.
 
-    laws: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.
+    probs: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.
     """
-    rows, nodes, vocabulary = laws.shape
+    rows, nodes, vocabulary = probs.shape
     found = [
-        _picked(laws[:, part], seeds[:, None], positions[:, part])
-        for part in pieces(nodes, rows * vocabulary, laws.device)
+        _picked(probs[:, part], seeds[:, None], positions[:, part])
+        for part in pieces(nodes, rows * vocabulary, probs.device)
     ]
     return torch.cat(found, 1)
 
 
-def _picked(laws: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def _picked(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     # On other devices noise for all tokens costs less than to wait for how many have mass.
-    if laws.device.type == "cpu" and laws.shape[-1] > FEW:
-        some = laws > 0
+    if probs.device.type == "cpu" and probs.shape[-1] > FEW:
+        some = probs > 0
         if int(some.sum()) * SPARSE <= some.numel():
-            return _among_few(laws, some, seeds, positions)
-    noise = gumbel(seeds, positions, laws.shape[-1])
-    return noise.add_(laws.double().log()).argmax(-1)
+            return _among_few(probs, some, seeds, positions)
+    noise = gumbel(seeds, positions, probs.shape[-1])
+    return noise.add_(probs.double().log()).argmax(-1)
 
 
-def _among_few(laws: Tensor, some: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def _among_few(probs: Tensor, some: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """The same tokens, with noise for those only that have mass. some: ``[B, M, V]`` bool, which
-    ones; a law without any picks its first token."""
+    ones; a distribution without any picks its first token."""
     some[..., 0] = True
     row, token = some.flatten(0, 1).nonzero(as_tuple=True)
     streams = keys(seeds, positions, (Role.TOKEN,)).flatten()  # [N]
     noise = _gumbel_(uniforms_at(streams[row], token))
-    values = noise.add_(laws[some].double().log())
+    values = noise.add_(probs[some].double().log())
     return token[_largest(values, row, len(streams))].view(positions.shape)
 
 

@@ -107,8 +107,8 @@ def _processors(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
 class SamplingParams:
     """Options of one request. ``None`` means "as the model's generation_config says".
 
-    The law of each token is made in this order: logit_bias, allowed_token_ids, repetition /
-    presence / frequency penalty, bad_words, min_tokens, logits_processors, temperature, top_k,
+    The distribution of each token is made in this order: logit_bias, allowed_token_ids, repetition
+    / presence / frequency penalty, bad_words, min_tokens, logits_processors, temperature, top_k,
     top_p, min_p, typical_p. Penalties and min_tokens see the history of each drafted position.
 
     Numbers of numpy are taken like Python's, and lists are kept as tuples. Raises ``ParamsError``

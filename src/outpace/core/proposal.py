@@ -13,20 +13,21 @@ from outpace.core.trees.tree import Tree
 
 
 @dataclass(frozen=True)
-class Point:
+class Deterministic:
     """The drafted tokens are given: whatever chose them, nothing about the choice is random to the
     verifier (argmax, top-k, look-up, anything selected after sampling)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """Each drafted token was drawn from the law in its row of ``q``, in the order of the nodes.
+    """Each drafted token was drawn from the distribution in its row of ``q``, in the order of the
+    nodes.
 
     Siblings share their row of q. With replacement they are independent draws. Without, each was
-    drawn from q with its elder siblings removed and the rest renormalised; q stays the law before
-    any removal. With ``several`` siblings do not share a law: each is an independent draw from the
-    law of its own drafter, which is in its own row of q. A token that was chosen and not drawn is
-    marked in ``given``; its row of q is 1 at the token.
+    drawn from q with its elder siblings removed and the rest renormalised; q stays the distribution
+    before any removal. With ``several`` siblings do not share a distribution: each is an
+    independent draw from the distribution of its own drafter, which is in its own row of q. A token
+    that was chosen and not drawn is marked in ``given``; its row of q is 1 at the token.
     """
 
     q: Tensor  # [B, N, V]
@@ -35,20 +36,20 @@ class Sampled:
     several: bool = False
 
 
-Law = Point | Sampled
+DraftDistribution = Deterministic | Sampled
 
 
 @dataclass(frozen=True, eq=False)
-class Riders:
+class AuxTokens:
     """Columns that ride in the target's pass and are never accepted: look-ahead tokens, Jacobi
     windows, a second copy of the draft.
 
     Either tokens or embeddings are fed, or states that are made in the pass. ``parents`` says what
-    each of R columns follows: 0 is the root, 1..N are the drafted nodes, N + 1 is the first rider;
-    a rider sees its ancestors and itself and stands one position behind its parent. ``enter``: the
-    layer at which embeddings or states join; what the layers before it make of these columns is
-    thrown away. ``made``: from what that layer is given of the root and the nodes, ``[B, M, H]``,
-    to the riders' states ``[B, R, H]``.
+    each of R columns follows: 0 is the root, 1..N are the drafted nodes, N + 1 is the first
+    auxiliary token; an auxiliary token sees its ancestors and itself and stands one position behind
+    its parent. ``enter``: the layer at which embeddings or states join; what the layers before it
+    make of these columns is thrown away. ``made``: from what that layer is given of the root and
+    the nodes, ``[B, M, H]``, to the auxiliary tokens' states ``[B, R, H]``.
     """
 
     parents: Tensor  # [B, R]
@@ -60,11 +61,15 @@ class Riders:
     def __post_init__(self) -> None:
         given = (self.tokens, self.embeddings, self.made)
         if sum(one is not None for one in given) != 1:
-            raise ValueError("riders are either tokens, or embeddings, or made in the pass")
+            raise ValueError(
+                "auxiliary tokens are either tokens, or embeddings, or made in the pass"
+            )
         if self.enter and self.tokens is not None:
-            raise ValueError("riders that enter behind the first layer are no tokens")
+            raise ValueError("auxiliary tokens that enter behind the first layer are no tokens")
         if self.made is not None and not self.enter:
-            raise ValueError("riders that are made in the pass enter behind the first layer")
+            raise ValueError(
+                "auxiliary tokens that are made in the pass enter behind the first layer"
+            )
 
     @property
     def size(self) -> int:
@@ -72,7 +77,7 @@ class Riders:
 
 
 @dataclass(frozen=True, eq=False)
-class Entered:
+class Precomputed:
     """The first columns of the coming pass, as the target's first layers have left them already.
 
     The drafter ran these layers over the pending tokens and the nodes of its chain, in order and
@@ -86,7 +91,7 @@ class Entered:
 
 @dataclass(frozen=True, eq=False)
 class Proposal:
-    """Drafted tokens as a tree, with the law that they were drawn from.
+    """Drafted tokens as a tree, with the distribution that they were drawn from.
 
     Row b uses nodes 1..counts[b]; the others are padding and are never accepted.
     """
@@ -94,17 +99,18 @@ class Proposal:
     tokens: Tensor  # [B, N]
     tree: Tree
     counts: Tensor  # [B]
-    law: Law
-    riders: Riders | None = None
+    distribution: DraftDistribution
+    aux_tokens: AuxTokens | None = None
     soft: Tensor | None = None  # [B, N, V]
-    """The drafter's laws before any argmax, if the rule asked for them (`DraftingTerms.laws`).
-    They are not what the tokens were drawn from where the tokens are points."""
+    """The drafter's distributions before any argmax, if the rule asked for them
+    (`DraftingTerms.probs`). They are not what the tokens were drawn from where the tokens are
+    points."""
     methods: Sequence[str] = ()
     """By row, the name of the drafter that made it, where one drafter stands for several."""
     sure: Sequence[Sequence[float]] = ()
     """By row, how sure a look-up is of each node, from 0 to 1, if it says so: an order, which
     becomes a chance once it is learned how often such nodes are accepted."""
-    entered: Entered | None = None
+    precomputed: Precomputed | None = None
     """What the target's pass need not compute again, if the drafter is a part of the target."""
 
     @property
@@ -116,7 +122,7 @@ class Proposal:
     def within(self, vocabulary: int) -> Proposal:
         """Returns the proposal with each row cut before its first token outside the vocabulary;
         such tokens become 0, in place. Look-ups copy them from prompts. The target never writes
-        them, and no law has a place for them."""
+        them, and no distribution has a place for them."""
         if not self.tokens.numel():
             return self
         if self.tokens.device.type == "cpu":  # on another device, looking would wait for it
@@ -132,34 +138,34 @@ class Proposal:
         """Returns the proposal of a drafter that proposes nothing: plain decoding."""
         tokens = torch.zeros(rows, 0, dtype=torch.long, device=device)
         counts = torch.zeros(rows, dtype=torch.long, device=device)
-        return cls(tokens, Tree.chain(rows, 0, device), counts, Point())
+        return cls(tokens, Tree.chain(rows, 0, device), counts, Deterministic())
 
 
 class Drawn(Enum):
     """How proposed tokens may have been drawn."""
 
-    POINT = "point"
+    DETERMINISTIC = "deterministic"
     IID = "sampled"
     WITHOUT = "sampled without replacement"
-    SEVERAL = "sampled from several laws"
+    SEVERAL = "sampled from several distributions"
 
     @classmethod
     def of(cls, proposal: Proposal) -> Drawn:
         """Returns how the proposal's tokens were drawn."""
-        return cls.by(proposal.law)
+        return cls.by(proposal.distribution)
 
     @classmethod
-    def by(cls, law: Law) -> Drawn:
-        """Returns how tokens of such a law were drawn."""
-        if isinstance(law, Point):
-            return cls.POINT
-        if law.several:
+    def by(cls, distribution: DraftDistribution) -> Drawn:
+        """Returns how tokens of such a distribution were drawn."""
+        if isinstance(distribution, Deterministic):
+            return cls.DETERMINISTIC
+        if distribution.several:
             return cls.SEVERAL
-        return cls.IID if law.with_replacement else cls.WITHOUT
+        return cls.IID if distribution.with_replacement else cls.WITHOUT
 
 
-ONE_LAW = frozenset({Drawn.POINT, Drawn.IID, Drawn.WITHOUT})
-"""What a rule for chains takes, or one that knows siblings of one law only."""
+ONE_DISTRIBUTION = frozenset({Drawn.DETERMINISTIC, Drawn.IID, Drawn.WITHOUT})
+"""What a rule for chains takes, or one that knows siblings of one distribution only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,8 +195,8 @@ class Needs:
     states: tuple[int, ...] = ()
     """Layers whose hidden states it wants of every committed token, delivered by `Drafter.read`;
     0 is the embedding, -1 what the head reads."""
-    laws: bool = False
-    """The target's law before any argmax at every node, delivered by `Drafter.observe`."""
+    probs: bool = False
+    """The target's distribution before any argmax at every node, delivered by `Drafter.observe`."""
     images: bool = False
     """A prompt's images as they were given, besides what the target's processor makes of them."""
     prompts: bool = False
@@ -198,39 +204,41 @@ class Needs:
     Otherwise the pass that scores the first draft may read a short prompt, too."""
 
 
-EndsBehind = Callable[[Tensor, Tensor], Tensor]
-"""Says behind which tokens a chain ends: from laws before any argmax ``[B, V]`` and the tokens
-``[B]`` that were drawn from them, to bool ``[B]``. It is asked once for each token, in order. The
-token stays in the draft, and what is decided follows from tokens before the end, so that each
-follows its law (proved by enumeration for every rule: "stopping" in `outpace audit law`)."""
+EndsAfter = Callable[[Tensor, Tensor], Tensor]
+"""Says behind which tokens a chain ends: from distributions before any argmax ``[B, V]`` and the
+tokens ``[B]`` that were drawn from them, to bool ``[B]``. It is asked once for each token, in
+order. The token stays in the draft, and what is decided follows from tokens before the end, so that
+each follows its distribution (proved by enumeration for every rule: "stopping" in `outpace audit
+law`)."""
 
 
 @dataclass(frozen=True)
 class DraftingTerms:
     """What is asked of the drafts of a round: by the rule, the same in every round (``coupled``,
-    ``laws``, ``keeps_drafting``), and by the length policy, which may ask for something else in
-    each (``ends_behind``, ``goes_on``)."""
+    ``probs``, ``keeps_drafting``), and by the length policy, which may ask for something else in
+    each (``ends_after``, ``goes_on``)."""
 
     coupled: bool = False
     """Draw with the noise that the target's own token at that position is drawn with."""
-    laws: bool = False
-    """Hand over the laws before any argmax in `Proposal.soft`, if the tokens come from any."""
+    probs: bool = False
+    """Hand over the distributions before any argmax in `Proposal.soft`, if the tokens come from
+    any."""
     keeps_drafting: Callable[[Tensor], Tensor] | None = None
-    """End a chain before drawing from a law that this says no to: laws before any argmax ``[B, V]``
-    to bool ``[B]``. Since nothing but the law decides, it does not make the law of what is drawn
-    false. Unset: chains end with their budgets."""
+    """End a chain before drawing from a distribution that this says no to: distributions before any
+    argmax ``[B, V]`` to bool ``[B]``. Since nothing but the distribution decides, it does not make
+    the distribution of what is drawn false. Unset: chains end with their budgets."""
 
-    ends_behind: Callable[[Sequence[int]], EndsBehind] | None = None
-    """Begins a drafter's chains, of which each row may have so many tokens, and returns what ends
+    ends_after: Callable[[Sequence[int]], EndsAfter] | None = None
+    """Begins a drafter's chains, of which each row may have n tokens, and returns what ends
     them. Several drafters may draft in one round: each has its own."""
 
     goes_on: Callable[[Tensor], Tensor] | None = None
     """End a chain that this says no to, before its next token is drawn: from the drafter's last
     hidden states ``[B, H]`` at the token before, at first at the root, to bool ``[B]``. It is asked
     once for each token, in order. All that it looks at follows from tokens that stay in the draft,
-    as with ``ends_behind``. Only a drafter with an `origin` has such states."""
+    as with ``ends_after``. Only a drafter with an `origin` has such states."""
 
     @property
-    def wants_laws(self) -> bool:
-        """Whether anybody looks at laws before the argmax."""
-        return self.laws or not (self.keeps_drafting is None and self.ends_behind is None)
+    def wants_probs(self) -> bool:
+        """Whether anybody looks at distributions before the argmax."""
+        return self.probs or not (self.keeps_drafting is None and self.ends_after is None)

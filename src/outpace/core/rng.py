@@ -16,7 +16,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from outpace.core.laws.categorical import Categorical
+from outpace.core.logits.categorical import Categorical
 
 # The odd constants of SplitMix64 (Steele, Lea and Flood 2014, variant 13 of Stafford's mixers), as
 # signed 64-bit integers, since torch multiplies int64 modulo 2**64.
@@ -129,28 +129,30 @@ def _unit_(bits: Tensor, scratch: Tensor) -> Tensor:
     return scratch.view(torch.float64).copy_(bits).add_(0.5).mul_(2.0**-52)
 
 
-def seeds_of_lane(seeds: Tensor, lane: int) -> Tensor:
+def seeds_of_stream(seeds: Tensor, random_stream: int) -> Tensor:
     """Returns the seeds ``[...]`` of one of several drafters that draw for the same rows.
 
     Two drafters that drew with the same seeds would draw the same numbers, and what they draft
-    would not be independent. Lane 0 has the rows' own seeds. The seeds are hashed before the lane
-    is added: those of the n texts of one request may lie as far apart as two lanes.
+    would not be independent. Lane 0 has the rows' own seeds. The seeds are hashed before the random
+    stream is added: those of the n texts of one request may lie as far apart as two random streams.
 
-    >>> seeds_of_lane(torch.tensor([7]), 0).tolist()
+    >>> seeds_of_stream(torch.tensor([7]), 0).tolist()
     [7]
     """
-    if lane == 0:
+    if random_stream == 0:
         return seeds
-    step = (lane * _GOLDEN + (1 << 63)) % (1 << 64) - (1 << 63)  # as a signed 64-bit integer
+    step = (random_stream * _GOLDEN + (1 << 63)) % (1 << 64) - (
+        1 << 63
+    )  # as a signed 64-bit integer
     return _mix(_mix(seeds) + step)
 
 
-def inverse_cdf(law: Tensor, u: Tensor) -> Tensor:
-    """Returns the index that ``u`` picks from an unnormalised law; never one of mass 0.
+def inverse_cdf(distribution: Tensor, u: Tensor) -> Tensor:
+    """Returns the index that ``u`` picks from an unnormalised distribution; never one of mass 0.
 
-    law: ``[..., V]``, no mass negative and some positive; u: ``[...]`` -> int64 ``[...]``.
+    distribution: ``[..., V]``, no mass negative and some positive; u: ``[...]`` -> int64 ``[...]``.
 
     >>> inverse_cdf(torch.tensor([0.0, 0.25, 0.75]), torch.tensor(0.2)).item()
     1
     """
-    return Categorical.of(law).draw(u[..., None])[..., 0]
+    return Categorical.of(distribution).draw(u[..., None])[..., 0]

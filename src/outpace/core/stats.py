@@ -43,7 +43,7 @@ class Metrics:
     verify_seconds: float = 0.0
     """The target's passes, those that read the prompt included."""
     sample_seconds: float = 0.0
-    """Everything else of a round: laws, the verdict, the commit, and what is emitted."""
+    """Everything else of a round: distributions, the verdict, the commit, and what is emitted."""
     total_seconds: float = 0.0
     """All of these together."""
     account: Account | None = None

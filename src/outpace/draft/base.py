@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from outpace.config import SpeculativeConfig
-from outpace.core.law import History, LawMaker
+from outpace.core.logits_pipeline import History, LogitsPipeline
 from outpace.core.progress import Progress, silent
 from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
-from outpace.core.rng import seeds_of_lane
+from outpace.core.rng import seeds_of_stream
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree_shape import TreeShape
@@ -65,8 +65,9 @@ class RowInfo:
     with an encoder of its own."""
     media: Media | None = None
     """The prompt's images, where it has any: a drafter may look at them with a model of its own."""
-    pure: bool = False
-    """Whether what is drafted for it must follow from its own history alone (`Rows.pure`)."""
+    reproducible: bool = False
+    """Whether what is drafted for it must follow from its own history alone
+    (`Rows.reproducible`)."""
     keep_cached: bool = False
     """Whether all that is cached of it is kept for a text that goes on from it, where texts are
     kept; else a draft model keeps its beginning at most."""
@@ -102,13 +103,13 @@ class Rows:
     """
 
     history: History
-    law: LawMaker
+    pipeline: LogitsPipeline
     seeds: Tensor  # [B]
     terms: DraftingTerms = field(default_factory=DraftingTerms)
     """What is asked of this round's drafts."""
     shape: TreeShape | None = None
     """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
-    pure: Sequence[bool] = ()
+    reproducible: Sequence[bool] = ()
     """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
     What was learned from other rows must not change what is drafted for it. Empty: no row is."""
     route: Router | None = None
@@ -136,9 +137,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def seeds_of(self, lane: int) -> Tensor:
-        """Returns the seeds ``[B]`` that a drafter in this lane draws with."""
-        return seeds_of_lane(self.seeds, lane)
+    def seeds_of(self, random_stream: int) -> Tensor:
+        """Returns the seeds ``[B]`` that a drafter in this random stream draws with."""
+        return seeds_of_stream(self.seeds, random_stream)
 
     def since(self, row: int, start: int) -> list[int]:
         """Returns the committed tokens of a row, prompt then output, from ``start`` on."""
@@ -159,13 +160,14 @@ class Rows:
         outputs = [output[: length - len(prompt)] for prompt, output, length in pairs]
         return History(self.history.prompts, outputs)
 
-    def is_pure(self, row: int) -> bool:
-        """Returns whether what a row drafts must follow from its own history alone (`pure`)."""
-        return bool(self.pure) and self.pure[row]
+    def is_reproducible(self, row: int) -> bool:
+        """Returns whether what a row drafts must follow from its own history alone
+        (`reproducible`)."""
+        return bool(self.reproducible) and self.reproducible[row]
 
     def for_others(self, budgets: Sequence[int]) -> list[int]:
-        """Returns the budgets, but 0 for rows that are `pure`."""
-        return [0 if self.is_pure(row) else budget for row, budget in enumerate(budgets)]
+        """Returns the budgets, but 0 for rows that are `reproducible`."""
+        return [0 if self.is_reproducible(row) else budget for row, budget in enumerate(budgets)]
 
     def length(self, row: int) -> int:
         """Returns how many tokens of a row are committed."""
@@ -179,13 +181,14 @@ class Round:
     proposal: Proposal
     verdict: Verdict
     seconds: Seconds
-    laws: Tensor | None = None
-    """``[B, M, V]``, if asked for in `Needs`: the target's laws before any argmax, at the root and
-    at each node. Those of a round for several drafters are in `played`."""
-    rider_logits: Tensor | None = None  # [B, R, V], if the proposal had riders
+    probs: Tensor | None = None
+    """``[B, M, V]``, if asked for in `Needs`: the target's distributions before any argmax, at the
+    root and at each node. Those of a round for several drafters are in `played`."""
+    aux_logits: Tensor | None = None  # [B, R, V], if the proposal had auxiliary tokens
     played_as: Round | None = None
     """The round that was played, where this one tells a drafter what would have become of its own
-    proposal, while another drafter's was scored. Only the played one has laws. Use `played`."""
+    proposal, while another drafter's was scored. Only the played one has distributions. Use
+    `played`."""
 
     @property
     def played(self) -> Round:
@@ -207,7 +210,7 @@ class Setup:
     capture: Callable[[nn.Module], FixedShapes] | None = None
     """How passes of fixed shapes of a drafter's own model are run, if compiled or recorded."""
     cpu_kernels: Kernels = "auto"
-    lanes: Iterator[int] = field(default_factory=lambda: count(1))
+    random_streams: Iterator[int] = field(default_factory=lambda: count(1))
     """Numbers of random streams that nobody uses yet."""
     saved_texts: int | None = None
     """How many ended texts a model keeps cached, for those that begin alike; None: the beginnings
@@ -220,13 +223,13 @@ class Setup:
     def child(self, config: Mapping[str, Any]) -> Drafter:
         """Returns another drafter, for use inside the one that is being built.
 
-        config: as ``speculative_config``. The child draws from a lane of its own, so that what it
-        drafts is independent of what others draft for the same rows.
+        config: as ``speculative_config``. The child draws from a random stream of its own, so that
+        what it drafts is independent of what others draft for the same rows.
         """
         wanted = SpeculativeConfig.of_child(config)
         kind = find_drafter(wanted.method)
         drafter = kind.build(replace(self, options=kind.configure(wanted.options)))
-        drafter.lane = next(self.lanes)
+        drafter.random_stream = next(self.random_streams)
         return drafter
 
 
@@ -251,8 +254,8 @@ class Drafter(ABC):
     """A frozen dataclass of the entries of ``speculative_config`` that only this drafter knows."""
     needs: Needs = Needs()
     """What it has to be given of the target."""
-    tells_laws: bool = False
-    """Whether `laws_of` says anything."""
+    has_probs: bool = False
+    """Whether `probs_of` says anything."""
 
     # How much it drafts, in which shape, and what that costs: what the controller asks.
 
@@ -265,15 +268,15 @@ class Drafter(ABC):
     any_shape: bool = False
     """Whether it drafts the tree that `Rows.shape` says."""
     ends_chains: bool = False
-    """Whether its chains end where `Rows.terms` say, by the laws of their tokens."""
+    """Whether its chains end where `Rows.terms` say, by the distributions of their tokens."""
     keeps_up: bool = False
     """Whether it need not read first what was committed while it did not draft, as a draft model
     has to: it is given the target's states of every token, or is a part of the target."""
     pass_bytes: int = 0
     """Bytes of the weights that are read for one drafted level."""
-    riders_per_node: int = 0
+    aux_per_node: int = 0
     """Columns of its own that ride in the target's pass behind the root and each drafted node."""
-    riders_per_row: int = 0
+    aux_per_row: int = 0
     """Columns of its own that ride in the target's pass in each row, however many nodes it has."""
     rides: bool = False
     """Whether columns of its own ride in the target's pass, wherever they stand."""
@@ -289,8 +292,8 @@ class Drafter(ABC):
     Only asked of drafters that need states: without this, such a prompt is read again."""
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
-    skips_pure: bool = False
-    """Whether it drafts nothing for rows that are `Rows.pure`."""
+    skips_reproducible: bool = False
+    """Whether it drafts nothing for rows that are `Rows.reproducible`."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
     was made for the target."""
@@ -306,7 +309,7 @@ class Drafter(ABC):
     look-up that remembers nothing of its drafts, and of a text only what it has read."""
     joins_drafts: bool = False
     """Whether a draft of a row may be put together from, or chosen among, several that ended."""
-    lane: int = 0
+    random_stream: int = 0
     """The random streams that it draws from (`Rows.seeds_of`)."""
 
     @classmethod
@@ -358,12 +361,12 @@ class Drafter(ABC):
     def observe(self, rows: Rows, round: Round) -> None:
         """Is told of every round; ``rows`` are as they were when it began."""
 
-    def laws_of(
+    def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
     ) -> Tensor | None:
-        """Returns the laws ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from, one after
-        another behind what is committed. wanted: in which rows, unless in all of them. Zeros stand
-        in the others and where it cannot tell; None where there is no other row."""
+        """Returns the distributions ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from,
+        one after another behind what is committed. wanted: in which rows, unless in all of them.
+        Zeros stand in the others and where it cannot tell; None where there is no other row."""
         return None
 
     def origin(self) -> Origin | None:

@@ -14,8 +14,8 @@ from outpace.errors import ConfigError, did_you_mean
 
 AUTO, DYNAMIC = "auto", "dynamic"
 TOP_K, DEPTH = 10, 6
-"""What dynamic trees have where the options say nothing else, as EAGLE-2's: so many nodes of a
-level are expanded, each into as many children; and so many levels at most."""
+"""What dynamic trees have where the options say nothing else, as EAGLE-2's: n nodes of a
+level are expanded, each into as many children; and n levels at most."""
 TOP_K_HELP = f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
 DEPTH_HELP = f"Levels at most; dynamic trees ({DEPTH})."
 
@@ -28,7 +28,7 @@ BRANCHING_HELP = f"{LISTS}; 'auto': as it pays."
 
 
 def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | None:
-    """Returns the shape with so many children per node at each depth, or with the nodes of these
+    """Returns the shape with n children per node at each depth, or with the nodes of these
     paths (`TreeShape.of_paths`); None for "auto".
 
     words: all that the drafter's option may be instead of a list, for the error's sentence. Raises

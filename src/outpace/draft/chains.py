@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.gumbel import realise
-from outpace.core.law import Branches
-from outpace.core.proposal import EndsBehind, Law, Point, Proposal, Sampled
+from outpace.core.logits_pipeline import Branches
+from outpace.core.proposal import Deterministic, DraftDistribution, EndsAfter, Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
@@ -17,39 +17,41 @@ from outpace.draft.base import Rows
 
 
 class Chains:
-    """Draws the drafted tokens of one round from their laws, as the rows' options and the rule ask.
+    """Draws the drafted tokens of one round from their distributions, as the rows' options and the
+    rule ask.
 
-    Greedy and coupled rows' tokens are given once the law is (`Point`); all others are sampled.
-    A chain ends behind a token that would end the text, since nothing can follow there. Nothing
-    leaves another device than the CPU, where that is not looked at, unless the terms of the round
-    or the drafter say where chains end.
+    Greedy and coupled rows' tokens are given once the distribution is (`Deterministic`); all others
+    are sampled. A chain ends behind a token that would end the text, since nothing can follow
+    there. Nothing leaves another device than the CPU, where that is not looked at, unless the terms
+    of the round or the drafter say where chains end.
     """
 
     def __init__(
         self,
         rows: Rows,
         counts: Sequence[int],
-        lane: int = 0,
-        ends_behind: EndsBehind | None = None,
+        random_stream: int = 0,
+        ends_after: EndsAfter | None = None,
     ) -> None:
-        """counts: how many tokens each row may draft; some row at least one. lane: the drafter's
-        random streams. ends_behind: the drafter's own, besides that of the round's terms."""
+        """counts: how many tokens each row may draft; some row at least one. random_stream: the
+        drafter's random streams. ends_behind: the drafter's own, besides that of the round's
+        terms."""
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows
-        self._ends_behind: list[EndsBehind] = []  # all that may end a chain behind a token
-        if rows.terms.ends_behind is not None:
-            self._ends_behind.append(rows.terms.ends_behind(counts))
-        if ends_behind is not None:
-            self._ends_behind.append(ends_behind)
+        self._ends_after: list[EndsAfter] = []  # all that may end a chain behind a token
+        if rows.terms.ends_after is not None:
+            self._ends_after.append(rows.terms.ends_after(counts))
+        if ends_after is not None:
+            self._ends_after.append(ends_after)
         self._last_ids = rows.last_ids if rows.seeds.device.type == "cpu" else ()
-        self._sampled = not (rows.coupled or rows.law.all_greedy)
-        self._laws: list[Tensor] = []  # [B, 1, V] each, of what was sampled
-        self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the laws
+        self._sampled = not (rows.coupled or rows.pipeline.all_greedy)
+        self._probs: list[Tensor] = []  # [B, 1, V] each, of what was sampled
+        self._chosen: list[Tensor] = []  # [B, 1] bool each, beside the distributions
         self._soft: list[Tensor] = []  # [B, 1, V] each, before any argmax
         if self._sampled:
             self._u = uniform(
-                rows.seeds_of(lane), rows.positions, Role.DRAFT, max(counts)
+                rows.seeds_of(random_stream), rows.positions, Role.DRAFT, max(counts)
             )  # [B, N]
 
     @property
@@ -74,20 +76,20 @@ class Chains:
             Branches(tokens, tokens.new_ones(tokens.shape, dtype=torch.bool)),
             rows.history,
         )
-        by_laws = rows.terms.wants_laws or self._ends_behind
-        soft = rows.law.soft(*here) if by_laws else None  # [B, 1, V]
-        if soft is not None and not self._goes_on_by_law(soft):
+        by_probs = rows.terms.wants_probs or self._ends_after
+        soft = rows.pipeline.soft(*here) if by_probs else None  # [B, 1, V]
+        if soft is not None and not self._goes_on_by_probs(soft):
             return False
-        if rows.law.all_greedy:
-            token = rows.law.best(*here)
-        elif soft is None or rows.law.any_greedy:
-            token = self._draw(rows.law(*here))
+        if rows.pipeline.all_greedy:
+            token = rows.pipeline.best(*here)
+        elif soft is None or rows.pipeline.any_greedy:
+            token = self._draw(rows.pipeline(*here))
         else:
             token = self._draw(soft)
         if given is not None:
             token = self._take(given[:, None], token)
         if not self.length:
-            self.counts = rows.law.silenced(self.counts)
+            self.counts = rows.pipeline.silenced(self.counts)
         self.tokens = torch.cat([self.tokens, token], 1)
         if soft is not None:
             self._end_behind(soft[:, 0], token[:, 0])
@@ -107,9 +109,9 @@ class Chains:
         pairs = zip(self.counts, keep, strict=True)
         self.counts = [count if on else min(count, self.length) for count, on in pairs]
 
-    def _goes_on_by_law(self, soft: Tensor) -> bool:
-        """Ends the chains whose next law says so (`DraftingTerms.keeps_drafting`); returns whether
-        any goes on. soft: ``[B, 1, V]``."""
+    def _goes_on_by_probs(self, soft: Tensor) -> bool:
+        """Ends the chains whose next distribution says so (`DraftingTerms.keeps_drafting`); returns
+        whether any goes on. soft: ``[B, 1, V]``."""
         keeps_drafting = self._rows.terms.keeps_drafting
         if keeps_drafting is not None:
             self._end(keeps_drafting(soft[:, 0]).tolist())
@@ -120,7 +122,7 @@ class Chains:
 
     def _end_behind(self, soft: Tensor, token: Tensor) -> None:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
-        for ends in self._ends_behind:
+        for ends in self._ends_after:
             if self.length < max(self.counts):
                 self._end((~ends(soft, token)).tolist())
 
@@ -131,11 +133,11 @@ class Chains:
             self._end([each not in last for each, last in pairs])
 
     def _draw(self, q: Tensor) -> Tensor:
-        """Returns the next token of each chain, ``[B, 1]``, from its law ``[B, 1, V]``."""
+        """Returns the next token of each chain, ``[B, 1]``, from its distribution ``[B, 1, V]``."""
         rows = self._rows
         if not self._sampled:
             return realise(q, rows.seeds, rows.positions[:, None] + self.length)
-        self._laws.append(q)
+        self._probs.append(q)
         return inverse_cdf(q, self._u[:, self.length, None])
 
     def _take(self, given: Tensor, drawn: Tensor) -> Tensor:
@@ -143,9 +145,9 @@ class Chains:
         chosen = given >= 0
         token = torch.where(chosen, given, drawn)
         if self._sampled:
-            law = self._laws[-1]
-            certain = torch.zeros_like(law).scatter_(2, token[..., None], 1.0)
-            self._laws[-1] = torch.where(chosen[..., None], certain, law)
+            distribution = self._probs[-1]
+            certain = torch.zeros_like(distribution).scatter_(2, token[..., None], 1.0)
+            self._probs[-1] = torch.where(chosen[..., None], certain, distribution)
             self._chosen.append(chosen)
         return token
 
@@ -153,17 +155,19 @@ class Chains:
         """Returns what was drafted. tree: the chain of this `length`."""
         if not self.length:
             return Proposal.empty(len(self._rows), self.tokens.device)
-        law: Law = Point()
+        distribution: DraftDistribution = Deterministic()
         if self._sampled:
             given = torch.cat(self._chosen, 1) if self._chosen else None
-            law = Sampled(torch.cat(self._laws, 1), given=given)
-        soft = torch.cat(self._soft, 1) if self._rows.terms.laws else None
+            distribution = Sampled(torch.cat(self._probs, 1), given=given)
+        soft = torch.cat(self._soft, 1) if self._rows.terms.probs else None
         counts = to_device(self.counts, self.tokens.device)
-        return Proposal(self.tokens, tree, counts, law, soft=soft)
+        return Proposal(self.tokens, tree, counts, distribution, soft=soft)
 
 
-def point_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
+def deterministic_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
     """Returns given chains, one per row, of any lengths, as a proposal."""
     tokens = padded(drafts, device)  # [B, N]
     counts = to_device([len(draft) for draft in drafts], device)
-    return Proposal(tokens, Tree.chain(len(drafts), tokens.shape[1], device), counts, Point())
+    return Proposal(
+        tokens, Tree.chain(len(drafts), tokens.shape[1], device), counts, Deterministic()
+    )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.gumbel import gumbel
-from outpace.core.proposal import Point, Proposal
+from outpace.core.proposal import Deterministic, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
@@ -55,11 +55,11 @@ class Growth:
         logits: ``[B, V']``, at the root.
         """
         frontier = _Frontier.root(logits)
-        law = _expected(rows, frontier, 1)
-        wanted = to_device(rows.law.silenced(budgets), logits.device)
+        distribution = _expected(rows, frontier, 1)
+        wanted = to_device(rows.pipeline.silenced(budgets), logits.device)
         found = _Candidates.none(logits)
         for level in range(1, self.depth + 1):
-            best = law.topk(min(self.top_k, law.shape[-1]), -1)  # [B, W, k]
+            best = distribution.topk(min(self.top_k, distribution.shape[-1]), -1)  # [B, W, k]
             found = found.joined(frontier, best.indices, best.values)
             # A node behind as many better ones of its level cannot be in the tree, and if no node
             # of a level can, none that is deeper can.
@@ -67,7 +67,7 @@ class Growth:
                 break
             expanded = min(self.top_k, max(budgets))
             frontier = frontier.below(found, best.values.shape[-1], expanded, deeper)
-            law = _expected(rows, frontier, level + 1)
+            distribution = _expected(rows, frontier, level + 1)
         return found.proposal(wanted, max(budgets))
 
 
@@ -77,9 +77,9 @@ def _expected(rows: Rows, frontier: _Frontier, level: int) -> Tensor:
     fed, width = frontier.fed, frontier.logits.shape[1]
     branches = leading_to(fed, frontier.tree, width)
     here = (frontier.logits, branches, rows.history)
-    if not rows.coupled or rows.law.all_greedy:
-        return rows.law.soft(*here)
-    q = rows.law(*here)
+    if not rows.coupled or rows.pipeline.all_greedy:
+        return rows.pipeline.soft(*here)
+    q = rows.pipeline(*here)
     noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + (level - 1), q.shape[-1])
     return (q.double().log() + noise).softmax(-1).to(q.dtype)
 
@@ -115,7 +115,7 @@ class _Candidates:
         return (rank < wanted[:, None]) & (self.worth > 0)
 
     def newest_kept(self, wanted: Tensor, newest: int) -> bool:
-        """Whether any of the last so many nodes is among the best."""
+        """Whether any of the last n nodes is among the best."""
         return bool(self.kept(wanted)[:, -newest:].any())
 
     def proposal(self, wanted: Tensor, most: int) -> Proposal:
@@ -128,7 +128,7 @@ class _Candidates:
         valid = torch.arange(chosen.shape[1], device=counts.device) < counts[:, None]
         tree = Tree(torch.where(valid, parents, 0))
         tokens = torch.where(valid, self.tokens.gather(1, chosen), 0)
-        return Proposal(tokens, tree, counts, Point())
+        return Proposal(tokens, tree, counts, Deterministic())
 
 
 @dataclass(frozen=True, eq=False)

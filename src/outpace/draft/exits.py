@@ -2,7 +2,7 @@
 
 Draft & Verify (Zhang et al., ACL 2024), section 3.4. The token itself stays, and the next one is
 not drawn. So what decides is known before the next token is drawn, and each token still follows its
-law.
+distribution.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outpace.core.proposal import EndsBehind
+from outpace.core.proposal import EndsAfter
 
 FIRST = 0.6
 """The threshold before anything is known."""
@@ -87,11 +87,13 @@ class Exit:
         return Exit(*rule.moved(self.threshold, self.rate, drafted, accepted, lowers=not whole))
 
 
-def probability(law: Tensor, token: Tensor) -> Tensor:
-    """Returns ``[B]``: each token's probability. law: ``[B, V]``; token: ``[B]``."""
-    return law.gather(-1, token[:, None])[:, 0]
+def probability(distribution: Tensor, token: Tensor) -> Tensor:
+    """Returns ``[B]``: each token's probability. distribution: ``[B, V]``; token: ``[B]``."""
+    return distribution.gather(-1, token[:, None])[:, 0]
 
 
-def below(thresholds: Sequence[float]) -> EndsBehind:
+def below(thresholds: Sequence[float]) -> EndsAfter:
     """Returns what ends a chain behind a token less probable than its row's threshold."""
-    return lambda law, token: probability(law, token) < law.new_tensor(thresholds)
+    return lambda distribution, token: (
+        probability(distribution, token) < distribution.new_tensor(thresholds)
+    )

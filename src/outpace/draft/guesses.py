@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outpace.core.proposal import Point, Proposal
+from outpace.core.proposal import Deterministic, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 
@@ -135,7 +135,7 @@ def guesses_of(proposal: Proposal) -> list[Guess]:
     ]
 
 
-def point_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
+def deterministic_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
     """Returns given trees, one per row, of any sizes and shapes, as a proposal."""
     width = max(map(len, guesses), default=0)
     tokens = padded([guess.tokens for guess in guesses], device)
@@ -145,4 +145,4 @@ def point_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
     else:
         parents = [[*guess.parents, *range(len(guess), width)] for guess in guesses]
         tree = Tree(to_device(parents, device))
-    return Proposal(tokens, tree, counts, Point())
+    return Proposal(tokens, tree, counts, Deterministic())

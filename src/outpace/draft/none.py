@@ -13,7 +13,7 @@ class NoDrafter(Drafter):
     """Proposes nothing: each round is one target pass and one token."""
 
     name: ClassVar[str] = "none"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     longest: int = 0
 
     @classmethod

@@ -166,7 +166,7 @@ def _finite(text: str) -> float:
 
 
 def numbers(state: Mapping[str, Any], name: str, count: int) -> list[float]:
-    """Returns one entry of a saved state: so many numbers; ``ConfigError`` for anything else."""
+    """Returns one entry of a saved state: n numbers; ``ConfigError`` for anything else."""
     found = state.get(name)
     if not isinstance(found, list) or len(found) != count:
         raise ConfigError(f"the saved state has no {name} for {count} drafters: remove the file.")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.gumbel import gumbel
-from outpace.core.law import Branches
-from outpace.core.laws.categorical import Categorical
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.logits.categorical import Categorical
+from outpace.core.logits_pipeline import Branches
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
@@ -25,7 +25,8 @@ PLANS = 64
 
 @dataclass(frozen=True, eq=False)
 class Level:
-    """How the C nodes of one depth are drawn from the laws of the W nodes that have them."""
+    """How the C nodes of one depth are drawn from the distributions of the W nodes that have
+    them."""
 
     most: int
     """Children of each of the W nodes that are drawn; some have fewer."""
@@ -79,7 +80,7 @@ class TreePlan:
         return torch.tensor(list(values), dtype=torch.long, device=self._device)
 
     def tree(self, rows: int, fed: int | None = None) -> Tree:
-        """Returns the tree of so many rows, or that of its first so many nodes with children, as
+        """Returns the tree of n rows, or that of its first n nodes with children, as
         these are numbered among themselves: made once, with all that a tree derives."""
         if (rows, fed) not in self._trees:
             parents = self.shape.parents if fed is None else self._fed[:fed]
@@ -93,41 +94,45 @@ class TreePlan:
 
 
 class Siblings:
-    """Draws the children of each node of a level from the node's law.
+    """Draws the children of each node of a level from the node's distribution.
 
     Sampled rows draw them one after another, with or without replacement; greedy and coupled rows
     take the most probable ones (coupled: after adding the noise of the target's own token).
     """
 
-    def __init__(self, rows: Rows, nodes: int, with_replacement: bool, lane: int = 0) -> None:
-        """nodes: of the whole draft. lane: the drafter's random streams."""
+    def __init__(
+        self, rows: Rows, nodes: int, with_replacement: bool, random_stream: int = 0
+    ) -> None:
+        """nodes: of the whole draft. random_stream: the drafter's random streams."""
         self._rows = rows
         self._with_replacement = with_replacement
-        self.sampled = not (rows.coupled or rows.law.all_greedy)
+        self.sampled = not (rows.coupled or rows.pipeline.all_greedy)
         if self.sampled:
-            self._u = uniform(rows.seeds_of(lane), rows.positions, Role.DRAFT, nodes)  # [B, N]
+            self._u = uniform(
+                rows.seeds_of(random_stream), rows.positions, Role.DRAFT, nodes
+            )  # [B, N]
 
     def soft(self, logits: Tensor, branches: Branches, level: Level) -> Tensor | None:
-        """Returns the laws of the C nodes ``[B, C, V]`` before any argmax, if the rule asks for
-        them. Arguments as of a call."""
-        if not self._rows.terms.laws:
+        """Returns the distributions of the C nodes ``[B, C, V]`` before any argmax, if the rule
+        asks for them. Arguments as of a call."""
+        if not self._rows.terms.probs:
             return None
-        return self._rows.law.soft(logits, branches, self._rows.history)[:, level.parent]
+        return self._rows.pipeline.soft(logits, branches, self._rows.history)[:, level.parent]
 
     def __call__(
         self, logits: Tensor, branches: Branches, level: Level
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the C nodes of a level ``[B, C]``, and their laws ``[B, C, V]``.
+        """Returns the C nodes of a level ``[B, C]``, and their distributions ``[B, C, V]``.
 
         logits, branches: of the W nodes that have them as children.
         """
         rows = self._rows
-        if rows.law.all_greedy and level.most == 1:
-            return rows.law.best(logits, branches, rows.history)[:, level.drawn], None
-        if rows.law.all_greedy:
-            scores = rows.law.adjusted(logits, branches, rows.history)
+        if rows.pipeline.all_greedy and level.most == 1:
+            return rows.pipeline.best(logits, branches, rows.history)[:, level.drawn], None
+        if rows.pipeline.all_greedy:
+            scores = rows.pipeline.adjusted(logits, branches, rows.history)
             return scores.topk(level.most, -1).indices.flatten(1)[:, level.drawn], None
-        q = rows.law(logits, branches, rows.history)  # [B, W, V]
+        q = rows.pipeline(logits, branches, rows.history)  # [B, W, V]
         if rows.coupled:
             depth = branches.valid.sum(-1)  # [B, W]
             noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + depth, q.shape[-1])
@@ -140,9 +145,9 @@ class Siblings:
 
 
 def _one_by_one(urn: Categorical, u: Tensor) -> Tensor:
-    """``[B, W, count]``, without replacement. Once a law has no token left, its further children
-    are token 0 with nothing behind them: their probability given their elders is 0, so no rule
-    accepts them."""
+    """``[B, W, count]``, without replacement. Once a distribution has no token left, its further
+    children are token 0 with nothing after them: their probability given their elders is 0, so no
+    rule accepts them."""
     drawn = [urn.draw(u[..., :1])]
     for child in range(1, u.shape[-1]):
         urn.remove(drawn[-1])
@@ -178,7 +183,7 @@ class TreePlans:
         return self._plans[shape]
 
     def chain(self, rows: int, nodes: int) -> Tree:
-        """Returns the tree of chains of so many nodes."""
+        """Returns the tree of chains of n nodes."""
         return self.of(TreeShape.chain(nodes)).tree(rows)
 
 
@@ -188,27 +193,27 @@ def draw_tree(
     logits: Tensor,
     deeper: Deeper,
     *,
-    lane: int,
+    random_stream: int,
     with_replacement: bool,
 ) -> Proposal:
     """Returns all nodes of the plan's shape, in every row. logits: ``[B, V]``, at the root."""
-    pick = Siblings(rows, plan.shape.size, with_replacement, lane)
+    pick = Siblings(rows, plan.shape.size, with_replacement, random_stream)
     here = logits[:, None]  # [B, W, V]
     fed = rows.seeds.new_empty(len(rows), 0)
-    drafted, laws, softer = [], [], []
+    drafted, probs, softer = [], [], []
     for level in plan.levels:
         tree = plan.tree(len(rows), fed.shape[1])
         branches = leading_to(fed, tree, here.shape[1])
-        tokens, law = pick(here, branches, level)
+        tokens, distribution = pick(here, branches, level)
         soft = pick.soft(here, branches, level)
         drafted.append(tokens)
-        laws += [] if law is None else [law]
+        probs += [] if distribution is None else [distribution]
         softer += [] if soft is None else [soft]
         if len(level.inner):
             fed = torch.cat([fed, tokens[:, level.inner]], 1)
             tree = plan.tree(len(rows), fed.shape[1])
             here = deeper(fed, tree, level.parent[level.inner])
-    drawn = Sampled(plan.ordered(laws), with_replacement) if pick.sampled else Point()
+    drawn = Sampled(plan.ordered(probs), with_replacement) if pick.sampled else Deterministic()
     return Proposal(
         plan.ordered(drafted),
         plan.tree(len(rows)),

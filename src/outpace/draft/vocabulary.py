@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outpace.core.laws.truncation import NEVER
+from outpace.core.logits.truncation import NEVER
 
 
 class Vocabulary:

@@ -26,7 +26,7 @@ COMPANY = 3
 @torch.inference_mode()
 def try_alike(target: Target, name: str, vocabulary: int) -> None:
     """Compares a text's logits, fed one token at a time and alone, with those of the same tokens as
-    drafts and beside other texts. The target has no rows before, and none afterwards.
+    drafts and with other texts. The target has no rows before, and none afterwards.
 
     name: of the model, for the sentence of the ``ConfigError`` that is raised where any bit of
     these differs.
@@ -42,7 +42,7 @@ def try_alike(target: Target, name: str, vocabulary: int) -> None:
     if not same:
         dtype = str(target.dtype).removeprefix("torch.")
         raise ConfigError(
-            f"{name} on {target.device} in {dtype} gives a token other logits beside other tokens "
+            f"{name} on {target.device} in {dtype} gives a token other logits with other tokens "
             "than alone: leave batch_invariant out."
         )
 
@@ -60,7 +60,7 @@ class _Trial:
 
     def logits(self, rows: int, drafted: int) -> Tensor:
         """Returns the logits ``[T, V]`` behind each token of the first text from the last one of
-        its prompt on, with so many drafted ones in a pass, and so many texts: the others have
+        its prompt on, with n drafted ones in a pass, and n texts: the others have
         shorter prompts."""
         target = self._target
         target.retain([])

@@ -1,9 +1,9 @@
 """Passes that run without Python: compiled on a CPU, recorded as CUDA graphs on a GPU.
 
 This is the only place that knows of either. Chains and trees are both passes of fixed shapes
-(`targets.hf.fixed`), of targets and of draft models alike; laws, rules and drafters are not
-recorded. On a CPU the tests record the same steps as traces of their operations and replay these on
-static buffers.
+(`targets.hf.fixed`), of targets and of draft models alike; distributions, rules and drafters are
+not recorded. On a CPU the tests record the same steps as traces of their operations and replay
+these on static buffers.
 """
 
 from __future__ import annotations

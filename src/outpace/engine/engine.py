@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from outpace.core.law import History, LawMaker, RowFault
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowFault
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter, Rows
@@ -27,7 +27,7 @@ from outpace.engine.stopwatch import Stopwatch
 from outpace.engine.trace import Observer, RoundTrace
 from outpace.engine.verifier import Verifier, branches_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.policy.base import Controller, RoundPlan, affordable, check_wish, is_pure
+from outpace.policy.base import Controller, RoundPlan, affordable, check_wish, is_reproducible
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -81,7 +81,7 @@ class Engine:
         self._leaving = False  # whether requests have ended that may still wait in the queue
         self._player: int | None = None  # the thread that is playing a step
         self._ids = itertools.count()
-        self._law: LawMaker | None = None
+        self._distribution: LogitsPipeline | None = None
         self._seeds: Tensor | None = None
         self._nothing: Proposal | None = None
 
@@ -93,7 +93,7 @@ class Engine:
         Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
         """
         check_wish(request, self.target.most_nodes)
-        LawMaker([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
+        LogitsPipeline([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
         drafts_matter = bool(self.drafter.longest) and not self.verifier.coupled
         request.repeats = request.params.seeded or request.params.greedy or not drafts_matter
         request.id = next(self._ids)
@@ -370,7 +370,7 @@ class Engine:
         self._rows_changed()
 
     def _rows_changed(self) -> None:
-        self._law = self._seeds = self._nothing = None
+        self._distribution = self._seeds = self._nothing = None
 
     def _texts_that_leave(self, keep: Sequence[int]) -> dict[int, list[int]]:
         """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
@@ -406,11 +406,11 @@ class Engine:
         watch.lap()
         judgement = self.verifier(scores, proposal, rows)
         verdict, decisions = on_host(judgement.verdict, proposal)
-        dead_ends = rows.law.dead_ends
+        dead_ends = rows.pipeline.dead_ends
         reported = logprobs_of(scores.logits, proposal, rows, played, decisions)
-        laws = None
-        if self.drafter.needs.laws:
-            laws = rows.law.soft(scores.logits, branches_of(proposal), rows.history)
+        probs = None
+        if self.drafter.needs.probs:
+            probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
         self.target.commit([decision.path for decision in decisions])
         emitted = emit(played, decisions, reported, dead_ends)
         trace = RoundTrace(
@@ -422,11 +422,11 @@ class Engine:
             decisions=decisions,
             emitted=emitted,
             rule=judgement.rule,
-            laws=judgement.laws,
+            probs=judgement.probs,
             dead_ends=dead_ends,
             seconds=watch.stop(),
         )
-        return Played(trace, verdict, scores, pending, laws)
+        return Played(trace, verdict, scores, pending, probs)
 
     def _learn(self, round: Played, compiled: float) -> None:
         """Tells everybody of a round. compiled: the `compile_seconds` before it."""
@@ -448,27 +448,27 @@ class Engine:
 
     def _rows(self, played: Sequence[Request], plan: RoundPlan) -> Rows:
         device = self.target.device
-        if self._law is None or self._seeds is None:
+        if self._distribution is None or self._seeds is None:
             options = [request.options for request in played]
-            self._law = LawMaker(options, self.vocabulary, device)
+            self._distribution = LogitsPipeline(options, self.vocabulary, device)
             self._seeds = to_device([request.seed for request in played], device)
         history = History(
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
         return Rows(
             history,
-            self._law,
+            self._distribution,
             self._seeds,
             terms=plan.terms,
             shape=plan.shape,
-            pure=[is_pure(request, self.verifier.coupled) for request in played],
+            reproducible=[is_reproducible(request, self.verifier.coupled) for request in played],
             route=plan.route,
             last_ids=[request.last_ids for request in played],
         )
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if any(budgets):
-            with rows.law.drafting():
+            with rows.pipeline.drafting():
                 return self.drafter.propose(rows, budgets).within(self.vocabulary)
         if self._nothing is None:
             self._nothing = Proposal.empty(len(rows), self.target.device)
@@ -478,6 +478,8 @@ class Engine:
         """Returns the scores, and each row's committed tokens that were not cached before."""
         lengths = self.target.lengths
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
-        riders = self.verifier.riders(proposal)
-        plan = Plan(pending, proposal.tokens, proposal.tree, riders, self._layers, proposal.entered)
+        aux_tokens = self.verifier.aux_tokens(proposal)
+        plan = Plan(
+            pending, proposal.tokens, proposal.tree, aux_tokens, self._layers, proposal.precomputed
+        )
         return self.target.score(plan), pending

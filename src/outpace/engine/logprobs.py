@@ -22,12 +22,12 @@ def logprobs_of(
 ) -> list[list[dict[int, Logprob]]]:
     """Returns, per row and emitted token, its log-probability and those of the most probable.
 
-    Empty for rows that did not ask. A token's law is that of the node it follows.
+    Empty for rows that did not ask. A token's distribution is that of the node it follows.
     """
     if all(request.params.logprobs is None for request in requests):
         return [[] for _ in requests]
     branches = branches_of(proposal)
-    table = rows.law.reported(logits, branches, rows.history)  # [B, M, V]
+    table = rows.pipeline.reported(logits, branches, rows.history)  # [B, M, V]
     found: list[list[dict[int, Logprob]]] = []
     for row, (request, decision) in enumerate(zip(requests, decisions, strict=True)):
         count = request.params.logprobs
@@ -35,17 +35,17 @@ def logprobs_of(
             found.append([])
             continue
         nodes = [0, *decision.path]
-        laws = table[row, nodes]  # [emitted, V]
-        pairs = zip(laws, decision.tokens, strict=True)
-        found.append([_entry(law, token, count) for law, token in pairs])
+        probs = table[row, nodes]  # [emitted, V]
+        pairs = zip(probs, decision.tokens, strict=True)
+        found.append([_entry(distribution, token, count) for distribution, token in pairs])
     return found
 
 
-def _entry(law: Tensor, token: int, count: int) -> dict[int, Logprob]:
-    value = law[token]
-    rank = int((law > value).sum()) + 1
+def _entry(distribution: Tensor, token: int, count: int) -> dict[int, Logprob]:
+    value = distribution[token]
+    rank = int((distribution > value).sum()) + 1
     entry = {token: Logprob(float(value), rank)}
-    top = torch.topk(law, min(count, law.shape[-1]))
+    top = torch.topk(distribution, min(count, distribution.shape[-1]))
     ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     for place, (other, logprob) in enumerate(ranked, 1):
         entry.setdefault(other, Logprob(logprob, place))

@@ -23,19 +23,19 @@ class Played:
     scores: Scores
     pending: list[list[int]]
     """Each row's committed tokens that were not cached before."""
-    laws: Tensor | None
+    probs: Tensor | None
     """``[B, M, V]``, the target's before any argmax, if the drafter learns from them."""
 
     def tell(self, drafter: Drafter) -> bool:
-        """Returns whether a drafter has taken in the round. A row whose laws it cannot make ends
-        with that error, behind the tokens of the round, which stay the target's."""
+        """Returns whether a drafter has taken in the round. A row whose distributions it cannot
+        make ends with that error, behind the tokens of the round, which stay the target's."""
         trace = self.trace
         news = Round(
-            trace.proposal, self.verdict, trace.seconds, self.laws, self.scores.rider_logits
+            trace.proposal, self.verdict, trace.seconds, self.probs, self.scores.aux_logits
         )
         try:
             deliver_round(drafter, self.scores, self.pending, trace.decisions)
-            with trace.rows.law.drafting():
+            with trace.rows.pipeline.drafting():
                 drafter.observe(trace.rows, news)
         except RowFault as error:
             trace.requests[error.row].fail(error)

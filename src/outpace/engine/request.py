@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from outpace.core.detokenizer import Detokenizer
-from outpace.core.law import RowOptions
+from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics
 from outpace.core.text_decoder import TextDecoder
 from outpace.draft.base import RowInfo
 from outpace.engine.text import StopStrings
-from outpace.policy.base import is_pure
+from outpace.policy.base import is_reproducible
 from outpace.targets.base import Media, Source
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -21,7 +21,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """Log-probability of a token under the law that it was drawn from, and its rank (from 1)."""
+    """Log-probability of a token under the distribution that it was drawn from, and its rank (from
+    1)."""
 
     logprob: float
     rank: int
@@ -124,7 +125,7 @@ class Request:
             forked_from=forked_from,
             source=self.source,
             media=self.media,
-            pure=is_pure(self, coupled),
+            reproducible=is_reproducible(self, coupled),
             keep_cached=self.keep_cached,
         )
 

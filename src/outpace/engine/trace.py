@@ -35,11 +35,12 @@ class RoundTrace:
     """How many tokens each text took before a stop condition."""
     rule: Rule
     """The rule with the evidence of the round."""
-    laws: Tensor | None
-    """``[B, M, V]``: the laws that entered the rule; None where it was not asked
-    (`Judgement.laws`)."""
+    probs: Tensor | None
+    """``[B, M, V]``: the distributions that entered the rule; None where it was not asked
+    (`Judgement.probs`)."""
     dead_ends: Mapping[int, Mapping[int, RowFault]]
-    """By row, the drafted nodes that have no law, each with the reason (`LawMaker.dead_ends`)."""
+    """By row, the drafted nodes that have no distribution, each with the reason
+    (`LogitsPipeline.dead_ends`)."""
     seconds: Seconds
 
 

@@ -1,4 +1,4 @@
-"""Verification of one round: the laws of the target, the rule, and the verdict."""
+"""Verification of one round: the distributions of the target, the rule, and the verdict."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.gumbel import realise
-from outpace.core.law import Branches
-from outpace.core.proposal import DraftingTerms, Drawn, Proposal, Riders, Verdict
+from outpace.core.logits_pipeline import Branches
+from outpace.core.proposal import AuxTokens, DraftingTerms, Drawn, Proposal, Verdict
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Rows
 from outpace.errors import ConfigError
@@ -34,9 +34,9 @@ class Judgement:
     verdict: Verdict
     rule: Rule
     """The rule with the evidence of this round."""
-    laws: Tensor | None
-    """``[B, M, V]``: the target's laws that entered the rule. None where the rule was not asked:
-    greedy rows of a lossless rule and coupled rows follow the target's own tokens."""
+    probs: Tensor | None
+    """``[B, M, V]``: the target's distributions that entered the rule. None where the rule was not
+    asked: greedy rows of a lossless rule and coupled rows follow the target's own tokens."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +60,30 @@ class Verifier:
     def terms(self) -> DraftingTerms:
         """What the rule asks of the drafter."""
         needs = self.rule.needs
-        return DraftingTerms(self.coupled, needs.draft_laws, needs.keeps_drafting)
+        return DraftingTerms(self.coupled, needs.draft_probs, needs.keeps_drafting)
 
     @property
     def layers(self) -> frozenset[int]:
         """The layers whose hidden states the rule looks at."""
         return frozenset(self.rule.needs.states)
 
-    def riders(self, proposal: Proposal) -> Riders | None:
+    def aux_tokens(self, proposal: Proposal) -> AuxTokens | None:
         """Returns what has to be scored besides the draft: the drafter's own columns and, for a
         rule that wants it, the second copy of the draft behind the text."""
         if self.rule.needs.second_pass is None:
-            return proposal.riders
-        if proposal.riders is not None:
-            self._refuse_riders()
+            return proposal.aux_tokens
+        if proposal.aux_tokens is not None:
+            self._refuse_aux_tokens()
         return _second_copy(proposal, self.second_text)
 
     def check(self, drafter: Drafter) -> None:
         """Raises ``ConfigError`` where the rule cannot verify what a drafter proposes."""
-        for drawn in [Drawn.POINT] if self.coupled else drafter.draws:
+        for drawn in [Drawn.DETERMINISTIC] if self.coupled else drafter.draws:
             self.rule.check(drawn, drafter.trees)
         if drafter.rides and self.rule.needs.second_pass is not None:
-            self._refuse_riders()
+            self._refuse_aux_tokens()
 
-    def _refuse_riders(self) -> NoReturn:
+    def _refuse_aux_tokens(self) -> NoReturn:
         raise ConfigError(
             f"verify={self.rule.name!r} has the draft scored twice, which does not go with a "
             "drafter that feeds columns of its own: choose another rule or drafter."
@@ -92,10 +92,10 @@ class Verifier:
     def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Judgement:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
         logits, branches = scores.logits, branches_of(proposal)
-        if rows.law.all_greedy and self.rule.lossless:
-            best = rows.law.best(logits, branches, rows.history)
+        if rows.pipeline.all_greedy and self.rule.lossless:
+            best = rows.pipeline.best(logits, branches, rows.history)
             return Judgement(walk(best, proposal), self.rule, None)
-        p = rows.law(logits, branches, rows.history)
+        p = rows.pipeline(logits, branches, rows.history)
         if self.coupled:
             positions = rows.positions[:, None] + proposal.tree.depth
             return Judgement(walk(realise(p, rows.seeds, positions), proposal), self.rule, None)
@@ -109,16 +109,16 @@ class Verifier:
             return self.rule
         soft = second = None
         if needs.soft:
-            soft = rows.law.soft(scores.logits, branches, rows.history)
-        if needs.second_pass is not None and scores.rider_logits is not None:
-            copy = scores.rider_logits[:, -(1 + proposal.tree.size) :]
-            second = rows.law.soft(copy, branches, rows.history)
+            soft = rows.pipeline.soft(scores.logits, branches, rows.history)
+        if needs.second_pass is not None and scores.aux_logits is not None:
+            copy = scores.aux_logits[:, -(1 + proposal.tree.size) :]
+            second = rows.pipeline.soft(copy, branches, rows.history)
         states = scores.of_nodes(needs.states) if needs.states else None
-        draft = proposal.soft if needs.draft_laws else None
+        draft = proposal.soft if needs.draft_probs else None
         return self.rule.given(Evidence(states, second, soft, draft))
 
 
-def _second_copy(proposal: Proposal, text: Sequence[int]) -> Riders:
+def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
     """The text behind each row's last valid node, then the draft again; the last token of the text
     stands for the root."""
     rows, size = proposal.tokens.shape
@@ -127,7 +127,7 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> Riders:
     last = size + len(text)
     behind = torch.arange(size + 1, last, device=device).expand(rows, -1)
     parents = torch.cat([proposal.counts[:, None], behind, proposal.tree.parents + last], 1)
-    return Riders(parents, tokens=torch.cat([between, proposal.tokens], 1))
+    return AuxTokens(parents, tokens=torch.cat([between, proposal.tokens], 1))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from outpace.core.faults import MaskFault
-from outpace.core.laws.constraints import Constraints, History, RowOptions
+from outpace.core.logits.constraints import Constraints, History, RowOptions
 from outpace.errors import ParamsError
 
 BEGINNINGS = 32
@@ -23,7 +23,7 @@ def check(options: RowOptions, prompt: Sequence[int], vocabulary: int, most: int
     forbid all that may follow, as far as few texts are to be looked at.
 
     most: tokens of the text at most. What is not found here ends its text when it comes to that
-    (`outpace.core.laws.dead_ends`).
+    (`outpace.core.logits.dead_ends`).
     """
     given = _given(options)
     if options.mask is None or not given or options.params.logits_processors:

@@ -12,7 +12,7 @@ STACK = 512 << 20
 goes down along references, and a chain of thousands would end the process with the usual stack."""
 
 LONGEST = 1 << 20
-"""Characters of a form at most: so many fit into that stack, whatever they say."""
+"""Characters of a form at most: n fit into that stack, whatever they say."""
 
 Made = TypeVar("Made")
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core.laws.masks import TokenMask
+from outpace.core.logits.masks import TokenMask
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
 from outpace.forms.annotations import demands

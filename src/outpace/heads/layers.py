@@ -84,7 +84,7 @@ class Attention(nn.Module):
     nothing: Tensor
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
         none = self.nothing.new_empty(rows, self.groups, 0, self.head_dim)
         return Entries(none, none)
 
@@ -159,7 +159,7 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
         return self.self_attn.begin(rows)
 
     def entries(self, x: Tensor, positions: Tensor) -> Entries:

@@ -37,7 +37,7 @@ class RoundPlan:
     """How many nodes to draft for each request, 0 to decode plainly."""
     terms: DraftingTerms
     """What is asked of the drafter: the rule's terms, and where chains end if the drafter's own
-    laws decide about that."""
+    distributions decide about that."""
     shape: TreeShape | None = None
     """The tree to draft, where the drafter leaves that open: a row's budget says how many of its
     first nodes are drafted."""
@@ -113,7 +113,7 @@ def mode_of(request: DraftingRow, coupled: bool) -> Mode:
     wished = wish(request)
     if wished is not None:
         return Mode.FIXED if wished else Mode.OFF
-    return Mode.NOMINAL if is_pure(request, coupled) else Mode.MEASURED
+    return Mode.NOMINAL if is_reproducible(request, coupled) else Mode.MEASURED
 
 
 def check_wish(request: DraftingRow, most: int) -> None:
@@ -126,7 +126,7 @@ def check_wish(request: DraftingRow, most: int) -> None:
         )
 
 
-def is_pure(request: DraftingRow, coupled: bool) -> bool:
+def is_reproducible(request: DraftingRow, coupled: bool) -> bool:
     """Returns whether what a request drafts must follow from its own history alone: it is sampled
     with a seed of its own, so that its text has to repeat itself.
 

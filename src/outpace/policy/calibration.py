@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import EndsBehind
+from outpace.core.proposal import EndsAfter
 from outpace.draft.exits import probability
 from outpace.policy.row import DraftingRow
 
@@ -23,7 +23,7 @@ BELIEF = 4.0
 class Calibration:
     """How many tokens of each range of confidence were tested, and how many accepted.
 
-    The confidence in a token is its probability in the drafter's law.
+    The confidence in a token is its probability in the drafter's distribution.
     """
 
     tested: tuple[float, ...] = (0.0,) * BINS
@@ -65,8 +65,8 @@ class Confidences:
     >>> row = object()
     >>> of_round = Confidences([row])
     >>> ends = of_round.watch([2], [Calibration().chances()], lambda safe: safe < 0.8)
-    >>> law = torch.tensor([[0.25, 0.75]])
-    >>> ends(law, torch.tensor([1])), ends(law, torch.tensor([0]))
+    >>> distribution = torch.tensor([[0.25, 0.75]])
+    >>> ends(distribution, torch.tensor([1])), ends(distribution, torch.tensor([0]))
     (tensor([False]), tensor([True]))
     >>> of_round.ranges(row, 2)
     [7, 2]
@@ -83,8 +83,8 @@ class Confidences:
         counts: Sequence[int],
         chances: Sequence[Sequence[float]],
         ends: Callable[[Tensor], Tensor],
-    ) -> EndsBehind:
-        """Returns what ends one drafter's chains, as `DraftingTerms.ends_behind` does.
+    ) -> EndsAfter:
+        """Returns what ends one drafter's chains, as `DraftingTerms.ends_after` does.
 
         counts: tokens that each row may have at most. chances: of acceptance, by row and range.
         ends: told for each token in order the chances ``[B]`` that all tokens of the chains so far
@@ -97,17 +97,19 @@ class Confidences:
             if count:
                 self._drawn[row] = drawn
 
-        def ends_behind(law: Tensor, token: Tensor) -> Tensor:
+        def ends_after(distribution: Tensor, token: Tensor) -> Tensor:
             nonlocal safe
-            within = (probability(law, token) * BINS).long().clamp(0, BINS - 1)  # [B]
+            within = (probability(distribution, token) * BINS).long().clamp(0, BINS - 1)  # [B]
             drawn.append(within)
             if not tables:
-                tables.append(torch.tensor(chances, dtype=torch.float64, device=law.device))
+                tables.append(
+                    torch.tensor(chances, dtype=torch.float64, device=distribution.device)
+                )
             chance = tables[0].gather(1, within[:, None])[:, 0]
             safe = chance if safe is None else safe * chance
             return ends(safe)
 
-        return ends_behind
+        return ends_after
 
     def ranges(self, request: DraftingRow, depth: int) -> list[int] | None:
         """Returns the range of each of the first ``depth`` tokens of a row's chain; None for a

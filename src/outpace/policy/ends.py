@@ -59,7 +59,7 @@ class Ends:
                 self._of[text] = _End(int(end[0]), bool(end[1]))
 
     def add(self, text: Text, tokens: int, early: bool) -> None:
-        """Adds a text that has ended with so many generated tokens. early: it might have gone
+        """Adds a text that has ended with n generated tokens. early: it might have gone
         on."""
         end = self._of[text] = _End(max(1, tokens), early)
         self._texts = self._texts * KEPT_OF_ENDS + 1
@@ -67,7 +67,7 @@ class Ends:
         self._tokens = self._tokens * KEPT_OF_ENDS + end.tokens
 
     def expected(self, alike: Sequence[Alike], remaining: int, so_far: int = 0) -> float:
-        """Returns how many tokens are expected to come where so many may: as if texts ended by
+        """Returns how many tokens are expected to come where n may: as if texts ended by
         themselves with the same chance at each token.
 
         alike: earlier texts. so_far: tokens of this text, which has not ended: that says something

@@ -47,14 +47,14 @@ def make_controller(
         children = drafter.choices.items()
         autos = {name: _auto(child, coupled, target) for name, child in children}
         free = [name for name, child in children if not child.pass_bytes]
-        skip_pure = [name for name, child in children if child.skips_pure]
-        return Routing(autos, free, coupled, skip_pure=skip_pure, file=drafter.file)
+        skip_reproducible = [name for name, child in children if child.skips_reproducible]
+        return Routing(autos, free, coupled, skip_reproducible=skip_reproducible, file=drafter.file)
     return _auto(drafter, coupled, target)
 
 
 def _prices(drafter: Drafter, target: Target) -> Prices:
     kind = target.device.type
-    return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.riders_per_node)
+    return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.aux_per_node)
 
 
 def _auto(drafter: Drafter, coupled: bool, target: Target) -> Auto:
@@ -92,7 +92,7 @@ def _drafts(drafter: Drafter, target: Target) -> Ladder | Growing:
 
 
 def _growing(drafter: Drafter, target: Target, most: int) -> Growing:
-    """Trees of at most so many nodes, or chains where the target scores no others."""
+    """Trees of at most n nodes, or chains where the target scores no others."""
     return Growing(_prices(drafter, target), most, drafter.deepest, _siblings(target))
 
 
@@ -110,8 +110,9 @@ def _by_name(
     if kind.stops and not drafter.ends_chains:
         others = ", ".join(repr(n) for n in length_names() if not find_length(n).stops)
         raise ConfigError(
-            f"length={name!r} ends chains by the drafter's laws, and method={drafter.name!r} has "
-            f"no chains with laws: choose another length ({others}) or 'draft_model'."
+            f"length={name!r} ends chains by the drafter's distributions, and "
+            f"method={drafter.name!r} has no chains with distributions: choose another length "
+            f"({others}) or 'draft_model'."
         )
     count = config.num_speculative_tokens
     policy = kind(kind.usual if count == "auto" else count, options, coupled)

@@ -16,7 +16,7 @@ from outpace.policy.auto.controller import CLOSE, Auto, Prospects
 from outpace.policy.auto.outlook import Offer
 from outpace.policy.auto.repaying import Prospect
 from outpace.policy.auto.trials import LOOK_ASIDE
-from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure, wish
+from outpace.policy.base import Controller, Outcome, RoundPlan, is_reproducible, wish
 from outpace.policy.ends import Ends
 from outpace.policy.likeness import Likeness, Text
 from outpace.policy.row import DraftingRow
@@ -45,8 +45,8 @@ class Routing(Controller):
     Look-ups cost nothing to ask, so that what they found is known when the choice is made. What
     they would have brought is known, too, whoever drafts: the committed tokens are compared with
     what they found. A draft model is tried as `Auto` tries drafts, and only its own rounds tell
-    what it brings. Of rows whose text must repeat itself (`is_pure`) each chooses by its own
-    history and at nominal prices.
+    what it brings. Of rows whose text must repeat itself (`is_reproducible`) each chooses by its
+    own history and at nominal prices.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Routing(Controller):
         autos: Mapping[str, Auto],
         free: Sequence[str],
         coupled: bool,
-        skip_pure: Collection[str] = (),
+        skip_reproducible: Collection[str] = (),
         file: StateFile | None = None,
     ) -> None:
         """autos: what is known of each drafter, by name; free: the look-ups among them; skip_pure:
@@ -63,7 +63,7 @@ class Routing(Controller):
         self._autos, self._coupled = dict(autos), coupled
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
-        self._for_pure = [name for name in self._models if name not in skip_pure]
+        self._for_reproducible = [name for name in self._models if name not in skip_reproducible]
         self._found: list[tuple[DraftingRow, FoundInRow, int]] = []
         self._since_second = 0
         self._likeness, self._ends = Likeness(), Ends()
@@ -120,7 +120,7 @@ class Routing(Controller):
                 picks[request] = Pick()
             elif wish(request) is not None:
                 picks[request] = self._wished(drafts[request], budget)
-            elif is_pure(request, self._coupled):
+            elif is_reproducible(request, self._coupled):
                 picks[request] = self._alone(request, drafts[request])
             else:
                 free.append(request)
@@ -138,7 +138,7 @@ class Routing(Controller):
     def _alone(self, request: DraftingRow, drafts: FoundInRow) -> Pick:
         """By the row's own history and nominal prices."""
         best, promise = Pick(), 1.0
-        for name in [*drafts, *self._for_pure]:
+        for name in [*drafts, *self._for_reproducible]:
             ledger = self._autos[name].ledger(request)
             width = ledger.width(request.remaining)
             if name in drafts:
@@ -331,7 +331,9 @@ class Routing(Controller):
         account = next(iter(self._autos.values())).account(request)
         if account.mode is Mode.OFF:
             return account
-        left_out = set(self._models) - set(self._for_pure) if account.mode is Mode.NOMINAL else ()
+        left_out = (
+            set(self._models) - set(self._for_reproducible) if account.mode is Mode.NOMINAL else ()
+        )
         drafters = {
             name: self._autos[name].drafter_account(request, asked=name not in left_out)
             for name in (*self._models, *self._free)

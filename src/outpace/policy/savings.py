@@ -50,7 +50,7 @@ class Choice:
 
     def saved(self, tokens: int, drafted: int | None) -> float:
         """Returns the plain rounds that the model has saved, or would have, in a round that brought
-        so many tokens. drafted: how many the model has drafted in it; None if it has not, so that
+        n tokens. drafted: how many the model has drafted in it; None if it has not, so that
         it is known what became of the round without it.
 
         >>> choice = Choice(Way(tokens=1.2, takes=1.0), Way(tokens=3.0, takes=1.5), [1.0, 1.2, 1.5])

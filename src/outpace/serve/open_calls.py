@@ -47,7 +47,7 @@ class OpenCall:
     async def _arriving(self, silence: float | None = None) -> AsyncIterator[list[Delta]]:
         """Yields deltas until all texts have ended; raises the error that ended one of them.
 
-        silence: after so many seconds without deltas an empty list is yielded; None: never.
+        silence: after n seconds without deltas an empty list is yielded; None: never.
         """
         left = len(self.job.requests)
         while left:

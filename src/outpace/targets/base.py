@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Entered, Riders
+from outpace.core.proposal import AuxTokens, Precomputed
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import LARGEST
 
@@ -100,17 +100,17 @@ class Plan:
     """One pass over all ready rows: what is fed, and what is wanted of it.
 
     pending: each row's committed tokens that are not cached yet, as many in all rows; the last of
-    them is the root. tokens, tree: the drafted nodes behind it. riders: further columns that see
-    the draft and that nothing sees. layers: those whose hidden states are wanted. entered: columns
-    that have been through the first layers; a target may compute them all the same.
+    them is the root. tokens, tree: the drafted nodes behind it. aux_tokens: further columns that
+    see the draft and that nothing sees. layers: those whose hidden states are wanted. precomputed:
+    columns that have been through the first layers; a target may compute them all the same.
     """
 
     pending: Sequence[Sequence[int]]
     tokens: Tensor  # [B, N]
     tree: Tree
-    riders: Riders | None = None
+    aux_tokens: AuxTokens | None = None
     layers: frozenset[int] = frozenset()
-    entered: Entered | None = None
+    precomputed: Precomputed | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +120,7 @@ class Scores:
     logits: Tensor  # [B, M, V], at the root and at each node
     states: States = field(default_factory=dict)
     """Hidden states of the pending tokens and the nodes, ``[B, P + N, H]`` by layer."""
-    rider_logits: Tensor | None = None  # [B, R, V]
+    aux_logits: Tensor | None = None  # [B, R, V]
 
     def of_nodes(self, layers: Iterable[int]) -> Tensor:
         """Returns ``[B, M, H]``: the states of root and nodes, the layers side by side."""
@@ -145,7 +145,7 @@ class Target(ABC):
     most_nodes: int = LARGEST
     """Drafted nodes that a pass can score in a row, at most."""
     chains_only: bool = False
-    """Whether its passes score chains, and no other trees and no riders."""
+    """Whether its passes score chains, and no other trees and no auxiliary tokens."""
     reuses: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 
@@ -267,7 +267,7 @@ class Target(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")
 
     def lower(self, layers: int) -> LowerView:
-        """Returns the target's first so many layers, with its head behind them: the same weights
+        """Returns the target's first n layers, with its head behind them: the same weights
         and slots, so that the target's own pass can go on from where they ended."""
         raise NotImplementedError(f"{type(self).__name__} cannot stop after some layers.")
 
@@ -276,14 +276,16 @@ class Target(ABC):
         its last tokens. The text is read in one forward, without any cache."""
         raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
 
-    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
-        """Returns the logits ``[R, V]`` of riders of one text, read in one forward, without any
-        cache. The riders' parents are numbered as if the text were a chain behind its first token:
-        0 is that token, ``len(token_ids)`` the first rider."""
-        raise NotImplementedError(f"{type(self).__name__} carries no riders without a cache.")
+    def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
+        """Returns the logits ``[R, V]`` of auxiliary tokens of one text, read in one forward,
+        without any cache. The auxiliary tokens' parents are numbered as if the text were a chain
+        behind its first token: 0 is that token, ``len(token_ids)`` the first auxiliary token."""
+        raise NotImplementedError(
+            f"{type(self).__name__} carries no auxiliary tokens without a cache."
+        )
 
     def another(self, rows: int) -> Target:
-        """Returns a target of the same model, as long, with so many rows of its own."""
+        """Returns a target of the same model, as long, with n rows of its own."""
         raise NotImplementedError(f"{type(self).__name__} has no more rows to give.")
 
 
@@ -335,5 +337,5 @@ class LowerView(View):
 
     @property
     @abstractmethod
-    def entered(self) -> Entered:
+    def precomputed(self) -> Precomputed:
         """What the layers made of all tokens that were fed since `begin`."""

@@ -186,7 +186,7 @@ def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
 
 
 def evenly(count: int, wanted: int) -> list[int]:
-    """Returns so many of ``count`` numbers from 0, evenly spaced.
+    """Returns n of ``count`` numbers from 0, evenly spaced.
 
     >>> evenly(20, 4), evenly(3, 1)
     ([0, 6, 13, 19], [0])

@@ -37,7 +37,8 @@ class Learner(ABC):
     @abstractmethod
     def learn(self, loss: Loss) -> float:
         """Makes one update and returns the loss before it. Gradients that are not finite change
-        nothing: the drafter is in use, and one step with them would leave it without a law."""
+        nothing: the drafter is in use, and one step with them would leave it without a
+        distribution."""
 
     def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self._weights, learning_rate, betas=(0.9, 0.95), weight_decay=0.0)

@@ -1,4 +1,4 @@
-"""How far a drafter's laws are from the target's.
+"""How far a drafter's distributions are from the target's.
 
 DistillSpec (Zhou et al. 2023, arXiv 2310.08461) compares the first four; which of them serves best
 depends on the task. The last two aim at the acceptance rate itself, which is ``sum min(p, q)`` at
@@ -20,7 +20,8 @@ ETA = 3.0
 """How fast `lk` goes over from the divergence to the total variation, as acceptance grows."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From log-probabilities of the target's laws ``[..., V]`` and of the drafter's to ``[...]``."""
+"""From log-probabilities of the target's distributions ``[..., V]`` and of the drafter's to
+``[...]``."""
 
 
 def forward_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -34,7 +35,7 @@ def reverse_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def jsd(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence: of both laws from their mean."""
+    """The Jensen-Shannon divergence: of both distributions from their mean."""
     middle = torch.logaddexp(log_p, log_q) - math.log(2)
     return (_expected(log_p, log_p - middle) + _expected(log_q, log_q - middle)) / 2
 
@@ -46,8 +47,8 @@ def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def lk(log_p: Tensor, log_q: Tensor) -> Tensor:
     """The forward divergence at first and the total variation later: each has a share that follows
-    from the mean acceptance. Total variation alone has next to no gradient where the two laws
-    hardly overlap, as at the start."""
+    from the mean acceptance. Total variation alone has next to no gradient where the two
+    distributions hardly overlap, as at the start."""
     missed = total_variation(log_p, log_q)
     share = torch.exp(-ETA * (1 - missed.detach().mean()))
     return share * forward_kl(log_p, log_q) + (1 - share) * missed
@@ -69,7 +70,8 @@ def find_loss(name: str) -> Loss:
     return LOSSES[name]
 
 
-def _expected(log_law: Tensor, values: Tensor) -> Tensor:
-    """The mean of values under a law; a token of no chance counts nothing, whatever its value."""
-    law = log_law.exp()
-    return torch.where(law > 0, law * values, 0.0).sum(-1)
+def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
+    """The mean of values under a distribution; a token of no chance counts nothing, whatever its
+    value."""
+    distribution = log_probs.exp()
+    return torch.where(distribution > 0, distribution * values, 0.0).sum(-1)

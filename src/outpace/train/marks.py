@@ -106,8 +106,8 @@ class Sheet:
     def _loss(
         self, logits: Tensor, likeliest: Tensor, chances: Tensor, share: Tensor | float
     ) -> Tensor:
-        """The cross entropy with the target's law, as far as both know its tokens: the mean over
-        the places at which there is something to learn."""
+        """The cross entropy with the target's distribution, as far as both know its tokens: the
+        mean over the places at which there is something to learn."""
         own = self._own[likeliest]  # [B, P, TOP]
         known = torch.where(own >= 0, chances, 0.0)
         found = functional.log_softmax(logits.float(), -1).gather(-1, own.clamp_min(0))

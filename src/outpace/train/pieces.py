@@ -1,4 +1,4 @@
-"""Losses over laws that are too large to be held for all places at once."""
+"""Losses over distributions that are too large to be held for all places at once."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ the losses there, and ``[P]`` whatever is wanted of each place."""
 def in_pieces(
     piece: Piece, own: Tensor, theirs: Tensor, size: int, weights: Sequence[nn.Parameter]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sum of the losses over all pieces of so many places, and what is said of each
+    """Returns the sum of the losses over all pieces of n places, and what is said of each
     place, side by side.
 
-    Each piece is derived as soon as it is made, so that no law is kept and none is made twice: what
-    checkpointing would do on the way back. weights: those that a piece uses and that learn.
+    Each piece is derived as soon as it is made, so that no distribution is kept and none is made
+    twice: what checkpointing would do on the way back. weights: those that a piece uses and that
+    learn.
     """
     if not torch.is_grad_enabled():
         pairs = zip(torch.split(own, size), torch.split(theirs, size), strict=True)

@@ -38,7 +38,7 @@ Report = Callable[[str, float], None]
 def closest_layers(
     model: nn.Module, wanted: int, name: str, distance: Distance, report: Report
 ) -> list[int]:
-    """Returns the numbers of so many layers of a model, in order, with which it stays close to the
+    """Returns the numbers of n layers of a model, in order, with which it stays close to the
     target. The model itself is not changed.
 
     name: what users call it. Raises ``ConfigError`` where it has fewer.
@@ -62,8 +62,8 @@ def closest_layers(
 
 
 def thinned(lesson: Lesson) -> Lesson:
-    """Returns a lesson of which only `PLACES` places count, evenly spaced: laws over a large
-    vocabulary take longer than the layers do."""
+    """Returns a lesson of which only `PLACES` places count, evenly spaced: distributions over a
+    large vocabulary take longer than the layers do."""
     batch, length = lesson.tokens.shape
     numbers = torch.linspace(0, batch * length - 1, min(PLACES, batch * length)).round().long()
     learned = torch.zeros(batch * length, dtype=torch.bool)

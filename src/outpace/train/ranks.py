@@ -262,7 +262,7 @@ def _unreachable(error: RuntimeError) -> OutpaceError:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields the tensors in groups of one type and of so many numbers at most, or of one tensor."""
+    """Yields the tensors in groups of one type and of n numbers at most, or of one tensor."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for each in tensors:
         groups.setdefault(each.dtype, []).append(each)

@@ -50,7 +50,7 @@ class TrainSettings:
     draft: str = ""
     """For a classifier: the draft model's folder or hub name, whose tokens it learns to tell."""
     loss: str = FORWARD_KL
-    """For a draft model: how far its laws are from the target's (`losses`)."""
+    """For a draft model: how far its distributions are from the target's (`losses`)."""
     precision: str = AUTO
     """The dtype of the products of a step, one of `PRECISIONS`. Weights, sums and checkpoints stay
     in float32."""

@@ -64,7 +64,7 @@ def is_sharded(loaded: Loaded) -> bool:
 
 
 def _shard(loaded: Loaded, device: torch.device, count: int) -> None:
-    """Splits a model whose weights are on the CPU over so many processes, and puts this one's part
+    """Splits a model whose weights are on the CPU over n processes, and puts this one's part
     on its device."""
     model, layers = loaded.model, decoder_layers(loaded.model)
     _check(loaded, layers)

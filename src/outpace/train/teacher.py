@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.partial.riding import Carriage
@@ -18,7 +18,8 @@ from outpace.train.lessons import Kept, Lessons
 from outpace.train.readout import Readout
 
 TOP = 16
-"""Most probable tokens that are kept of each law: the rest of it is left out of the loss."""
+"""Most probable tokens that are kept of each distribution: the rest of it is left out of the
+loss."""
 
 AT_ONCE = 256
 """Places whose logits are made at once: over a large vocabulary they take much memory."""
@@ -33,14 +34,15 @@ class Lesson:
     top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
     top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
     learned: Tensor | None = None
-    """``[B, T]`` bool: behind which tokens the law is to be learned; None: behind all."""
+    """``[B, T]`` bool: behind which tokens the distribution is to be learned; None: behind all."""
     counted: Tensor | None = None
     """``learned`` of all texts of a step, where other processes read some; None: of these. Losses
     are means over the places in all of them: each counts alike, whichever process reads it."""
 
     def of(self, own: Tensor, all_own: Tensor | None = None) -> Lesson:
         """Returns what is to be learned of texts of which some tokens are the target's own,
-        ``[B, T]`` bool: the laws that these were drawn from. A drafter never drafts the others.
+        ``[B, T]`` bool: the distributions that these were drawn from. A drafter never drafts the
+        others.
         all_own: the same of all texts of a step; None: of these."""
         learned = answered(own).to(self.tokens.device)
         counted = None if all_own is None else answered(all_own).to(self.tokens.device)
@@ -90,7 +92,8 @@ class Teacher:
         lessons: Lessons | None = None,
     ) -> None:
         """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
-        likeliest tokens a lesson holds; 0 for a student that makes whole laws from the states.
+        likeliest tokens a lesson holds; 0 for a student that makes whole distributions from the
+        states.
         lessons: where what was read is kept, and looked up before anything is read."""
         model: Any = loaded.model
         if is_encoder_decoder(model):
@@ -160,7 +163,8 @@ class Teacher:
         return _Pass(states, likeliest.view(shape), chances.view(shape))
 
     def _top(self, last: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens of the laws at states ``[P, H]``, with their probabilities."""
+        """The likeliest tokens of the distributions at states ``[P, H]``, with their
+        probabilities."""
         found = []
         for piece in torch.split(last, AT_ONCE):
             logits = self.logits(piece)
@@ -189,15 +193,16 @@ class Teacher:
         bound of the target's."""
         return self._readout.bounded(logits)
 
-    def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
-        """Returns the logits ``[B, R, V]`` of riders in texts ``[B, T]``, as `Carriage` makes them.
+    def carry(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
+        """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as `Carriage`
+        makes them.
 
-        Gradients go through them to what the riders are made from. Raises ``UnsupportedModel``
-        where the target's own code lets none through.
+        Gradients go through them to what the auxiliary tokens are made from. Raises
+        ``UnsupportedModel`` where the target's own code lets none through.
         """
         if self._carriage is None:
             self._carriage = Carriage(self._model, self._max_length)
-        logits = self._carriage(tokens, riders)
+        logits = self._carriage(tokens, aux_tokens)
         if torch.is_grad_enabled() and not logits.requires_grad:
             raise UnsupportedModel(
                 f"{self._name} computes with code that no gradient goes through, and this head "

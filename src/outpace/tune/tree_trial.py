@@ -87,7 +87,7 @@ class TreeTrials:
         self._levels: list[float] = []  # seconds of a level
 
     def play(self, nodes: int, levels: int) -> Iterator[float]:
-        """Plays all that has to be known of trees of up to so many nodes and levels; yields the
+        """Plays all that has to be known of trees of up to n nodes and levels; yields the
         share that is done."""
         levels = min(levels, self._deepest or levels)
         widths = [0, *_doubling(nodes)]
@@ -100,7 +100,7 @@ class TreeTrials:
             yield done / total
 
     def best(self, nodes: int, levels: int) -> FoundTree:
-        """Returns the best tree of up to so many nodes and levels; the best chain where nothing is
+        """Returns the best tree of up to n nodes and levels; the best chain where nothing is
         faster than plain decoding."""
         levels = min(levels, self._deepest or levels)
         chances, scored = self.chances(levels), self._scored()

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from outpace.core.laws.pieces import pieces
-from outpace.core.proposal import Drawn, Point, Proposal, Sampled, Verdict
+from outpace.core.logits.pieces import pieces
+from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
@@ -48,7 +48,7 @@ class Rule(ABC):
     """Whether a node may have several children."""
     looks_ahead: ClassVar[bool] = False
     """Whether it looks at later tokens of a draft to decide on an earlier one. Then one seed gives
-    another text, of the same law, where drafts end at other places."""
+    another text, of the same distribution, where drafts end at other places."""
     coupled: ClassVar[bool] = False
     """Whether the engine draws each token with noise that depends on the request's seed and the
     token's position only, and follows the draft as long as it agrees, instead of asking the
@@ -70,12 +70,13 @@ class Rule(ABC):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         """Returns ``[B, M]``: the probability that the walk ends at each node. Rows sum to 1.
 
-        p: ``[B, M, V]``, the target's law at the root and at each drafted node.
+        p: ``[B, M, V]``, the target's distribution at the root and at each drafted node.
         """
 
     @abstractmethod
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        """Returns ``[B, V]``: the law of the extra token if the walk of each row ended at ``node``.
+        """Returns ``[B, V]``: the distribution of the extra token if the walk of each row ended at
+        ``node``.
 
         node: ``[B]`` with 0 <= node <= counts.
         """
@@ -88,7 +89,8 @@ class Rule(ABC):
         return self._with("evidence", evidence)
 
     def weigh(self, p: Tensor, proposal: Proposal) -> Any:
-        """Returns what `stop` and `next` both need of these laws; most rules share nothing."""
+        """Returns what `stop` and `next` both need of these distributions; most rules share
+        nothing."""
         return None
 
     def weighed(self, p: Tensor, proposal: Proposal) -> Any:
@@ -193,9 +195,9 @@ def deepest(among: Tensor, tree: Tree) -> Tensor:
     return torch.where(among, tree.depth, -1).argmax(1)
 
 
-def target_law(p: Tensor, node: Tensor) -> Tensor:
-    """Returns ``[B, V]``: the target's own law at each row's node, for rules that draw the extra
-    token from it.
+def target_probs(p: Tensor, node: Tensor) -> Tensor:
+    """Returns ``[B, V]``: the target's own distribution at each row's node, for rules that draw the
+    extra token from it.
 
     p: ``[B, M, V]``; node: ``[B]``.
     """
@@ -206,7 +208,8 @@ def target_law(p: Tensor, node: Tensor) -> Tensor:
 def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent.
 
-    p: ``[B, M, V]``. Only the drafted tokens' own numbers are read, so that no law is copied.
+    p: ``[B, M, V]``. Only the drafted tokens' own numbers are read, so that no distribution is
+    copied.
     """
     if proposal.tree.is_chain:
         return of_token(p[:, :-1], proposal.tokens).double()
@@ -214,32 +217,32 @@ def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
     return p[rows, proposal.tree.parents, proposal.tokens].double()
 
 
-def in_pieces(of: Callable[..., Tensor], laws: Tensor, *beside: Tensor) -> Tensor:
-    """Returns ``of(laws, *beside)``, computed for a few nodes at a time.
+def in_pieces(of: Callable[..., Tensor], probs: Tensor, *beside: Tensor) -> Tensor:
+    """Returns ``of(probs, *beside)``, computed for a few nodes at a time.
 
     What ``of`` holds in between then stays small, however many nodes there are.
 
-    of: takes parts of all arguments and returns ``[B, n]`` for n nodes; laws: ``[B, N, V]``;
+    of: takes parts of all arguments and returns ``[B, n]`` for n nodes; probs: ``[B, N, V]``;
     beside: ``[B, N, ...]`` each.
     """
-    rows, nodes, vocabulary = laws.shape
-    given = (laws, *beside)
-    parts = list(pieces(nodes, rows * vocabulary, laws.device))
+    rows, nodes, vocabulary = probs.shape
+    given = (probs, *beside)
+    parts = list(pieces(nodes, rows * vocabulary, probs.device))
     if len(parts) <= 1:
         return of(*given)
     return torch.cat([of(*(each[:, part] for each in given)) for part in parts], 1)
 
 
-def of_token(laws: Tensor, tokens: Tensor) -> Tensor:
-    """Returns ``[B, N]``: each drafted token's probability in its row of ``laws`` [B, N, V]."""
-    return laws.gather(-1, tokens[..., None])[..., 0]
+def of_token(probs: Tensor, tokens: Tensor) -> Tensor:
+    """Returns ``[B, N]``: each drafted token's probability in its row of ``probs`` [B, N, V]."""
+    return probs.gather(-1, tokens[..., None])[..., 0]
 
 
 def drafted_mass(proposal: Proposal, dtype: torch.dtype) -> Tensor:
     """Returns ``[B, N]``: the probability with which each token was drafted, 1 for a point."""
-    if isinstance(proposal.law, Point):
+    if isinstance(proposal.distribution, Deterministic):
         return torch.ones_like(proposal.tokens, dtype=dtype)
-    return of_token(proposal.law.q, proposal.tokens).to(dtype)
+    return of_token(proposal.distribution.q, proposal.tokens).to(dtype)
 
 
 def ratio(p: Tensor, q: Tensor) -> Tensor:
@@ -247,15 +250,16 @@ def ratio(p: Tensor, q: Tensor) -> Tensor:
     return (p / q).nan_to_num(nan=0.0).clamp(max=1)
 
 
-def rows_of(laws: Tensor, node: Tensor) -> Tensor:
-    """Returns ``[B, ...]``: each row's entry at its node. laws: ``[B, M, ...]``, node: ``[B]``."""
-    return laws[torch.arange(node.shape[0], device=node.device), node]
+def rows_of(probs: Tensor, node: Tensor) -> Tensor:
+    """Returns ``[B, ...]``: each row's entry at its node. probs: ``[B, M, ...]``, node: ``[B]``."""
+    return probs[torch.arange(node.shape[0], device=node.device), node]
 
 
 def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
     """Returns ``mass`` clamped at 0 and divided by its sum; ``fallback`` where nothing is left.
 
-    An empty residual means that p and q agree up to rounding, and then p itself is the law to use.
+    An empty residual means that p and q agree up to rounding, and then p itself is the distribution
+    to use.
     """
     mass = mass.clamp(min=0)
     total = mass.sum(-1, keepdim=True)
@@ -264,20 +268,21 @@ def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
 
 
 def proposed_at(proposal: Proposal, index: Tensor, like: Tensor) -> Tensor:
-    """Returns ``[B, V]``: the law that one drafted token of each row was drawn from.
+    """Returns ``[B, V]``: the distribution that one drafted token of each row was drawn from.
 
     It is one-hot where the tokens are points.
 
     index: ``[B]``, which token it is in each row (its node - 1); like: ``[B, V]``, any tensor of
-    the dtype that the law is wanted in.
+    the dtype that the distribution is wanted in.
     """
-    if isinstance(proposal.law, Sampled):
-        return rows_of(proposal.law.q, index).to(like.dtype)
+    if isinstance(proposal.distribution, Sampled):
+        return rows_of(proposal.distribution.q, index).to(like.dtype)
     return torch.zeros_like(like).scatter_(1, rows_of(proposal.tokens, index)[:, None], 1.0)
 
 
 def first_failure(accept: Tensor, proposal: Proposal) -> Tensor:
-    """Returns ``[B, M]``, the law of where a chain stops when its tokens pass one after another.
+    """Returns ``[B, M]``, the distribution of where a chain stops when its tokens pass one after
+    another.
 
     accept: ``[B, N]``, the probability that each token passes, given that those before it did.
     """
@@ -289,6 +294,6 @@ def first_failure(accept: Tensor, proposal: Proposal) -> Tensor:
 
 
 def stop_at(node: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    """Returns ``[B, size]``: the law of a walk that is sure to end at ``node``."""
+    """Returns ``[B, size]``: the distribution of a walk that is sure to end at ``node``."""
     one_hot: Tensor = torch.nn.functional.one_hot(node, size)
     return one_hot.to(dtype)

@@ -18,12 +18,13 @@ class RuleNeeds:
     second_pass: str | None = None
     """Score the draft a second time: context, draft, this text, the draft again."""
     soft: bool = False
-    """The laws of greedy rows before the argmax too. Without them such a rule uses p."""
-    draft_laws: bool = False
-    """The drafter's laws before any argmax, even where its tokens are points. A drafter without
-    laws (prompt look-up) has none to give, and then q is 1 at the token."""
+    """The distributions of greedy rows before the argmax too. Without them such a rule uses p."""
+    draft_probs: bool = False
+    """The drafter's distributions before any argmax, even where its tokens are points. A drafter
+    without distributions (prompt look-up) has none to give, and then q is 1 at the token."""
     keeps_drafting: Callable[[Tensor], Tensor] | None = None
-    """Whether a chain goes on, from its next law alone: see `DraftingTerms`. Chains only."""
+    """Whether a chain goes on, from its next distribution alone: see `DraftingTerms`. Chains
+    only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +32,9 @@ class Evidence:
     """One round's answer to `RuleNeeds`; fields that nobody asked for stay ``None``."""
 
     states: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
-    second: Tensor | None = None  # [B, M, V], the target's laws at the nodes of the second copy
+    second: Tensor | None = (
+        None  # [B, M, V], the target's distributions at the nodes of the second copy
+    )
     soft: Tensor | None = None  # [B, M, V]
     draft: Tensor | None = None  # [B, N, V]
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outpace.core.laws.pieces import pieces
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.logits.pieces import pieces
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import rows_of
 
@@ -22,7 +22,7 @@ TINY = 1e-300
 
 def as_match(proposal: Proposal) -> bool:
     """Returns whether nothing was sampled, so that the match rule is the whole answer."""
-    return isinstance(proposal.law, Point) or proposal.tokens.shape[1] == 0
+    return isinstance(proposal.distribution, Deterministic) or proposal.tokens.shape[1] == 0
 
 
 def children(proposal: Proposal) -> Tensor:
@@ -51,9 +51,9 @@ def drawable(proposal: Proposal, drafted: Tensor) -> Tensor:
     drafted: ``[B, N]``, the mass of each token in its row of q. Drawn without replacement, a token
     can come once only; what comes after q is exhausted is no draw.
     """
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     some = drafted > 0
-    if proposal.law.with_replacement or proposal.tree.is_chain:
+    if proposal.distribution.with_replacement or proposal.tree.is_chain:
         return some
     return some & ~repeats(proposal)
 
@@ -65,14 +65,15 @@ def repeats(proposal: Proposal) -> Tensor:
     return (same & proposal.valid[:, None, :]).any(-1)
 
 
-def children_law_at(proposal: Proposal, node: Tensor) -> Tensor:
-    """Returns ``[B, V]`` float64: the law that the node's children were drawn from, 0 without any.
+def children_probs_at(proposal: Proposal, node: Tensor) -> Tensor:
+    """Returns ``[B, V]`` float64: the distribution that the node's children were drawn from, 0
+    without any.
 
     The proposal must be sampled. Siblings share their row of q, so the eldest child's row is taken.
     """
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     first = child(proposal, 0).gather(1, node[:, None])  # [B, 1]
-    return rows_of(proposal.law.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
+    return rows_of(proposal.distribution.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
 
 
 def excess(p: Tensor, q: Tensor, t: Tensor) -> Tensor:
@@ -86,16 +87,16 @@ def left_over(
     """Returns the sums of [p - t q]_+, ``[F]`` float64, and those of q without some tokens.
 
     These sums over the vocabulary are all that a node's siblings have to be weighed by. They are
-    taken a few nodes at a time, so that no float64 copy of all laws is ever made.
+    taken a few nodes at a time, so that no float64 copy of all distributions is ever made.
 
     at: ``[3, F]``, the row, the node and the drafted index of one of its children, of each of F
     nodes; t: ``[F]``; gone: ``[F, G]`` tokens, if the second sums are wanted.
     """
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     rest, left = [], []
     for part in pieces(t.shape[0], p.shape[-1], p.device):
         row, node, child = at[:, part].unbind()
-        q = proposal.law.q[row, child].double()
+        q = proposal.distribution.q[row, child].double()
         here = p[row, node].double()
         rest.append(here.addcmul_(t[part, None], q, value=-1).clamp_(min=0).sum(-1))
         if gone is not None:
@@ -123,7 +124,7 @@ def quotient(a: Tensor, b: Tensor) -> Tensor:
 
 
 def in_turn(accept: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
-    """Returns the laws of leaving each node, when its children are tried in turn.
+    """Returns the distributions of leaving each node, when its children are tried in turn.
 
     accept: ``[B, N]``, that a child passes, given that its elder siblings did not. The results are
     the probability of going to each child, ``[B, N]``, and of staying at each node, ``[B, M]``.
@@ -148,8 +149,8 @@ def merged(proposal: Proposal) -> tuple[Proposal, Tensor]:
     """Returns the proposal with the children of equal nodes pooled, and who stands for each node.
 
     Two nodes are equal if their paths have the same tokens; the eldest stands for all, ``[B, M]``,
-    and all their children hang from it. Children that were independent draws from the same law stay
-    so, since whether their parents were equal was settled before they were drawn.
+    and all their children hang from it. Children that were independent draws from the same
+    distribution stay so, since whether their parents were equal was settled before they were drawn.
     """
     tree, tokens = proposal.tree, proposal.tokens
     stands = torch.arange(tree.size + 1, device=tokens.device).repeat(tokens.shape[0], 1)
@@ -164,7 +165,7 @@ def merged(proposal: Proposal) -> tuple[Proposal, Tensor]:
         same = alike & (parents[:, :, None] == parents[:, None, :])
         stands[:, 1:] = same.int().argmax(-1) + 1  # the first of them
     parents = stands.gather(1, tree.parents)
-    return Proposal(tokens, Tree(parents), proposal.counts, proposal.law), stands
+    return Proposal(tokens, Tree(parents), proposal.counts, proposal.distribution), stands
 
 
 def _alike(proposal: Proposal) -> Tensor:

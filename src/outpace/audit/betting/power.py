@@ -1,9 +1,9 @@
 """How large a deviation a sequential test would have caught, by simulation.
 
-A run is simulated with the laws that the real one has met, but with tokens drawn from laws that are
-off by a stated amount in a stated way. The least amount is found at which 90 % of the simulated
-runs raise the alarm. Only the bets on ranks are simulated, so that the real test catches at least
-as much.
+A run is simulated with the distributions that the real one has met, but with tokens drawn from
+distributions that are off by a stated amount in a stated way. The least amount is found at which 90
+% of the simulated runs raise the alarm. Only the bets on ranks are simulated, so that the real test
+catches at least as much.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Whole = NDArray[np.int64]
 Truths = NDArray[np.bool_]
 
 KEPT = 64
-"""So many of the most probable tokens of each law are remembered one by one."""
+"""N of the most probable tokens of each distribution are remembered one by one."""
 CHECKPOINTS = 24
 """Moments of a simulated run at which its wealth is looked at."""
 RUNS = 50
@@ -33,19 +33,24 @@ RUNS = 50
 
 @dataclass
 class Design:
-    """The laws that a run has met, each without its least probable tokens."""
+    """The distributions that a run has met, each without its least probable tokens."""
 
     heads: list[Array] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
 
-    def add(self, position: int, law: Tensor) -> None:
-        """Remembers a law ``[V]`` met at a position (from 0) of its text."""
+    def add(self, position: int, distribution: Tensor) -> None:
+        """Remembers a distribution ``[V]`` met at a position (from 0) of its text."""
         head = np.zeros(KEPT)
-        top = torch.topk(law, min(KEPT, law.shape[-1])).values.double().cpu().numpy()
+        top = (
+            torch.topk(distribution, min(KEPT, distribution.shape[-1]))
+            .values.double()
+            .cpu()
+            .numpy()
+        )
         head[: len(top)] = top
         self.heads.append(head)
-        self.sizes.append(int((law > 0).sum()))
+        self.sizes.append(int((distribution > 0).sum()))
         self.positions.append(position)
 
 
@@ -67,7 +72,8 @@ class Simulation(ABC):
 
     @abstractmethod
     def _spoil(self, index: Whole, u: Array, off: Truths) -> Array:
-        """Puts wrong tokens, by their places in the law, where ``off``; returns the noise ``u``."""
+        """Puts wrong tokens, by their places in the distribution, where ``off``; returns the noise
+        ``u``."""
 
     def power(self, share: float, alpha: float, stakes: tuple[float, float]) -> float:
         """Returns the share of simulated runs that raise the alarm.
@@ -104,8 +110,8 @@ class Simulation(ABC):
 
 
 class Sharper(Simulation):
-    """Some of the tokens are the law's most probable one instead of a draw, as when a drafter hands
-    over its argmax as if it were a sample."""
+    """Some of the tokens are the distribution's most probable one instead of a draw, as when a
+    drafter hands over its argmax as if it were a sample."""
 
     def variation(self, share: float) -> float:
         first = self._edges[:, 1]

@@ -1,8 +1,9 @@
 """Sequential tests by betting: they may be stopped at any time and never raise too many alarms.
 
 A bet on the next token is a function e >= 0 of the token, chosen before the token is seen, with
-mean 1 under the law that is claimed. The product of these numbers over the tokens is the wealth of
-a gambler who started with 1, in a game that is fair if the claim is true, so that (Ville 1939)
+mean 1 under the distribution that is claimed. The product of these numbers over the tokens is the
+wealth of a gambler who started with 1, in a game that is fair if the claim is true, so that (Ville
+1939)
 
     P(the wealth ever reaches 1 / alpha) <= alpha
 
@@ -13,10 +14,10 @@ one run in 40 comes that far. See Shafer 2021, "Testing by betting"; Ramdas et a
 may be shared among bets on different kinds of deviation: the sum is fair too, and if one of them is
 right the sum grows as that bet does, times its share.
 
-**Rounding.** Logits computed in another order differ by up to some tau, so that the law in force
-is within a factor exp(+-2 tau) of the claimed one. A bet then has mean at most 1 + slack * E|e -
-1|, with slack = exp(2 tau) - 1 and the expectation taken under the claim; each bet is divided by
-that, and the guarantee holds for every law within the factor.
+**Rounding.** Logits computed in another order differ by up to some tau, so that the distribution in
+force is within a factor exp(+-2 tau) of the claimed one. A bet then has mean at most 1 + slack *
+E|e - 1|, with slack = exp(2 tau) - 1 and the expectation taken under the claim; each bet is divided
+by that, and the guarantee holds for every distribution within the factor.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def tilt_gains(low: Array, high: Array, slack: float) -> Array:
     """Returns ``[..., bets]``: log e of the bets on a token that takes the part [low, high] of
     [0, 1].
 
-    Where tokens are laid side by side, each as long as it is probable, a draw from the law falls
-    uniformly on [0, 1]. The bets are 1 + c f, with f the first or second Legendre polynomial
-    averaged over the token's share (so no extra randomness is needed for a discrete law), whose
-    mean is 0.
+    Where tokens are laid side by side, each as long as it is probable, a draw from the distribution
+    falls uniformly on [0, 1]. The bets are 1 + c f, with f the first or second Legendre polynomial
+    averaged over the token's share (so no extra randomness is needed for a discrete distribution),
+    whose mean is 0.
     """
     linear = 1 - (low + high)
     curved = 2 * (high * high + high * low + low * low) - 3 * (low + high) + 1
@@ -133,9 +134,9 @@ class Tables:
             return
         counts = self._counts.setdefault(text, np.zeros(len(masses)))
         strength = STRENGTHS[:, None]
-        law = (counts + strength * masses) / (counts.sum() + strength)
-        away = np.abs(law - masses).sum(1)
-        gain = np.log(law[:, chosen] / masses[chosen]) - np.log1p(self._slack * away)
+        distribution = (counts + strength * masses) / (counts.sum() + strength)
+        away = np.abs(distribution - masses).sum(1)
+        gain = np.log(distribution[:, chosen] / masses[chosen]) - np.log1p(self._slack * away)
         self.log_wealth = self.log_wealth + gain
         counts[chosen] += 1
 

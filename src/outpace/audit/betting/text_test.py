@@ -1,4 +1,4 @@
-"""The text test: bets on each token of the texts against the law of plain decoding."""
+"""The text test: bets on each token of the texts against the distribution of plain decoding."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from outpace.audit.betting.sequential import (
     Tables,
     Tilts,
 )
-from outpace.audit.laws import PlainLaws, Step
+from outpace.audit.pipelines import PlainProbs, Step
 
 BINS = 7
-"""So many of the most probable tokens have a bin of their own in the tables; all others share
+"""N of the most probable tokens have a bin of their own in the tables; all others share
 one."""
 CUT = 1e-4
 """Share of tokens that may be among those that top_k, top_p and the like cut off: rounding can
 decide about a token at the very edge. A greater share is a deviation."""
 
 
-def places(law: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def places(distribution: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the probability of tokens ``[...]`` and twice the part of [0, 1] that they take,
     ``[..., 2]``: with all tokens side by side from the most probable to the least, and by number.
 
-    law: ``[..., V]``, need not be normalised.
+    distribution: ``[..., V]``, need not be normalised.
     """
-    total = law.sum(-1).clamp(min=1e-300)
-    mass = law.gather(-1, tokens[..., None])
-    number = torch.arange(law.shape[-1], device=law.device)
+    total = distribution.sum(-1).clamp(min=1e-300)
+    mass = distribution.gather(-1, tokens[..., None])
+    number = torch.arange(distribution.shape[-1], device=distribution.device)
     before = number < tokens[..., None]
-    above = (law > mass) | ((law == mass) & before)
+    above = (distribution > mass) | ((distribution == mass) & before)
     shares = []
     for order in (above, before):
-        low = (law * order).sum(-1) / total
+        low = (distribution * order).sum(-1) / total
         high = (low + mass[..., 0] / total).clamp(max=1)
         shares.append(torch.stack([low.clamp(max=1), high], -1))
     return mass[..., 0] / total, shares[0], shares[1]
 
 
 class TextTest:
-    """Bets on the tokens of texts. ``test`` has the wealth; ``design`` the laws met so far, from
-    which the power of the test is found."""
+    """Bets on the tokens of texts. ``test`` has the wealth; ``design`` the distributions met so
+    far, from which the power of the test is found."""
 
     stakes = (0.3, 0.25)
     """Shares of the wealth on the bets on ranks: over all tokens, and by position in the text."""
@@ -73,30 +73,30 @@ class TextTest:
         self._last: dict[int, float] = {}
 
     def bet_on(
-        self, number: int, prompt: Sequence[int], texts: Sequence[Sequence[int]], laws: PlainLaws
+        self, number: int, prompt: Sequence[int], texts: Sequence[Sequence[int]], probs: PlainProbs
     ) -> None:
         """Bets on all tokens of texts that continue the prompt with this number."""
-        vocabulary = laws.vocabulary
+        vocabulary = probs.vocabulary
         cut = [_within(text, vocabulary) for text in texts]
         known = [text for text in cut if text]
-        for step in laws(prompt, known) if known else ():
+        for step in probs(prompt, known) if known else ():
             self._step(number, step, known)
 
     def _step(self, number: int, step: Step, texts: Sequence[Sequence[int]]) -> None:
         t = step.position
         tokens = torch.tensor([texts[row][t] for row in step.rows])
-        mass, by_rank, by_number = (x.tolist() for x in places(step.laws, tokens))
+        mass, by_rank, by_number = (x.tolist() for x in places(step.probs, tokens))
         banned = step.forbidden.gather(1, tokens[:, None])[:, 0].tolist()
-        top = step.laws.topk(min(BINS, step.laws.shape[-1]), -1)
+        top = step.probs.topk(min(BINS, step.probs.shape[-1]), -1)
         for index, row in enumerate(step.rows):
-            law, past, token = step.laws[index], texts[row][:t], texts[row][t]
-            self.design.add(t, law)
+            distribution, past, token = step.probs[index], texts[row][:t], texts[row][t]
+            self.design.add(t, distribution)
             self._cut.observe(CUT, mass[index] <= 0)
             if mass[index] > 0:
                 self._ranks.observe(*by_rank[index])
                 self._positions[t].observe(*by_rank[index])
                 seen = torch.tensor(sorted(set(past)), dtype=torch.long)
-                self._again.observe(float(law[seen].sum()), token in past)
+                self._again.observe(float(distribution[seen].sum()), token in past)
                 self._bet_on_table((number, *past), top.values[index], top.indices[index], token)
                 if t in self._last:
                     self._echoes.observe(self._last[t], *by_number[index])

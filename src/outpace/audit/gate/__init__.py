@@ -1,1 +1,1 @@
-"""The law gate: what a rule emits, by enumeration."""
+"""The distribution gate: what a rule emits, by enumeration."""

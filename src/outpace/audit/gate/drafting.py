@@ -1,4 +1,5 @@
-"""Ways of drafting for the law gate: all proposals that each can make, and their probabilities."""
+"""Ways of drafting for the distribution gate: all proposals that each can make, and their
+probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.audit.gate.world import World
-from outpace.core.proposal import DraftingTerms, Law, Point, Sampled
+from outpace.core.proposal import Deterministic, DraftDistribution, DraftingTerms, Sampled
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers.base import Classifier, ClassifierConfig
 from outpace.heads.classifiers.origin import Origin
@@ -28,7 +29,8 @@ class Drafts:
 
     tokens: Tensor  # [R, N]
     chance: Tensor  # [G, R], the probability of each proposal; 1 if ``each`` is set
-    law: Law  # the drafter's claim about its tokens; its q is [G * R, N, V], by pair, then proposal
+    distribution: DraftDistribution
+    """The drafter's claim about its tokens; its q is [G * R, N, V], by pair, then proposal."""
     each: bool = False
     """Whether a rule must be exact for each proposal by itself, as for tokens that were not drawn,
     and not only on average over the proposals."""
@@ -44,13 +46,13 @@ def point(world: World, parents: list[int]) -> Drafts:
     """Returns all proposals, or 27 of them if there are more, as tokens that were not drawn."""
     tokens = _all_tokens(world.vocabulary, len(parents))
     tokens = tokens[torch.linspace(0, len(tokens) - 1, min(27, len(tokens))).long()]
-    return Drafts(tokens, torch.ones(world.pairs, len(tokens)).double(), Point(), each=True)
+    return Drafts(tokens, torch.ones(world.pairs, len(tokens)).double(), Deterministic(), each=True)
 
 
 def iid(world: World, parents: list[int]) -> Drafts:
     """Returns all proposals, each token drawn from q at its parent."""
     tokens = _all_tokens(world.vocabulary, len(parents))
-    q = laws_at_parents(world, tokens, parents)  # [G, R, N, V]
+    q = probs_at_parents(world, tokens, parents)  # [G, R, N, V]
     drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
     return Drafts(tokens, drawn.prod(-1), Sampled(q.flatten(0, 1)))
 
@@ -62,7 +64,7 @@ def without(world: World, parents: list[int]) -> Drafts:
     not drawn from anything, and a rule must not accept them.
     """
     tokens = _all_tokens(world.vocabulary, len(parents))
-    q = laws_at_parents(world, tokens, parents)
+    q = probs_at_parents(world, tokens, parents)
     chance = torch.ones(world.pairs, len(tokens)).double()
     for node, parent in enumerate(parents):
         left = q[:, :, node].clone()  # [G, R, V]
@@ -77,9 +79,9 @@ def without(world: World, parents: list[int]) -> Drafts:
 
 
 def several(world: World, parents: list[int]) -> Drafts:
-    """Returns all proposals, siblings drawn independently, each from a law of its own."""
+    """Returns all proposals, siblings drawn independently, each from a distribution of its own."""
     tokens = _all_tokens(world.vocabulary, len(parents))
-    q = laws_at_parents(world, tokens, parents)  # [G, R, N, V]
+    q = probs_at_parents(world, tokens, parents)  # [G, R, N, V]
     ranks = [parents[:node].count(parent) for node, parent in enumerate(parents)]
     every = of_siblings(q, max(ranks) + 1)
     q = torch.stack([every[rank, :, :, node] for node, rank in enumerate(ranks)], 2)
@@ -88,12 +90,12 @@ def several(world: World, parents: list[int]) -> Drafts:
 
 
 def of_siblings(q: Tensor, count: int) -> Tensor:
-    """Returns ``[count, ..., V]``: a law for each sibling where each has its own. That of the first
-    is q, the next have its numbers at other tokens, and the third is sure of a token."""
-    laws = [q.roll(rank, -1) for rank in range(count)]
+    """Returns ``[count, ..., V]``: a distribution for each sibling where each has its own. That of
+    the first is q, the next have its numbers at other tokens, and the third is sure of a token."""
+    probs = [q.roll(rank, -1) for rank in range(count)]
     if count > 2:
-        laws[2] = torch.zeros_like(q).scatter_(-1, laws[2].argmax(-1, keepdim=True), 1.0)
-    return torch.stack(laws)
+        probs[2] = torch.zeros_like(q).scatter_(-1, probs[2].argmax(-1, keepdim=True), 1.0)
+    return torch.stack(probs)
 
 
 def stopping(world: World, parents: list[int]) -> Drafts:
@@ -105,10 +107,10 @@ def stopping(world: World, parents: list[int]) -> Drafts:
 
 
 def unsure(world: World, parents: list[int]) -> Drafts:
-    """Returns chains that end where the law of the next token has no token as probable as
+    """Returns chains that end where the distribution of the next token has no token as probable as
     `SURE`."""
     drafts = iid(world, parents)
-    sure = laws_at_parents(world, drafts.tokens, parents).amax(-1) >= SURE  # [G, R, N]
+    sure = probs_at_parents(world, drafts.tokens, parents).amax(-1) >= SURE  # [G, R, N]
     return _ended(world, drafts, sure.long().cumprod(-1).sum(-1))
 
 
@@ -145,15 +147,15 @@ def _stop_head(width: int) -> LengthPolicy:
 
 def _ended(world: World, drafts: Drafts, counts: Tensor) -> Drafts:
     """The same chains, ended after ``counts`` tokens, ``[G, R]``."""
-    law, tokens = drafts.law, drafts.tokens
-    assert isinstance(law, Sampled)
+    distribution, tokens = drafts.distribution, drafts.tokens
+    assert isinstance(distribution, Sampled)
     # Proposals that agree up to their ends are one proposal: the one filled up with 0 counts.
     beyond = torch.arange(tokens.shape[1]) >= counts[..., None]  # [G, R, N]
     first = ((tokens == 0) | ~beyond).all(-1)
-    q = law.q.view(world.pairs, -1, *law.q.shape[1:])
+    q = distribution.q.view(world.pairs, -1, *distribution.q.shape[1:])
     drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
     chance = torch.where(beyond, 1.0, drawn).prod(-1) * first
-    return Drafts(tokens, chance, law, counts=counts)
+    return Drafts(tokens, chance, distribution, counts=counts)
 
 
 BUILT_IN: dict[str, Drafting] = {
@@ -169,7 +171,7 @@ ENDING = (stopping, unsure, doubting)
 """The ways of drafting that decide themselves where a draft ends; they make chains only."""
 
 
-def laws_at_parents(world: World, tokens: Tensor, parents: list[int]) -> Tensor:
+def probs_at_parents(world: World, tokens: Tensor, parents: list[int]) -> Tensor:
     """Returns ``[G, R, N, V]``: q at the parent of each drafted token."""
     above = world.contexts(tokens, parents)[:, parents]  # [R, N]
     return world.q[:, above]
@@ -180,6 +182,6 @@ def _all_tokens(vocabulary: int, nodes: int) -> Tensor:
     return grid.reshape(-1, nodes)
 
 
-def _each(token: Tensor, laws: Tensor) -> Tensor:
+def _each(token: Tensor, probs: Tensor) -> Tensor:
     """``[R]`` to the index ``[G, R, 1]`` of one token per proposal."""
-    return token[None, :, None].expand(*laws.shape[:-1], 1)
+    return token[None, :, None].expand(*probs.shape[:-1], 1)

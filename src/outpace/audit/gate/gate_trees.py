@@ -1,4 +1,4 @@
-"""The trees that the law gate drafts on."""
+"""The trees that the distribution gate drafts on."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A rule can only emit a drafted token or a corrected one. For every set S of tokens, a drafted one
 that it emits is either in S, which happens with probability p(S) at most, or outside, for which
 some draft has to be there. The largest acceptance is therefore the smallest p(S) + P(some draft is
-outside S), which a rule attains (Khisti et al. 2024, arXiv 2410.18234). For drafts from one law it
-is enough to look at the sets of the tokens with the smallest p / q.
+outside S), which a rule attains (Khisti et al. 2024, arXiv 2410.18234). For drafts from one
+distribution it is enough to look at the sets of the tokens with the smallest p / q.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def best_acceptance(p: Tensor, q: Tensor, drafts: int, *, replacement: bool = Tr
     return (mass + 1 - inside).amin(-1).clamp(0, 1)
 
 
-def best_of_several(p: Tensor, laws: Tensor) -> Tensor:
-    """Returns ``[...]``: the same for drafts that are drawn independently, each from a law of its
-    own. All sets S of tokens are listed, so that the vocabulary must be tiny.
+def best_of_several(p: Tensor, probs: Tensor) -> Tensor:
+    """Returns ``[...]``: the same for drafts that are drawn independently, each from a distribution
+    of its own. All sets S of tokens are listed, so that the vocabulary must be tiny.
 
-    p: ``[..., V]``; laws: ``[k, ..., V]``.
+    p: ``[..., V]``; probs: ``[k, ..., V]``.
 
     >>> p, certain = torch.tensor([0.5, 0.5]), torch.eye(2)
     >>> best_of_several(p, certain).item(), best_of_several(p, certain[:1]).item()
@@ -43,11 +43,11 @@ def best_of_several(p: Tensor, laws: Tensor) -> Tensor:
     vocabulary = p.shape[-1]
     sets = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * vocabulary).double().to(p.device)
     inside = p.double() @ sets.T  # [..., 2^V]
-    some_outside = 1 - (laws.double() @ sets.T).prod(0)
+    some_outside = 1 - (probs.double() @ sets.T).prod(0)
     return (inside + some_outside).amin(-1).clamp(0, 1)
 
 
-def point_acceptance(p: Tensor, tokens: Tensor) -> Tensor:
+def deterministic_acceptance(p: Tensor, tokens: Tensor) -> Tensor:
     """Returns ``[...]``: the largest probability of accepting one of some given tokens, which is
     the sum of their p.
 

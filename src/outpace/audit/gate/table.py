@@ -1,10 +1,11 @@
-"""The law gate's report as the table in the documentation: a line by rule and way of drafting."""
+"""The distribution gate's report as the table in the documentation: a line by rule and way of
+drafting."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outpace.audit.gate.law import TOLERANCE, LawReport, LawRow
+from outpace.audit.gate.enumeration import TOLERANCE, DistributionRow, LawReport
 
 HEAD = ("rule", "drafted", "worst TV", "mean TV", "chain 3", "one", "best", "of two", "best")
 
@@ -12,9 +13,10 @@ HEAD = ("rule", "drafted", "worst TV", "mean TV", "chain 3", "one", "best", "of 
 def markdown(report: LawReport) -> str:
     """Returns one line for each rule and way of drafting.
 
-    worst and mean TV, the total variation from the target's law, are over all shapes. "chain 3" is
-    the mean number of tokens accepted of a chain of three, "one" and "of two" the chance that one
-    of one or two siblings is accepted, each followed by the largest chance that any exact rule has.
+    worst and mean TV, the total variation from the target's distribution, are over all shapes.
+    "chain 3" is the mean number of tokens accepted of a chain of three, "one" and "of two" the
+    chance that one of one or two siblings is accepted, each followed by the largest chance that any
+    exact rule has.
     """
     keys = dict.fromkeys((row.rule, row.drafted) for row in report.rows)
     lines = [_line(HEAD), _line(["---"] * 2 + ["---:"] * (len(HEAD) - 2))]
@@ -24,7 +26,7 @@ def markdown(report: LawReport) -> str:
     return "\n".join(lines)
 
 
-def _numbers(rows: Sequence[LawRow]) -> list[str]:
+def _numbers(rows: Sequence[DistributionRow]) -> list[str]:
     worst = max(row.worst_tv for row in rows)
     mean = sum(row.mean_tv for row in rows) / len(rows)
     by_shape = {row.shape: row for row in rows}

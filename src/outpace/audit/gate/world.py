@@ -1,4 +1,5 @@
-"""Pairs of tiny models for the law gate: the laws of target and drafter after every prefix."""
+"""Pairs of tiny models for the distribution gate: the distributions of target and drafter after
+every prefix."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ POWERS = (0, 0, 0, -1, -16, -40, -44)
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """G pairs of tiny models, each a table of the law after each of C prefixes ("contexts").
+    """G pairs of tiny models, each a table of the distribution after each of C prefixes
+    ("contexts").
 
     The contexts are all prefixes of at most ``depth`` tokens. The empty prefix is context 0, and
     the prefix of context c followed by token x is context c V + 1 + x.
@@ -35,7 +37,7 @@ class World:
 
     p: Tensor  # [G, C, V] float64
     q: Tensor  # [G, C, V]
-    second: Tensor  # [G, C, V], another law, for rules that score a draft in a second pass
+    second: Tensor  # [G, C, V], another distribution, for rules that score a draft in a second pass
     states: Tensor  # [G, C, H], for rules that read hidden states
     draft_states: Tensor  # [G, C, H], the drafter's own, for policies that read them
     depth: int
@@ -56,7 +58,8 @@ class World:
         return torch.stack(found, 1)
 
     def complete(self, mass: Tensor) -> Tensor:
-        """Returns the joint law of the next ``depth + 1`` tokens, ``[..., G, V^(depth + 1)]``.
+        """Returns the joint distribution of the next ``depth + 1`` tokens, ``[..., G, V^(depth +
+        1)]``.
 
         mass: ``[..., G, C V + 1]``, the probability of each emitted text: first the C contexts,
         then the texts of ``depth + 1`` tokens. Shorter texts are continued by the target.
@@ -70,7 +73,7 @@ class World:
         return level
 
     def target(self) -> Tensor:
-        """Returns the target's own joint law, ``[G, V^(depth + 1)]``."""
+        """Returns the target's own joint distribution, ``[G, V^(depth + 1)]``."""
         nothing = torch.zeros(self.pairs, self.p.shape[1] * self.vocabulary + 1, dtype=self.p.dtype)
         nothing[:, 0] = 1
         return self.complete(nothing)
@@ -86,7 +89,7 @@ def make_world(pairs: int, vocabulary: int, depth: int, seed: int, features: int
     mixed = torch.randint(len(KINDS), (pairs, contexts), generator=generator)
     half = (torch.arange(pairs) < (pairs + 1) // 2)[:, None]
     kind = torch.where(half, kind, mixed)
-    p, q = _laws(shape, generator)
+    p, q = _probs(shape, generator)
     chosen = kind[None, :, :, None].expand(1, *shape)
     return World(
         p=p.gather(0, chosen)[0],
@@ -101,8 +104,9 @@ def make_world(pairs: int, vocabulary: int, depth: int, seed: int, features: int
 
 
 def with_small_numbers(world: World, seed: int) -> World:
-    """Returns the world with laws whose probabilities are anything from 1 down to the smallest that
-    a float32 can be; half of the drafter's are the target's, up to rounding at most."""
+    """Returns the world with distributions whose probabilities are anything from 1 down to the
+    smallest that a float32 can be; half of the drafter's are the target's, up to rounding at
+    most."""
     generator = torch.Generator().manual_seed(seed)
     p, q = (_of_all_sizes(world.p.shape, generator) for _ in range(2))
     noise = torch.randn(p.shape, generator=generator, dtype=torch.float64)
@@ -114,12 +118,12 @@ def with_small_numbers(world: World, seed: int) -> World:
 def _of_all_sizes(shape: torch.Size, generator: torch.Generator) -> Tensor:
     power = torch.tensor(POWERS)[torch.randint(len(POWERS), shape, generator=generator)]
     mass = 10 ** power.double() * torch.rand(shape, generator=generator, dtype=torch.float64)
-    # A law of small numbers alone would have none any more once it is normalised.
+    # A distribution of small numbers alone would have none any more once it is normalised.
     mass[..., 0] += mass.sum(-1) < 1e-3
     return _norm(mass)
 
 
-def _laws(shape: tuple[int, int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _probs(shape: tuple[int, int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Returns p and q of each kind, ``[kinds, G, C, V]``, in the order of ``KINDS``."""
     a, b = _dirichlet(shape, 1.0, generator), _dirichlet(shape, 1.0, generator)
     sharp_a, sharp_b = _dirichlet(shape, 5.0, generator), _dirichlet(shape, 5.0, generator)
@@ -140,11 +144,11 @@ def _dirichlet(shape: tuple[int, ...], power: float, generator: torch.Generator)
     return _norm((-uniform.log()) ** power)
 
 
-def _thinned(law: Tensor, generator: torch.Generator) -> Tensor:
-    """The law without some of its tokens, but never without the most probable one."""
-    keep = torch.rand(law.shape, generator=generator) < 0.6
-    keep |= law == law.amax(-1, keepdim=True)
-    return _norm(law * keep)
+def _thinned(distribution: Tensor, generator: torch.Generator) -> Tensor:
+    """The distribution without some of its tokens, but never without the most probable one."""
+    keep = torch.rand(distribution.shape, generator=generator) < 0.6
+    keep |= distribution == distribution.amax(-1, keepdim=True)
+    return _norm(distribution * keep)
 
 
 def _norm(mass: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""The proofs behind the table of options: laws at every node, and texts against plain ones."""
+"""The proofs behind the table of options: distributions at every node, and texts against plain
+ones."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torch import Tensor
 from outpace.api import LLM
 from outpace.audit.listed.kinds import EXACT, SEEDS, Ran
 from outpace.audit.listed.reference import OF_TWO_TOKENS, RAGGED, Case, Prompts, Reference
-from outpace.audit.spy import SeenLaws, Spy
-from outpace.core.law import RowFault
+from outpace.audit.spy import SeenProbs, Spy
+from outpace.core.logits_pipeline import RowFault
 from outpace.core.params import SamplingParams
 from outpace.outputs import RequestOutput
 
@@ -38,7 +39,7 @@ class Trial:
         for prompts, greedy in itertools.product((RAGGED, OF_TWO_TOKENS), (True, False)):
             for option, problem in self._wrong_texts(prompts, greedy):
                 failures.setdefault(option, problem)
-        for option, problem in self._wrong_laws():
+        for option, problem in self._wrong_probs():
             failures.setdefault(option, problem)
         return failures, proofs
 
@@ -79,30 +80,37 @@ class Trial:
             self.accepted += output.metrics.num_accepted_tokens
         return outputs
 
-    def _wrong_laws(self) -> Iterator[tuple[str, str]]:
-        """Yields the options of rows whose law at some node was not the plain one."""
+    def _wrong_probs(self) -> Iterator[tuple[str, str]]:
+        """Yields the options of rows whose distribution at some node was not the plain one."""
         for seen in self._spy.rounds:
             yield from self._wrong_dead_ends(seen)
             try:
-                plain = self.reference.laws(seen.prompts, seen.outputs, seen.options)
+                plain = self.reference.probs(seen.prompts, seen.outputs, seen.options)
             except RowFault as fault:
                 options = seen.options[fault.row]
-                yield self._option_of(options.params), "a node has a law where there is none"
+                yield (
+                    self._option_of(options.params),
+                    "a node has a distribution where there is none",
+                )
                 continue
-            away = _distance(seen.laws, plain)
+            away = _distance(seen.probs, plain)
             self.nodes += len(away)
             self.worst = max(self.worst, float(away.max()))
             for row in (away > EXACT).nonzero()[:, 0].tolist():
                 yield (
                     self._option_of(seen.options[row].params),
-                    f"the law after {seen.drafted[row]} drafted tokens is off by {away[row]:.2g}",
+                    f"the distribution after {seen.drafted[row]} drafted tokens is off by "
+                    f"{away[row]:.2g}",
                 )
 
-    def _wrong_dead_ends(self, seen: SeenLaws) -> Iterator[tuple[str, str]]:
-        """Yields the options of nodes that are said to have no law, and have one."""
+    def _wrong_dead_ends(self, seen: SeenProbs) -> Iterator[tuple[str, str]]:
+        """Yields the options of nodes that are said to have no distribution, and have one."""
         for node in seen.dead_ends:
             if self.reference.goes_on(node.prompt, node.output, node.options):
-                yield self._option_of(node.options.params), "a node has no law where there is one"
+                yield (
+                    self._option_of(node.options.params),
+                    "a node has no distribution where there is one",
+                )
 
     def _option_of(self, params: SamplingParams) -> str:
         for case in self.reference.cases:
@@ -113,10 +121,10 @@ class Trial:
     def _wrong_texts(self, prompts: Prompts, greedy: bool) -> Iterator[tuple[str, str]]:
         """Yields the options whose greedy text, or coupled one, is not that of plain forwards.
 
-        Rules that draw are run, too: their laws are looked at later.
+        Rules that draw are run, too: their distributions are looked at later.
         """
         cases = enumerate(self.reference.cases)
-        changing = [index for index, case in cases if case.kind.reaches_law]
+        changing = [index for index, case in cases if case.kind.reaches_probs]
         runs = [(index, True, seed) for index in changing for seed in range(SEEDS)]
         outputs = self._outputs(runs, greedy, prompts)
         if not (self._rule.lossless if greedy else self.llm.engine.verifier.coupled):
@@ -149,7 +157,8 @@ class Trial:
             yield f"the {'greedy' if greedy else 'coupled'} text is not that of plain forwards"
 
 
-def _distance(laws: Tensor, plain: Tensor) -> Tensor:
-    """``[R]``: the greatest difference of two probabilities; a token that one law lacks has 0."""
-    beyond = laws.shape[-1] - plain.shape[-1]
-    return (laws - torch.nn.functional.pad(plain, (0, beyond))).abs().amax(-1)
+def _distance(probs: Tensor, plain: Tensor) -> Tensor:
+    """``[R]``: the greatest difference of two probabilities; a token that one distribution lacks
+    has 0."""
+    beyond = probs.shape[-1] - plain.shape[-1]
+    return (probs - torch.nn.functional.pad(plain, (0, beyond))).abs().amax(-1)

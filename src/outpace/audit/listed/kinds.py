@@ -41,13 +41,13 @@ def _dead_ends(ran: Ran) -> Iterator[str]:
     options = ran.reference.plain.intake.row_options(params)
     for output in ran.on:
         prompt, tokens = output.prompt_token_ids, output.token_ids
-        lawless = [
+        impossible = [
             not ran.reference.goes_on(prompt, tokens[:end], options)
             for end in range(len(tokens) + 1)
         ]
-        if any(lawless[:-1]):
+        if any(impossible[:-1]):
             yield "a text goes on where its options leave no token"
-        if (output.finish_reason == "error") > lawless[-1]:
+        if (output.finish_reason == "error") > impossible[-1]:
             yield "a text ends with an error where plain decoding goes on"
     if all(output.finish_reason != "error" for output in ran.on):
         yield "no text met a dead end: nothing is proved"
@@ -86,9 +86,10 @@ def _logprobs(ran: Ran) -> Iterator[str]:
             if token >= ran.reference.plain.target.vocabulary:
                 continue  # the contract has said so
             past = [made.token_ids[:place]]
-            law = ran.reference.laws([output.prompt_token_ids], past, [options])[0]
-            if abs(entry[token].logprob - float(law[token].log())) > 1e-9:
-                yield f"reports {entry[token].logprob} for a law of {float(law[token].log())}"
+            distribution = ran.reference.probs([output.prompt_token_ids], past, [options])[0]
+            if abs(entry[token].logprob - float(distribution[token].log())) > 1e-9:
+                right = float(distribution[token].log())
+                yield f"reports {entry[token].logprob} for a log-probability of {right}"
         if len(made.logprobs or []) != len(made.token_ids):
             yield "reports not one entry per token"
 
@@ -119,7 +120,7 @@ def _several(ran: Ran) -> Iterator[str]:
 
 def _drafting(ran: Ran) -> Iterator[str]:
     if "speculative" not in ran.case.values:
-        return  # who drafts is no law, and all laws are compared in every case
+        return  # who drafts is no distribution, and all distributions are compared in every case
     limit = 0 if ran.case.values["speculative"] == "off" else int(ran.case.values["speculative"])
     for output in ran.on:
         if output.metrics.num_draft_tokens > limit * output.metrics.num_target_passes:
@@ -143,8 +144,9 @@ class Kind:
     """What is looked at besides what is looked at in every case."""
     seeds: int = SEEDS
     """How many texts are drawn with the option, and how many without."""
-    reaches_law: bool = False
-    """Whether it changes the law: its greedy texts, too, are then those of plain forwards."""
+    reaches_probs: bool = False
+    """Whether it changes the distribution: its greedy texts, too, are then those of plain
+    forwards."""
     changes_texts: bool = False
     """Whether a value that changes no text would prove nothing."""
     may_fail: bool = False
@@ -155,12 +157,14 @@ class Kind:
 
 
 LAW = Kind(
-    f"law at every node to {EXACT:g}",
+    f"distribution at every node to {EXACT:g}",
     "text of plain forwards",
-    reaches_law=True,
+    reaches_probs=True,
     changes_texts=True,
 )
-DEAD_END = Kind("an error where no law is left", check=_dead_ends, reaches_law=True, may_fail=True)
+DEAD_END = Kind(
+    "an error where no distribution is left", check=_dead_ends, reaches_probs=True, may_fail=True
+)
 ENDS = Kind(
     "cut of the text without it",
     check=lambda ran: _cut(ran, ran.on, ran.off, True),

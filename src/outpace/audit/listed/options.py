@@ -1,15 +1,15 @@
 """Every sampling option under every drafter and every rule: honoured, with proof, or refused.
 
-An option that reaches the law is honoured if the law that enters the rule at every node of every
-draft is the one that plain decoding has after the same tokens. That is checked in float64 to 1e-12
-on runs with real drafts, rejections and ragged batches (`Spy`). What the rule makes of p is
-enumerated elsewhere (`law`), so that together the option is proved for the pair. Where no law
-enters a rule, because greedy and coupled rows are walked, the whole text must be the one of a loop
-of plain forwards.
+An option that reaches the distribution is honoured if the distribution that enters the rule at
+every node of every draft is the one that plain decoding has after the same tokens. That is checked
+in float64 to 1e-12 on runs with real drafts, rejections and ragged batches (`Spy`). What the rule
+makes of p is enumerated elsewhere (`law`), so that together the option is proved for the pair.
+Where no distribution enters a rule, because greedy and coupled rows are walked, the whole text must
+be the one of a loop of plain forwards.
 
 An option that ends or reports a text is honoured if the text is the one without it, cut where the
-option says, or reports what the plain law says. Each option is given a value that changes the
-text, and it is checked that it does.
+option says, or reports what the plain distribution says. Each option is given a value that changes
+the text, and it is checked that it does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from outpace.audit.listed.kinds import (
     TEXT,
 )
 from outpace.audit.listed.reference import Case, Reference
-from outpace.core.laws.truncation import NEVER
+from outpace.core.logits.truncation import NEVER
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
@@ -106,7 +106,7 @@ def cases() -> list[Case]:
              {"stop": list(LETTERS[:9])}),
         Case("skip_special_tokens", {"skip_special_tokens": False}, TEXT,
              {**FREQUENT, "ignore_eos": True}),
-        # Warped, or the logarithm of any law would do.
+        # Warped, or the logarithm of any distribution would do.
         Case("logprobs", {"logprobs": 3}, LOGPROBS, {"temperature": 0.6, "top_k": 5, **AGAIN}),
         Case("seed", {"seed": 12345}, SEED),
         Case("n", {"n": 3}, SEVERAL),
@@ -147,7 +147,7 @@ class OptionsReport:
 
     cells: list[Cell]
     nodes: int
-    """Laws that were compared with those of plain decoding."""
+    """Distributions that were compared with those of plain decoding."""
     worst: float
     """Greatest difference of two probabilities among them."""
     drafted: int = 0

@@ -1,4 +1,5 @@
-"""What plain decoding makes of each case of an option: laws and texts, without any engine."""
+"""What plain decoding makes of each case of an option: distributions and texts, without any
+engine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from outpace.api import LLM
 from outpace.audit.listed.contract import Ending
 from outpace.audit.listed.kinds import SEEDS, Kind
 from outpace.core.gumbel import gumbel
-from outpace.core.law import Branches, History, LawMaker, RowFault, RowOptions
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowFault, RowOptions
 from outpace.core.params import SamplingParams
 
 Prompts = Sequence[Sequence[int]]
@@ -89,13 +90,13 @@ class Reference:
         options = self.plain.intake.row_options(resolved)
         tokens: list[int] = []
         while self.goes_on(prompt, tokens, options) and not (tokens and ending.ends(tokens)):
-            law = self.laws([list(prompt)], [tokens], [options])[0]
+            distribution = self.probs([list(prompt)], [tokens], [options])[0]
             place = torch.tensor(len(prompt) + len(tokens))
-            noise = gumbel(torch.tensor(params.seed or 0), place, law.shape[-1])
-            tokens.append(int((law.log() + noise).argmax()))
+            noise = gumbel(torch.tensor(params.seed or 0), place, distribution.shape[-1])
+            tokens.append(int((distribution.log() + noise).argmax()))
         return tokens
 
-    def laws(
+    def probs(
         self,
         prompts: Sequence[Sequence[int]],
         outputs: Sequence[Sequence[int]],
@@ -106,13 +107,13 @@ class Reference:
         for text in sorted(texts, key=len, reverse=True):
             self._read(text)
         logits = torch.stack([self._logits[text] for text in texts])[:, None]
-        maker = LawMaker(options, self.plain.target.vocabulary)
+        maker = LogitsPipeline(options, self.plain.target.vocabulary)
         return maker(logits, Branches.root(len(texts)), History(prompts, outputs))[:, 0]
 
     def goes_on(self, prompt: Sequence[int], output: Sequence[int], options: RowOptions) -> bool:
         """Returns whether the options leave any token to go on with after this text."""
         try:
-            self.laws([prompt], [output], [options])
+            self.probs([prompt], [output], [options])
         except RowFault:
             return False
         return True

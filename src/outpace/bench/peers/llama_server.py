@@ -177,7 +177,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def samples(tokens: Sequence[int], count: int, temperature: float, seed: int) -> dict[str, Any]:
-    """Returns a request for exactly so many tokens, by the law at this temperature alone."""
+    """Returns a request for exactly n tokens, by the distribution at this temperature alone."""
     return {
         "prompt": list(tokens),
         "n_predict": count,

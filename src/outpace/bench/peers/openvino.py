@@ -37,7 +37,7 @@ class OpenVino(Contestant):
 
     def refusal(self, batch: int, temperature: float) -> str | None:
         if temperature > 0 and self._count is not None:
-            return "OpenVINO GenAI's speculative sampling does not sample the target's law"
+            return "OpenVINO GenAI's speculative sampling does not sample the target's distribution"
         return None
 
     def run(self, job: BatchJob) -> BatchTexts:

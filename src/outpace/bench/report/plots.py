@@ -249,7 +249,7 @@ def _named(curve: Curve) -> str:
 
 
 def _figure(width: float = 6.0, height: float = 3.4, columns: int = 1) -> tuple[Any, Any]:
-    """A figure of so many inches, and its axes: one, or one by column."""
+    """A figure of n inches, and its axes: one, or one by column."""
     # Without pyplot, which would keep every figure and look for a screen.
     size = (min(max(6.0, width), 14.0), height)
     figure = _matplotlib("figure").Figure(figsize=size, layout="constrained")

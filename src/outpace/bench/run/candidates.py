@@ -31,7 +31,7 @@ class TextRound:
 
 
 def play(llm: LLM, prompt: Sequence[int], tokens: int) -> list[TextRound]:
-    """Returns the rounds of a greedy text of at most so many tokens, drafted as ``llm`` drafts."""
+    """Returns the rounds of a greedy text of at most n tokens, drafted as ``llm`` drafts."""
     found: list[TextRound] = []
 
     def note(trace: RoundTrace) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.api import LLM
-from outpace.core.law import History, LawMaker, RowOptions
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Proposal, Verdict
 from outpace.core.stats import Seconds
@@ -29,7 +29,8 @@ class Rehearsal:
     """A batch of rows with the same text, which grows by one token per round. No draft is accepted.
 
     The drafter is told all that the engine would tell it: the states of committed tokens, the
-    target's laws, what became of its riders. So what it drafts costs what it costs in use.
+    target's distributions, what became of its auxiliary tokens. So what it drafts costs what it
+    costs in use.
     """
 
     def __init__(self, llm: LLM, rows: int, context: int, temperature: float) -> None:
@@ -55,13 +56,13 @@ class Rehearsal:
     def rows(self) -> Rows:
         """Returns the batch as the drafter sees it when a round begins."""
         device, count = self._target.device, len(self._prompts)
-        law = LawMaker([self._options] * count, self._vocabulary, device)
+        distribution = LogitsPipeline([self._options] * count, self._vocabulary, device)
         history = History(self._prompts, self._outputs)
-        return Rows(history, law, torch.arange(count, device=device), self._terms)
+        return Rows(history, distribution, torch.arange(count, device=device), self._terms)
 
     def propose(self, rows: Rows, nodes: int) -> Proposal:
-        """Returns the drafter's proposal of at most so many nodes in each row."""
-        with rows.law.drafting():
+        """Returns the drafter's proposal of at most n nodes in each row."""
+        with rows.pipeline.drafting():
             return self._drafter.propose(rows, [nodes] * len(rows))
 
     def score(self, rows: Rows, proposal: Proposal) -> Callable[[], None]:
@@ -73,19 +74,19 @@ class Rehearsal:
             pending,
             proposal.tokens,
             proposal.tree,
-            proposal.riders,
+            proposal.aux_tokens,
             self._layers,
-            proposal.entered,
+            proposal.precomputed,
         )
         scores = self._target.score(plan)
         self._target.commit([[]] * len(pending))
-        laws = None
-        if self._drafter.needs.laws:
-            laws = rows.law.soft(scores.logits, branches_of(proposal), rows.history)
+        probs = None
+        if self._drafter.needs.probs:
+            probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
         token = token_at(rows.length(0), self._vocabulary)
         for output in self._outputs:
             output.append(token)
-        return partial(self._tell, rows, proposal, scores, pending, laws, token)
+        return partial(self._tell, rows, proposal, scores, pending, probs, token)
 
     def _tell(
         self,
@@ -93,7 +94,7 @@ class Rehearsal:
         proposal: Proposal,
         scores: Scores,
         pending: list[list[int]],
-        laws: Tensor | None,
+        probs: Tensor | None,
         token: int,
     ) -> None:
         """Tells the drafter that its draft was refused and the token committed instead."""
@@ -102,10 +103,8 @@ class Rehearsal:
         root = torch.zeros_like(rows.positions)
         verdict = Verdict(root, torch.full_like(root, token), host=[0] * len(rows))
         seconds = Seconds(0.0, 0.0, 0.0)
-        with rows.law.drafting():
-            self._drafter.observe(
-                rows, Round(proposal, verdict, seconds, laws, scores.rider_logits)
-            )
+        with rows.pipeline.drafting():
+            self._drafter.observe(rows, Round(proposal, verdict, seconds, probs, scores.aux_logits))
 
 
 @contextmanager
@@ -126,14 +125,14 @@ def token_at(place: int, vocabulary: int) -> int:
 
 
 def text_of(tokens: int, vocabulary: int) -> list[int]:
-    """Returns the first so many tokens of the text."""
+    """Returns the first n tokens of the text."""
     return [token_at(place, vocabulary) for place in range(tokens)]
 
 
 def fill(
     target: Target, rows: int, text: list[int], layers: frozenset[int] = frozenset()
 ) -> list[ReadPart]:
-    """Gives a target without rows so many rows of one text, all but its last token cached.
+    """Gives a target without rows n rows of one text, all but its last token cached.
 
     The text is read once, in the parts that are returned, with the states of these layers.
     """

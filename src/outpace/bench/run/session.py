@@ -128,7 +128,7 @@ def _options_of(llm: LLM) -> list[str]:
 def engine(
     engines: Engines, config: Mapping[str, Any] | SpeculativeConfig | None, rows: int
 ) -> LLM:
-    """Returns the engine of one ``speculative_config``, for so many rows."""
+    """Returns the engine of one ``speculative_config``, for n rows."""
     check_arguments(engines.options, WITH_FLAGS)
     options = {"generation_config": "none", "max_num_seqs": rows, **engines.options}
     return LLM(engines.model, speculative_config=config, **options)

@@ -1,4 +1,4 @@
-"""How far a lossy rule's tokens are from the target's law, measured along a run."""
+"""How far a lossy rule's tokens are from the target's distribution, measured along a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.api import LLM
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.engine.trace import RoundTrace
 from outpace.verify.base import Rule
@@ -23,7 +23,8 @@ WIDEST = 256
 
 @dataclass(frozen=True)
 class Divergence:
-    """Mean total variation between the law of the next token under the rule and the target's."""
+    """Mean total variation between the distribution of the next token under the rule and the
+    target's."""
 
     mean: float
     largest: float
@@ -52,15 +53,15 @@ class Watch:
     def see(self, trace: RoundTrace) -> None:
         """Asks the rule, at every root, what it would do with every token that might have been
         drafted there."""
-        if trace.laws is None:
+        if trace.probs is None:
             return
-        for row in range(trace.laws.shape[0]):
+        for row in range(trace.probs.shape[0]):
             if len(self.found) >= self.limit or not trace.decisions[row].drafted:
                 continue
-            if _peeks(trace.rule) and isinstance(trace.proposal.law, Sampled):
+            if _peeks(trace.rule) and isinstance(trace.proposal.distribution, Sampled):
                 self.blocked = True
                 continue
-            variation, unseen = one_step(trace.rule, trace.laws[row], trace.proposal, row)
+            variation, unseen = one_step(trace.rule, trace.probs[row], trace.proposal, row)
             self.found.append(variation)
             self.unseen.append(unseen)
 
@@ -86,25 +87,25 @@ def _peeks(rule: Rule) -> bool:
 
 
 def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float, float]:
-    """Returns the total variation between the law of the next token and p, if one token is drafted,
-    and the draft mass that was left out.
+    """Returns the total variation between the distribution of the next token and p, if one token is
+    drafted, and the draft mass that was left out.
 
     p: ``[M, V]`` of the row. Every token x that may be drafted is weighed with q(x):
-    law(y) = sum_x q(x) (pass(x) [y = x] + stop(x) next(y | x)).
+    distribution(y) = sum_x q(x) (pass(x) [y = x] + stop(x) next(y | x)).
     """
     tokens, weights, q = _candidates(proposal, row)
     count = tokens.shape[0]
     device = p.device
-    # The laws behind x are not known for tokens other than the drafted one, and do not matter for
-    # the first token: the same law stands at the root and behind.
-    laws = torch.stack([p[0], p[0]]).expand(count, -1, -1)
-    law = Point() if q is None else Sampled(q.expand(count, 1, -1))
+    # The distributions behind x are not known for tokens other than the drafted one, and do not
+    # matter for the first token: the same distribution stands at the root and behind.
+    probs = torch.stack([p[0], p[0]]).expand(count, -1, -1)
+    distribution = Deterministic() if q is None else Sampled(q.expand(count, 1, -1))
     counts = torch.ones(count, dtype=torch.long, device=device)
-    single = Proposal(tokens[:, None], Tree.chain(count, 1, device), counts, law)
+    single = Proposal(tokens[:, None], Tree.chain(count, 1, device), counts, distribution)
     informed = _informed(rule, row, count)
-    stop = informed.stop(laws, single)[:, 0].double()
+    stop = informed.stop(probs, single)[:, 0].double()
     root = torch.zeros(count, dtype=torch.long, device=device)
-    extra = informed.next(laws, single, root).double()
+    extra = informed.next(probs, single, root).double()
     weights = weights.double()
     mixed = ((weights * stop)[:, None] * extra).sum(0)
     mixed.index_add_(0, tokens, weights * (1 - stop))
@@ -114,11 +115,12 @@ def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float
 
 
 def _candidates(proposal: Proposal, row: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Tokens that could stand first, their probabilities, and the law they are drawn from."""
-    if isinstance(proposal.law, Point):
+    """Tokens that could stand first, their probabilities, and the distribution they are drawn
+    from."""
+    if isinstance(proposal.distribution, Deterministic):
         token = proposal.tokens[row, :1]
         return token, torch.ones(1, dtype=torch.float64, device=token.device), None
-    q = proposal.law.q[row, 0]
+    q = proposal.distribution.q[row, 0]
     top = torch.topk(q, min(WIDEST, q.shape[-1]))
     kept = top.values > 0
     return top.indices[kept], top.values[kept], q

@@ -1,4 +1,4 @@
-"""How far a lossy rule is from the target's law on given prompts: a short run, watched."""
+"""How far a lossy rule is from the target's distribution on given prompts: a short run, watched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHAIN = 5
 
 @dataclass(frozen=True)
 class Replay:
-    """What a lossy rule did to the law, or why that is not known."""
+    """What a lossy rule did to the distribution, or why that is not known."""
 
     rule: str
     divergence: Divergence | None
@@ -48,9 +48,9 @@ class Replay:
 
 
 def replay(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Replay | None:
-    """Returns what the engine's rule does to the law of the first `TEXTS` prompts, under the same
-    options and seed; None for a lossless rule, at no cost. Where the engine chooses how much is
-    drafted, the same number is drafted in all of these rounds.
+    """Returns what the engine's rule does to the distribution of the first `TEXTS` prompts, under
+    the same options and seed; None for a lossless rule, at no cost. Where the engine chooses how
+    much is drafted, the same number is drafted in all of these rounds.
     """
     rule = llm.engine.verifier.rule
     if rule.lossless:

@@ -29,7 +29,7 @@ class Traffic:
     """Keys and values."""
 
     def of_pass(self, batch: int, context: float) -> float:
-        """Bytes of a pass over a batch with so many cached tokens each."""
+        """Bytes of a pass over a batch with n cached tokens each."""
         return self.weights + batch * context * self.per_cached_token
 
 

@@ -19,7 +19,7 @@ class Agreement:
     sampled: float
     """Mean of sum(min(p, q)) at temperature 1 on sampled text: the token rule's acceptance."""
     entropy: float
-    """Mean entropy of the target's law at temperature 1, in nats."""
+    """Mean entropy of the target's distribution at temperature 1, in nats."""
     distinct_tokens: float
     """Different tokens / tokens, mean over the greedy texts."""
     distinct_4grams: float

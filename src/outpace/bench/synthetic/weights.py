@@ -51,7 +51,7 @@ def _fill(name: str, parameter: Tensor, generator: torch.Generator) -> None:
 
 
 def _sharpen(model: nn.Module, shape: ModelShape, generator: torch.Generator) -> None:
-    """Sets the final norm so that the law is about as uncertain as a language model's.
+    """Sets the final norm so that the distribution is about as uncertain as a language model's.
 
     Of Gaussian logits over V tokens the largest dominates once their standard deviation is above
     sqrt(2 ln V). Random signs keep a head that is tied to the embedding from preferring the last

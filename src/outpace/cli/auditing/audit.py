@@ -27,7 +27,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     no_args_is_help=True,
-    help="Prove, or refute, that speculation leaves the text's law alone. Exit code 1: refuted.",
+    help="Prove, or refute, that speculation leaves the text's distribution alone. "
+    "Exit code 1: refuted.",
 )
 app.command()(families)
 
@@ -60,8 +61,8 @@ Chat = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 
 
-@app.command()
-def law(
+@app.command("law")
+def audit_distributions(
     rule: Rules = None,
     drafter: Drafters = None,
     full: Annotated[bool, typer.Option("--full", help="All shapes of drafts.")] = False,
@@ -69,7 +70,7 @@ def law(
 ) -> None:
     """Enumerate every outcome of every rule on small vocabularies: total variation to 1e-12."""
     with starting():
-        from outpace.audit.gate.law import audit_law
+        from outpace.audit.gate.enumeration import audit_law
 
     conclude(audit_law(rule or None, drafter or None, fast=not full), as_json)
 
@@ -133,10 +134,12 @@ def model(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Bet against this model's speculation: is each token drawn from the law of plain decoding?
+    """Bet against this model's speculation: is each token drawn from the distribution of plain
+    decoding?
 
-    Texts are sampled with speculation on, and every token is played against the law that a plain
-    forward computes. The test may stop at any time, as at Ctrl-C or SIGTERM; see docs/audit.md.
+    Texts are sampled with speculation on, and every token is played against the distribution that a
+    plain forward computes. The test may stop at any time, as at Ctrl-C or SIGTERM; see
+    docs/audit.md.
     """
     speculation.config(model.bundled)  # refused before anything is imported
     check_alpha(alpha)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def room_for(answer: int, context: int) -> int:
-    """Returns how many tokens are kept free for an answer of at most so many tokens.
+    """Returns how many tokens are kept free for an answer of at most n tokens.
 
     No more than a quarter of the context: a longer answer is cut off, rather than the conversation
     before it forgotten.

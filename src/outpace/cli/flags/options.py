@@ -226,7 +226,7 @@ Number = Annotated[int, _count("--n", "Texts per prompt.", SAMPLING)]
 
 NumBeams = Annotated[
     int | None,
-    _count("--num-beams", "Search for the most likely texts with so many beams.", BEAMS),
+    _count("--num-beams", "Search for the most likely texts with n beams.", BEAMS),
 ]
 LengthPenalty = Annotated[
     float | None,

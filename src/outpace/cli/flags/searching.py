@@ -30,7 +30,7 @@ def check_search(flags: BeamFlags, compare: bool, config: Mapping[str, Any] | No
     if config is not None and config.get("method") != "none":
         raise ConfigError(
             "--num-beams does not go with a drafter: a beam search draws nothing, so that no rule "
-            "can verify drafts against a law; drop what asks for one, or --num-beams."
+            "can verify drafts against a distribution; drop what asks for one, or --num-beams."
         )
 
 

@@ -105,9 +105,13 @@ class Comparison:
         if self.identical:
             return "Both wrote the same text, token for token."
         if not self.expects_identity:
-            law = "the same law" if self.lossless else "another law, as the rule is lossy"
+            distribution = (
+                "the same distribution"
+                if self.lossless
+                else "another distribution, as the rule is lossy"
+            )
             return (
-                f"The sampled texts differ by design (other draws from {law}); "
+                f"The sampled texts differ by design (other draws from {distribution}); "
                 "--verify coupled writes the same text with and without speculation."
             )
         if not self.lossless:
@@ -262,9 +266,9 @@ def _run(llm: LLM, prompts: Sequence[Prompt], params: SamplingParams) -> Run:
 
 
 def _what(llm: LLM, params: SamplingParams, prompts: int, repeats: int) -> str:
-    law = "greedy" if params.greedy else f"temperature {params.temperature:g}"
+    distribution = "greedy" if params.greedy else f"temperature {params.temperature:g}"
     many = f", {prompts} prompts" if prompts > 1 else ""
     return (
-        f"{llm.config.method}, k={llm.config.num_speculative_tokens}, {law}{many}, "
+        f"{llm.config.method}, k={llm.config.num_speculative_tokens}, {distribution}{many}, "
         f"{repeats} runs of each in turns"
     )

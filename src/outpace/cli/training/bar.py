@@ -57,7 +57,7 @@ def play(
 ) -> Reached:
     """Trains under a bar and returns where the run ended.
 
-    patience: after so many reports without a higher figure than before, those of earlier sittings
+    patience: after n reports without a higher figure than before, those of earlier sittings
     among them, the run ends; None: it goes on. every: steps between two reports. minutes: after so
     many the run ends, too; None: never. draw: is called after each report.
     """

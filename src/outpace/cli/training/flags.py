@@ -108,7 +108,7 @@ class TextFlags:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {value}.")
 
     def wanted(self, prompts: int) -> int:
-        """Returns how many answers are written to so many prompts; ``ConfigError`` where some of
+        """Returns how many answers are written to n prompts; ``ConfigError`` where some of
         them would be the same."""
         wanted = self.answers or (prompts if self.data else 1000)
         if wanted > prompts and not self.temperature:
@@ -205,7 +205,7 @@ class RunFlags:
     ] = None
     patience: Annotated[
         int | None,
-        _option("--patience", "Stop after so many reports without a better figure.", RUN),
+        _option("--patience", "Stop after n reports without a better figure.", RUN),
     ] = None
     every: Annotated[
         int | None, _option("--every", "Steps between two reports. Unset: 50.", RUN)

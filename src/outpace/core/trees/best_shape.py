@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from outpace.core.trees.tree_shape import Chances, TreeShape
 
 Price = Callable[[int, int], float]
-"""What a round costs with so many nodes in so many levels."""
+"""What a round costs with n nodes in n levels."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class BestShapes:
 
     def expected(self, nodes: int) -> float:
         """Returns how many drafted tokens are expected to be accepted of the best shape with at
-        most so many nodes."""
+        most n nodes."""
         return float(self._tables[0][0][0][nodes]) if self.levels else 0.0
 
     def shape(self, nodes: int) -> TreeShape:
@@ -94,7 +94,7 @@ def _best_split(
 
 
 def best_shape(nodes: int, chances: Chances, price: Price) -> TreeShape:
-    """Returns the shape with most tokens for its price, of up to so many nodes; the chances bound
+    """Returns the shape with most tokens for its price, of up to n nodes; the chances bound
     its depth and its siblings.
 
     >>> best_shape(4, [[0.9, 0.5]] * 4, lambda nodes, levels: 1 + 0.1 * (nodes + levels)).parents

@@ -39,7 +39,7 @@ class TreeShape:
 
     @classmethod
     def branching(cls, children: Sequence[int]) -> TreeShape:
-        """Returns the shape with so many children per node at each depth, level by level.
+        """Returns the shape with n children per node at each depth, level by level.
 
         >>> TreeShape.branching([3, 2]).levels
         ((1, 2, 3), (4, 5, 6, 7, 8, 9))
@@ -126,7 +126,7 @@ class TreeShape:
         return cls(tuple(parents))
 
     def first(self, nodes: int) -> TreeShape:
-        """Returns the shape of the first so many nodes, the same object each time."""
+        """Returns the shape of the first n nodes, the same object each time."""
         if nodes >= self.size:
             return self
         if nodes not in self._parts:
@@ -230,7 +230,7 @@ class TreeShape:
 
 
 def chain_trail(drafted: int, accepted: int) -> Trail:
-    """Returns what became of a chain of which so many tokens were accepted."""
+    """Returns what became of a chain of which n tokens were accepted."""
     return [(1, 0)] * accepted + [(1, None)] * (accepted < drafted)
 
 

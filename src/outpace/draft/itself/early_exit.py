@@ -68,4 +68,6 @@ class EarlyExit(PartialDrafter):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         proposal = super().propose(rows, budgets)
-        return replace(proposal, entered=self.view.entered) if proposal.tree.size else proposal
+        return (
+            replace(proposal, precomputed=self.view.precomputed) if proposal.tree.size else proposal
+        )

@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outpace.core.options import option
-from outpace.core.proposal import Drawn, Proposal, Riders
+from outpace.core.proposal import AuxTokens, Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.guesses import Guess, merged, point_trees
+from outpace.draft.guesses import Guess, deterministic_trees, merged
 from outpace.draft.ngrams import NgramPool
 from outpace.errors import ConfigError
 
 MOST_COLUMNS = 192
-"""Riders of a row, at most."""
+"""Auxiliary tokens of a row, at most."""
 
 RECENT = 256
 """Tokens from which guesses are taken."""
@@ -120,7 +120,7 @@ class LookaheadDrafter(Drafter):
     """
 
     name: ClassVar[str] = "lookahead"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     trees: bool = True
     rides: bool = True
     default_rule: ClassVar[str] = "match"
@@ -130,7 +130,7 @@ class LookaheadDrafter(Drafter):
         """vocabulary: tokens that can be drafted; heads may be wider."""
         self.width, self.levels = options.max_window_size, options.max_ngram_size - 1
         self.longest = options.max_verification_set_size * self.levels
-        self.riders_per_row = self.width * self.levels
+        self.aux_per_row = self.width * self.levels
         self._most = options.max_verification_set_size
         self._vocabulary = vocabulary
         self._pools: list[NgramPool] = []
@@ -151,23 +151,25 @@ class LookaheadDrafter(Drafter):
         self._riding = []
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        guessing = [row for row, budget in enumerate(budgets) if budget and not rows.is_pure(row)]
+        guessing = [
+            row for row, budget in enumerate(budgets) if budget and not rows.is_reproducible(row)
+        ]
         placed = {row: self._placed(rows, row) for row in guessing}
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
         self._riding = [row in placed for row in range(len(rows))]
-        proposal = point_trees(guesses, rows.seeds.device)
+        proposal = deterministic_trees(guesses, rows.seeds.device)
         if not placed:
             return proposal
         unused = [0] * (self.width * self.levels)
         tokens = to_device([placed.get(row, unused) for row in range(len(rows))], rows.seeds.device)
         parents = to_device(self._parents(proposal.tree.size), rows.seeds.device)
-        return replace(proposal, riders=Riders(parents.expand(len(rows), -1), tokens=tokens))
+        return replace(proposal, aux_tokens=AuxTokens(parents.expand(len(rows), -1), tokens=tokens))
 
     def observe(self, rows: Rows, round: Round) -> None:
         riding, self._riding = self._riding, []
-        if round.rider_logits is None or round.proposal.riders is None:
+        if round.aux_logits is None or round.proposal.aux_tokens is None:
             return
-        last = round.rider_logits[:, -self.width :, : self._vocabulary]
+        last = round.aux_logits[:, -self.width :, : self._vocabulary]
         newest = last.argmax(-1).tolist()  # [B, W]
         for row, rides in enumerate(riding):
             if rides:
@@ -186,13 +188,13 @@ class LookaheadDrafter(Drafter):
         pool = self._pools[row]
         pool.learn(rows.since(row, pool.known))
         known = pool.after(rows.root(row))
-        if not known and not rows.is_pure(row):
+        if not known and not rows.is_reproducible(row):
             known = [(self._windows[row].first,)]
         return merged(map(Guess.chain, known), budget)
 
     def _parents(self, drafted: int) -> list[int]:
-        """What each rider follows: the lowest level is a chain behind the root, and every other
-        token follows the one below it in its column."""
+        """What each auxiliary token follows: the lowest level is a chain behind the root, and every
+        other token follows the one below it in its column."""
         first = drafted + 1
         chain = [0, *range(first, first + self.width - 1)]
         return [*chain, *range(first, first + self.width * (self.levels - 1))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.core.proposal import Drawn, EndsBehind, Proposal
+from outpace.core.proposal import Drawn, EndsAfter, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.values import number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
@@ -65,7 +65,7 @@ class PartialDrafter(Drafter):
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
         self.view.begin()
         logits = self.view.forward(to_device(pending, rows.seeds.device), keep=1)[:, -1]  # [B, V]
-        chains = Chains(rows, budgets, self.lane, self._ends_behind(len(rows)))
+        chains = Chains(rows, budgets, self.random_stream, self._ends_after(len(rows)))
         while chains.grow(logits):
             logits = self.view.forward(chains.tokens[:, -1:])[:, -1]
         self._drafted = chains.counts
@@ -88,7 +88,7 @@ class PartialDrafter(Drafter):
         super().reset()
         self._drafted = []
 
-    def _ends_behind(self, rows: int) -> EndsBehind | None:
+    def _ends_after(self, rows: int) -> EndsAfter | None:
         """What ends the chains of this round, by the thresholds of their texts."""
         if self._exits is None:
             return None

@@ -14,7 +14,7 @@ import numpy as np
 from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.guesses import Guess, point_trees
+from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.matching import MatchOptions
@@ -57,13 +57,13 @@ class ConsensusDrafter(Drafter):
     propose nothing.
 
     The samples stay independent of each other: the tokens of a draft are given once the others'
-    texts are, and each of them is verified with the row's own law and the row's own random numbers.
-    Rows whose text must follow from their own history alone (those with a seed) ask themselves
-    only.
+    texts are, and each of them is verified with the row's own distribution and the row's own random
+    numbers. Rows whose text must follow from their own history alone (those with a seed) ask
+    themselves only.
     """
 
     name: ClassVar[str] = "consensus"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
     trees: bool = True
     default_rule: ClassVar[str] = "match"
@@ -110,7 +110,7 @@ class ConsensusDrafter(Drafter):
         for row, text in enumerate(self._texts[: len(rows)]):
             text.catch_up(rows, row)
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
-        return point_trees(guesses, rows.seeds.device)
+        return deterministic_trees(guesses, rows.seeds.device)
 
     def observe(self, rows: Rows, round: Round) -> None:
         # A row that drafts nothing for a while must not have much to catch up with.
@@ -120,7 +120,7 @@ class ConsensusDrafter(Drafter):
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         if not budget:
             return Guess()
-        alone = rows.is_pure(row)
+        alone = rows.is_reproducible(row)
         votes = self._votes(row, alone)
         best = Guess()
         for length in sorted({vote.agree for vote in votes}, reverse=True):

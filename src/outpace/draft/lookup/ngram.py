@@ -13,13 +13,13 @@ from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
-from outpace.draft.chains import point_chains
+from outpace.draft.chains import deterministic_chains
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 
 LONGEST = 64
 """Tokens that a look-up may compare: each size costs a table entry per token of the text, and texts
-that repeat so many tokens also repeat the last few of them."""
+that repeat n tokens also repeat the last few of them."""
 
 
 class _Index:
@@ -85,7 +85,7 @@ class NgramDrafter(Drafter):
     """
 
     name: ClassVar[str] = "ngram"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
     Options: ClassVar[type[Any]] = NgramOptions
 
@@ -131,4 +131,4 @@ class NgramDrafter(Drafter):
             index = self._rows[row]
             index.learn(rows.since(row, index.read))
             drafts.append(index.follow(budget) if budget else [])
-        return point_chains(drafts, rows.seeds.device)
+        return deterministic_chains(drafts, rows.seeds.device)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from outpace.core.options import option
-from outpace.core.proposal import Drawn, Needs, Point, Proposal
+from outpace.core.proposal import Deterministic, Drawn, Needs, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
@@ -73,21 +73,21 @@ class RecyclingOptions:
 class RecyclingDrafter(Drafter):
     """Drafts a tree from a matrix with the latest most probable successors of every token.
 
-    The matrix is shared by all requests. It is written in every round, from the target's laws at
-    the root and at all drafted nodes, rejected ones too. A child of rank r is its parent's r-th
-    successor; the draft ends at the first node that has none. Where nothing is known of a token, a
-    prompt's own successor stands in.
+    The matrix is shared by all requests. It is written in every round, from the target's
+    distributions at the root and at all drafted nodes, rejected ones too. A child of rank r is its
+    parent's r-th successor; the draft ends at the first node that has none. Where nothing is known
+    of a token, a prompt's own successor stands in.
 
     What the matrix holds depends on other requests. Rows whose text must follow from their own
     history alone draft from the successors in their own text instead.
     """
 
     name: ClassVar[str] = "recycling"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
     trees: bool = True
     default_rule: ClassVar[str] = "match"
-    needs: Needs = Needs(laws=True)
+    needs: Needs = Needs(probs=True)
     Options: ClassVar[type[Any]] = RecyclingOptions
 
     def __init__(
@@ -127,13 +127,13 @@ class RecyclingDrafter(Drafter):
         device = rows.seeds.device
         counts = to_device([len(draft) for draft in drafts], device)
         tree = self._plans.of(shape.first(width)).tree(len(rows))
-        return Proposal(padded(drafts, device), tree, counts, Point())
+        return Proposal(padded(drafts, device), tree, counts, Deterministic())
 
     def observe(self, rows: Rows, round: Round) -> None:
         round = round.played
-        if round.laws is None:
+        if round.probs is None:
             return
-        top = round.laws.topk(self._candidates, -1)
+        top = round.probs.topk(self._candidates, -1)
         found = torch.where(top.values > 0, top.indices, -1).tolist()  # [B, M, k]
         drafted, counts = round.proposal.tokens.tolist(), round.proposal.counts.tolist()
         paths = round.verdict.path(round.proposal.tree).tolist()
@@ -162,7 +162,7 @@ class RecyclingDrafter(Drafter):
         return tokens[1:]
 
     def _successors(self, rows: Rows, row: int) -> Successors:
-        if not rows.is_pure(row):
+        if not rows.is_reproducible(row):
             return self._matrix.after
         own = self._own[row]
         own.learn(rows.since(row, own.known))

@@ -16,7 +16,7 @@ from outpace.core.options import needed
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.guesses import Guess, point_trees
+from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
 from outpace.draft.lookup.matching import MatchOptions
@@ -56,7 +56,7 @@ class RetrievalDrafter(Drafter):
     """
 
     name: ClassVar[str] = "retrieval"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
     trees: bool = True
     default_rule: ClassVar[str] = "match"
@@ -94,7 +94,7 @@ class RetrievalDrafter(Drafter):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
-        return point_trees(guesses, rows.seeds.device)
+        return deterministic_trees(guesses, rows.seeds.device)
 
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         options = self._options

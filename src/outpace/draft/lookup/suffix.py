@@ -15,7 +15,7 @@ from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import flag, is_whole, number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.guesses import Guess, point_trees
+from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.matching import DEEPEST
@@ -75,7 +75,7 @@ class SuffixDrafter(Drafter):
     """
 
     name: ClassVar[str] = "suffix"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = SuffixOptions
@@ -125,7 +125,7 @@ class SuffixDrafter(Drafter):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
-        made = point_trees(guesses, rows.seeds.device)
+        made = deterministic_trees(guesses, rows.seeds.device)
         sure = [guess.sure for guess in guesses] if made.tree.is_chain else ()
         return replace(made, sure=sure)
 
@@ -141,7 +141,7 @@ class SuffixDrafter(Drafter):
         text.catch_up(rows, row)
         context = text.last(self._depth)
         own, _ = self._best(text.occurrences, context, budget)
-        if not self.past or rows.is_pure(row):
+        if not self.past or rows.is_reproducible(row):
             return own
         others, place = self._best(self.past.occurrences, context, budget)
         if others.score <= own.score:

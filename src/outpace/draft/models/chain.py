@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.law import Branches
+from outpace.core.logits_pipeline import Branches
 from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
@@ -39,7 +39,7 @@ from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.origin import origin_of
 
 CATCH_UP = 16
-"""Unseen tokens that are fed beside other rows' in one pass; more are cached row by row first."""
+"""Unseen tokens that are fed with other rows' in one pass; more are cached row by row first."""
 
 BEHIND = 2
 """Tokens by which a row may go back behind what is committed: the last one is fed once more where
@@ -47,12 +47,13 @@ its logits are gone."""
 
 
 LISTENS = 32
-"""Tokens that must fit behind a text for `DraftModel.laws_of`: more are hardly ever committed at
+"""Tokens that must fit behind a text for `DraftModel.probs_of`: more are hardly ever committed at
 once."""
 
 
 class DraftModel(Drafter):
-    """Draws each token from the model's law under the request's own options, left to right.
+    """Draws each token from the model's distribution under the request's own options, left to
+    right.
 
     Nothing leaves the device while it drafts, unless the rule ends chains early. Its cache is fed
     whatever the row has that it has not seen, so that nothing special happens after a full
@@ -67,7 +68,7 @@ class DraftModel(Drafter):
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
     ends_chains: bool = True
-    tells_laws: bool = True
+    has_probs: bool = True
     Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(
@@ -213,7 +214,7 @@ class DraftModel(Drafter):
         keeps = info.source is None and not self._looking.shows(len(self._keeps))
         self._keeps.append(keeps)
         self._whole.append(info.keep_cached)
-        self._borrows.append(keeps and info.forked_from is None and not info.pure)
+        self._borrows.append(keeps and info.forked_from is None and not info.reproducible)
 
     def known(self, row: int) -> Mapping[str, int]:
         own, known = self._own[row], self.runner.lengths[row]
@@ -257,18 +258,18 @@ class DraftModel(Drafter):
         asked = WITH_STATES if rows.terms.goes_on is not None else {}
         read, states = self._feed(live, [[] for _ in live], asked)
         logits = read[:, 0]  # [B, V]
-        chains = Chains(rows, counts, self.lane)
+        chains = Chains(rows, counts, self.random_stream)
         while chains.grow(logits, states=None if states is None else states[:, -1]):
             scored, states = self._score(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
             self.runner.advance([int(row) for row in live])
             logits = scored[:, -1]
         return chains.proposal(self._plans.chain(len(rows), chains.length))
 
-    def laws_of(
+    def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
     ) -> Tensor | None:
-        """Returns the laws before any argmax, ``[B, T, V]``, from one pass that reads what was
-        committed since, too; zeros in rows that reach beyond the context."""
+        """Returns the distributions before any argmax, ``[B, T, V]``, from one pass that reads what
+        was committed since, too; zeros in rows that reach beyond the context."""
         count = tokens.shape[1]
         asked = [count if on else 0 for on in wanted or [True] * len(rows)]
         budgets = self._heard(rows, asked)
@@ -277,7 +278,7 @@ class DraftModel(Drafter):
         live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
         if not any(live):
             return None
-        # Behind a token that it does not have its laws mean nothing.
+        # Behind a token that it does not have its distributions mean nothing.
         fed = tokens[:, :-1].clamp(max=self._own_size - 1)
         listed = zip(fed.tolist(), live, strict=True)
         logits = self._read(live, [row if on else [] for row, on in listed])
@@ -286,9 +287,9 @@ class DraftModel(Drafter):
         steps = torch.arange(count, device=tokens.device)
         before = (steps[:, None] > steps).expand(len(rows), -1, -1)
         branches = Branches(tokens[:, None].expand(-1, count, -1), before)
-        laws = rows.law.soft(logits, branches, rows.history_before())
-        dead = to_device([not on for on in live], laws.device).bool()
-        return laws.masked_fill(dead[:, None, None], 0.0)
+        probs = rows.pipeline.soft(logits, branches, rows.history_before())
+        dead = to_device([not on for on in live], probs.device).bool()
+        return probs.masked_fill(dead[:, None, None], 0.0)
 
     def observe(self, rows: Rows, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was

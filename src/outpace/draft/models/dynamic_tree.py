@@ -30,7 +30,7 @@ class DynamicTree(DraftModel):
     """
 
     name: ClassVar[str] = "draft_tree"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     trees: bool = True
     ends_chains: bool = False
     longest: int = NODES

@@ -38,7 +38,7 @@ class ForeignModel(DraftModel):
     before.
     """
 
-    tells_laws: bool = False  # they are of its own tokens, not of the target's
+    has_probs: bool = False  # they are of its own tokens, not of the target's
 
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(drafter, runner, target.vocabulary, sight)
@@ -77,7 +77,7 @@ class ForeignModel(DraftModel):
     def origin(self) -> Origin | None:
         return None
 
-    def laws_of(
+    def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
     ) -> Tensor | None:
         return None

@@ -1,7 +1,8 @@
 """Drafts the tokens that two vocabularies have in common (TLI, token-level intersection).
 
-Timor et al. 2025 (arXiv 2502.05202), algorithm 4: the draft model's law is restricted to the shared
-tokens and made to sum to 1. From then on it is ordinary speculative sampling with that law.
+Timor et al. 2025 (arXiv 2502.05202), algorithm 4: the draft model's distribution is restricted to
+the shared tokens and made to sum to 1. From then on it is ordinary speculative sampling with that
+distribution.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from outpace.targets.hf.runner import Runner
 
 
 class IntersectionModel(ForeignModel):
-    """Draws each token from the model's law over the shared tokens, under the request's own
-    options."""
+    """Draws each token from the model's distribution over the shared tokens, under the request's
+    own options."""
 
     def __init__(
         self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight, shared: Vocabulary
@@ -36,7 +37,7 @@ class IntersectionModel(ForeignModel):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
         logits = self._catch_up(live)  # [B, V]
-        chains, fed = Chains(rows, counts, self.lane), [rows.seeds.new_empty(len(rows), 0)]
+        chains, fed = Chains(rows, counts, self.random_stream), [rows.seeds.new_empty(len(rows), 0)]
         while chains.grow(logits):
             # A token that is not shared is only drawn where the options leave none of the others.
             fed.append(self._vocabulary.to_own(chains.tokens[:, -1:]).clamp(min=0))

@@ -21,7 +21,7 @@ MARKED = 0.02
 """Share of the tokens that carry a mark for the space, from which it is taken to be one."""
 
 OFFSET = 2.7
-"""The offset in Zipf's law as Mandelbrot wrote it: the token of rank r is met about
+"""The offset in Zipf's distribution as Mandelbrot wrote it: the token of rank r is met about
 1 / (r + OFFSET) times."""
 
 
@@ -90,7 +90,7 @@ def coverage(target: Loaded, shared: Vocabulary) -> float:
     """Returns about which share of a text's tokens are shared ones.
 
     Tokenizers number their tokens by how frequent they were in training. So the tokens of two
-    characters or more are weighed by Zipf's law, in the order of their numbers.
+    characters or more are weighed by Zipf's distribution, in the order of their numbers.
     """
     ordinary = [n for n, spelt in spellings(target.tokenizer).items() if len(spelt) > 1]
     known = shared.to_own(torch.tensor(ordinary, dtype=torch.long, device=shared.device)) >= 0

@@ -11,7 +11,7 @@ import torch
 
 from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Rows
-from outpace.draft.chains import point_chains
+from outpace.draft.chains import deterministic_chains
 from outpace.draft.models.foreign import ForeignModel
 from outpace.draft.models.sight import Sight
 from outpace.draft.models.spelling import special_ids
@@ -27,13 +27,13 @@ BEHIND = 8
 class TextModel(ForeignModel):
     """Continues the text greedily in its own tokens; what it says is cut into the target's.
 
-    The law of such tokens is unknown. They are given, not drawn.
+    The distribution of such tokens is unknown. They are given, not drawn.
     """
 
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(target, drafter, runner, sight)
-        self.ends_chains = False  # there are no laws to end them by
-        self.draws = frozenset({Drawn.POINT})
+        self.ends_chains = False  # there are no distributions to end them by
+        self.draws = frozenset({Drawn.DETERMINISTIC})
         own = drafter.vocabulary
         self._vocabulary = Vocabulary.shared(own, own, runner.device)
         self._special = special_ids(target.tokenizer)
@@ -54,7 +54,7 @@ class TextModel(ForeignModel):
             self._in_targets(row, tokens[:count])[:count] if count else []
             for row, (tokens, count) in enumerate(own)
         ]
-        return point_chains(drafts, rows.seeds.device)
+        return deterministic_chains(drafts, rows.seeds.device)
 
     def _in_targets(self, row: int, own: list[int]) -> list[int]:
         """The target's tokens for what the drafter says, up to the first that is not text."""

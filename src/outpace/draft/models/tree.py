@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outpace.core.options import option
-from outpace.core.proposal import Drawn, Point, Proposal
+from outpace.core.proposal import Deterministic, Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
@@ -140,10 +140,10 @@ class DraftTree(DraftModel):
             rows,
             logits,
             self._deeper,
-            lane=self.lane,
+            random_stream=self.random_stream,
             with_replacement=self._with_replacement,
         )
-        counts = rows.law.silenced(counts)
+        counts = rows.pipeline.silenced(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
@@ -151,8 +151,11 @@ class DraftTree(DraftModel):
         return self._score(self._readable(fed), len(parents), tree=tree)[0]
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
-        """A chain, with a law that says how its tokens, had they any siblings, would be drawn."""
-        law = proposal.law
-        if isinstance(law, Point):
+        """A chain, with a distribution that says how its tokens, had they any siblings, would be
+        drawn."""
+        distribution = proposal.distribution
+        if isinstance(distribution, Deterministic):
             return proposal
-        return replace(proposal, law=replace(law, with_replacement=self._with_replacement))
+        return replace(
+            proposal, distribution=replace(distribution, with_replacement=self._with_replacement)
+        )

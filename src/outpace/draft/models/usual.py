@@ -1,12 +1,12 @@
 """The tokens that a draft model scores: all of them, or only the usual ones.
 
 The last layer of a small model with a large vocabulary is a third of what it reads for each token.
-A draft need not be any token: what is never drafted has probability 0 in the draft's law, and the
-text keeps the target's law. So the rare tokens are left out (FR-Spec, Zhao et al. 2025, arXiv
-2502.14856). Which ones are rare is told by their numbers: a byte-pair vocabulary lists its tokens
-in the order in which they were merged, the most frequent ones first. But a text that has used a
-rare token uses it again, and some are not rare at all in what models write: marks of code, and of
-the end of an answer.
+A draft need not be any token: what is never drafted has probability 0 in the draft's distribution,
+and the text keeps the target's distribution. So the rare tokens are left out (FR-Spec, Zhao et al.
+2025, arXiv 2502.14856). Which ones are rare is told by their numbers: a byte-pair vocabulary lists
+its tokens in the order in which they were merged, the most frequent ones first. But a text that has
+used a rare token uses it again, and some are not rare at all in what models write: marks of code,
+and of the end of an answer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.laws.truncation import NEVER
+from outpace.core.logits.truncation import NEVER
 from outpace.targets.cpu.some_tokens import SomeTokens
 
 USUAL = 49_152
@@ -28,7 +28,7 @@ RECENT = 64
 """Tokens at the end of a text that say whether it is a usual one: how many of them are rare."""
 
 RARE = 8
-"""A text is a usual one if at most so many of its `RECENT` last tokens are rare. A text in another
+"""A text is a usual one if at most n of its `RECENT` last tokens are rare. A text in another
 script has many more, and its drafts would be rejected where they had to be rare tokens."""
 
 HELD = 1024
@@ -49,7 +49,7 @@ class UsualTokens:
     """
 
     def __init__(self, first: int, always: Sequence[int] = ()) -> None:
-        """first: so many tokens, the first of the vocabulary, are usual ones. always: others that
+        """first: n tokens, the first of the vocabulary, are usual ones. always: others that
         are."""
         self.first = first
         self._always = frozenset(token for token in always if token >= first)

@@ -37,15 +37,15 @@ LOSSES = 1024
 class Online(Drafter):
     """Drafts as another drafter does, whose weights it changes when a round is over.
 
-    Drafts come from the weights of their round, and the law that travels with them too, so that the
-    text's law stays the target's. Entries that the drafter has cached with earlier weights stay as
-    they are: that costs some acceptance for a while, and nothing else.
+    Drafts come from the weights of their round, and the distribution that travels with them too, so
+    that the text's distribution stays the target's. Entries that the drafter has cached with
+    earlier weights stay as they are: that costs some acceptance for a while, and nothing else.
 
-    Rows whose text must follow from their own history alone (`Rows.pure`) are decoded plainly: what
-    a learning drafter proposes follows from everybody's texts.
+    Rows whose text must follow from their own history alone (`Rows.reproducible`) are decoded
+    plainly: what a learning drafter proposes follows from everybody's texts.
     """
 
-    skips_pure = True
+    skips_reproducible = True
 
     def __init__(
         self, inner: Drafter, pupil: Pupil, options: OnlineOptions, width: int = 0
@@ -69,15 +69,15 @@ class Online(Drafter):
         """The losses of the latest updates, each before its update."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
-        self.needs = replace(inner.needs, laws=True)
+        self.needs = replace(inner.needs, probs=True)
         self.longest, self.shape, self.any_shape = inner.longest, inner.shape, inner.any_shape
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
         self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
-        self.riders_per_node, self.rides = inner.riders_per_node, inner.rides
-        self.riders_per_row = inner.riders_per_row
+        self.aux_per_node, self.rides = inner.aux_per_node, inner.rides
+        self.aux_per_row = inner.aux_per_row
         self.keeps_up = inner.keeps_up
-        self.tells_laws, self.joins_drafts = inner.tells_laws, inner.joins_drafts
+        self.has_probs, self.joins_drafts = inner.has_probs, inner.joins_drafts
         self.weight_bytes = inner.weight_bytes + pupil.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)
@@ -87,12 +87,12 @@ class Online(Drafter):
         raise NotImplementedError("it is built around a drafter with the option 'online'")
 
     @property
-    def lane(self) -> int:
-        return self._inner.lane
+    def random_stream(self) -> int:
+        return self._inner.random_stream
 
-    @lane.setter
-    def lane(self, lane: int) -> None:
-        self._inner.lane = lane
+    @random_stream.setter
+    def random_stream(self, random_stream: int) -> None:
+        self._inner.random_stream = random_stream
 
     @property
     def deepest(self) -> int | None:
@@ -167,10 +167,10 @@ class Online(Drafter):
             return Proposal.empty(len(rows), rows.seeds.device)
         return self._inner.propose(rows, budgets)
 
-    def laws_of(
+    def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
     ) -> Tensor | None:
-        return self._inner.laws_of(rows, tokens, wanted)
+        return self._inner.probs_of(rows, tokens, wanted)
 
     def observe(self, rows: Rows, round: Round) -> None:
         self._inner.observe(rows, round)
@@ -178,20 +178,21 @@ class Online(Drafter):
             return
         if self._begun is None:
             self._begun = time.monotonic()
-        if round.played.laws is not None:
-            self._take(rows, round.played, round.played.laws)
+        if round.played.probs is not None:
+            self._take(rows, round.played, round.played.probs)
         for trace in self._traces[: len(rows)]:
             self._windows += trace.cut(ended=False)
         del self._windows[: -BACKLOG * self._options.every]
         if len(self._windows) >= self._options.every and self._may_learn():
             self._learn()
 
-    def _take(self, rows: Rows, round: Round, laws: Tensor) -> None:
-        """Adds to each row's trace what the round has committed, and the laws to learn there."""
+    def _take(self, rows: Rows, round: Round, probs: Tensor) -> None:
+        """Adds to each row's trace what the round has committed, and the distributions to learn
+        there."""
         paths = round.verdict.path(round.proposal.tree).tolist() if round.proposal.tree.size else []
         drafted = round.proposal.tokens.tolist()
         wrong = corrected(round)
-        top = laws.topk(min(TOP, laws.shape[-1]), -1)
+        top = probs.topk(min(TOP, probs.shape[-1]), -1)
         for row, trace in enumerate(self._traces[: len(rows)]):
             path = [0, *(node for node in (paths[row] if paths else ()) if node > 0)]
             if not self.needs.states:

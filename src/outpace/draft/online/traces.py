@@ -13,7 +13,7 @@ from outpace.train.teacher import TOP, Lesson
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """A stretch of one text, with the target's laws where something is to be learned."""
+    """A stretch of one text, with the target's distributions where something is to be learned."""
 
     tokens: Sequence[int]
     states: Sequence[Tensor]  # [H] each, or none at all
@@ -48,7 +48,7 @@ class Trace:
             self._keep(self._size // 2)
 
     def note(self, back: int, top_tokens: Tensor, top_chances: Tensor) -> None:
-        """Takes the law behind a token, counted from the end: 1 is the last."""
+        """Takes the distribution behind a token, counted from the end: 1 is the last."""
         self._prompt = False
         self._top[len(self._tokens) - back] = (top_tokens, top_chances)
 
@@ -73,7 +73,7 @@ class Trace:
         return found
 
     def _keep(self, count: int) -> None:
-        """Keeps the last so many tokens."""
+        """Keeps the last n tokens."""
         gone = len(self._tokens) - count
         if gone > 0:
             del self._tokens[:gone], self._states[:gone]
@@ -85,7 +85,10 @@ def lesson(windows: Sequence[Window], size: int, device: torch.device) -> Lesson
     nothing is learned from."""
     shape = (len(windows), size)
     tokens = torch.zeros(shape, dtype=torch.long)
-    top = min(TOP, max(len(law) for window in windows for law in window.top_tokens.values()))
+    top = min(
+        TOP,
+        max(len(distribution) for window in windows for distribution in window.top_tokens.values()),
+    )
     top_tokens = torch.zeros(*shape, top, dtype=torch.long, device=device)
     top_chances = torch.zeros(*shape, top, device=device)
     width = len(windows[0].states[0]) if windows[0].states else 0
@@ -95,7 +98,7 @@ def lesson(windows: Sequence[Window], size: int, device: torch.device) -> Lesson
         tokens[row, :count] = torch.tensor(window.tokens)
         if width:
             states[row, :count] = torch.stack(list(window.states)).to(states)
-        for at, law in window.top_tokens.items():
-            top_tokens[row, at] = law
+        for at, distribution in window.top_tokens.items():
+            top_tokens[row, at] = distribution
             top_chances[row, at] = window.top_chances[at].to(top_chances)
     return Lesson(tokens.to(device), states, top_tokens, top_chances)

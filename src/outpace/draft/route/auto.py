@@ -80,7 +80,7 @@ class AutoOptions(DraftModelOptions):
             self._only((), "is about a draft model or head: give 'model', too.")
         elif self._kind is not None:
             self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
-            _refuse_riders(self._kind)
+            _refuse_aux_tokens(self._kind)
         else:
             fit = {one.name for one in fields(DraftModelOptions)} | {"trees"}
             self._only(fit, "is about a trained head, and 'model' is none.")
@@ -95,7 +95,7 @@ class AutoOptions(DraftModelOptions):
                 f"drafter cannot be {method!r}, which stands for several drafters: use it as the "
                 "method."
             )
-        _refuse_riders(method)
+        _refuse_aux_tokens(method)
         self._only((), "is about 'model': set it inside 'drafter'.")
 
     def _only(self, fit: Collection[str], why: str) -> None:
@@ -143,7 +143,7 @@ class AutoDrafter(Several):
 
     name: ClassVar[str] = "auto"
     Options: ClassVar[type[Any]] = AutoOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
     def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
         super().__init__(children, names, vocabulary)
@@ -219,7 +219,7 @@ def _finds(asked: Asked) -> list[Find]:
     return [Find(nodes.eldest_chain(), one) for nodes, one in zip(asked.nodes, sure, strict=True)]
 
 
-def _refuse_riders(method: str) -> None:
+def _refuse_aux_tokens(method: str) -> None:
     """Raises ``ConfigError`` for a drafter that cannot take turns with look-ups."""
     if find_drafter(method).rides:
         raise ConfigError(

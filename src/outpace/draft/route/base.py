@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from outpace.config import SpeculativeConfig
-from outpace.core.proposal import Drawn, Needs, Point, Proposal, Riders, Verdict
+from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Verdict
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.chains import point_chains
+from outpace.draft.chains import deterministic_chains
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
 from outpace.draft.remembered import Remembered
@@ -28,7 +28,7 @@ State = TypeVar("State")
 
 class Learned(Generic[State]):
     """What was learned from rounds: once for all rows and, for rows whose text must follow from
-    their own history (`Rows.pure`), for each of these by itself.
+    their own history (`Rows.reproducible`), for each of these by itself.
 
     Rows are numbered as a drafter's are; `admit` and `retain` are to be passed on.
     """
@@ -46,7 +46,7 @@ class Learned(Generic[State]):
 
     def of(self, rows: Rows, row: int) -> State:
         """Returns what is known for a row."""
-        return self._own[row] if rows.is_pure(row) else self.shared
+        return self._own[row] if rows.is_reproducible(row) else self.shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +66,12 @@ class Asked:
 class Several(Drafter):
     """A drafter that stands for others, its children.
 
-    Each child draws from a lane of its own, sees every committed token, and is told of every round
-    as if what it proposed itself had been scored: `observe` translates. Rows may be drafted for by
-    different children in one round. Where any child samples, trees of given tokens are cut to their
-    first chain: given siblings do not share a law, as drawn ones do. A child that samples keeps its
-    trees where it gives all its tokens, in batches that are greedy or coupled.
+    Each child draws from a random stream of its own, sees every committed token, and is told of
+    every round as if what it proposed itself had been scored: `observe` translates. Rows may be
+    drafted for by different children in one round. Where any child samples, trees of given tokens
+    are cut to their first chain: given siblings do not share a distribution, as drawn ones do. A
+    child that samples keeps its trees where it gives all its tokens, in batches that are greedy or
+    coupled.
     """
 
     def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
@@ -86,13 +87,13 @@ class Several(Drafter):
                 )
             kinds -= {Drawn.IID}  # a chain has no siblings, and is drawn either way
         self.draws = kinds
-        self._samples = kinds != {Drawn.POINT}
+        self._samples = kinds != {Drawn.DETERMINISTIC}
         self.trees = any(self._makes_trees(child) for child in children)
         layers = sorted({layer for child in children for layer in child.needs.states})
-        laws = any(child.needs.laws for child in children)
+        probs = any(child.needs.probs for child in children)
         images = any(child.needs.images for child in children)
         prompts = any(child.needs.prompts for child in children)
-        self.needs = Needs(tuple(layers), laws, images, prompts)
+        self.needs = Needs(tuple(layers), probs, images, prompts)
         self.longest = max(child.longest for child in children)
         self.copies_prompts = all(
             child.copies_prompts for child in children if child.needs.states
@@ -102,14 +103,14 @@ class Several(Drafter):
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
         self.rides = any(child.rides for child in children)
-        self.riders_per_row = max(child.riders_per_row for child in children)
+        self.aux_per_row = max(child.aux_per_row for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self._asked: list[Asked] = []
-        self._boarding: dict[int, Riders | None] = {}  # by child, of the present round
+        self._boarding: dict[int, AuxTokens | None] = {}  # by child, of the present round
 
     def _makes_trees(self, child: Drafter) -> bool:
-        return child.trees and not (self._samples and child.draws == {Drawn.POINT})
+        return child.trees and not (self._samples and child.draws == {Drawn.DETERMINISTIC})
 
     @property
     def nbytes(self) -> int:
@@ -194,7 +195,7 @@ class Several(Drafter):
         """Returns what a child proposes, and remembers it until the round is over."""
         made, nodes = self.made(child, rows, budgets)
         asked = Asked(child, made, nodes)
-        self._boarding[child] = made.riders
+        self._boarding[child] = made.aux_tokens
         if any(asked.counts):
             self._asked.append(asked)
         return asked
@@ -205,19 +206,19 @@ class Several(Drafter):
         Columns ride only where all rows are one child's. So a child that drafts by them drafts
         nothing in pure rows, whose drafts must not depend on the others.
         """
-        if self.children[child].riders_per_node:
+        if self.children[child].aux_per_node:
             budgets = rows.for_others(budgets)
         if any(budgets):
-            with rows.law.drafting():  # what one child lacks, another one may have
-                made = self.children[child].propose(rows, budgets).within(rows.law.vocabulary)
+            with rows.pipeline.drafting():  # what one child lacks, another one may have
+                made = self.children[child].propose(rows, budgets).within(rows.pipeline.vocabulary)
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = guesses_of(made)
-        beside_drawn = self._samples and not (rows.coupled or rows.law.all_greedy)
-        guessed = self._samples and self.children[child].draws == {Drawn.POINT}
-        given = isinstance(made.law, Point) and not made.tree.is_chain
+        beside_drawn = self._samples and not (rows.coupled or rows.pipeline.all_greedy)
+        guessed = self._samples and self.children[child].draws == {Drawn.DETERMINISTIC}
+        given = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
         if given and (guessed or beside_drawn):
-            made = point_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
+            made = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
             nodes = guesses_of(made)
         return made, nodes
 
@@ -235,8 +236,8 @@ class Several(Drafter):
         for number, child in enumerate(self.children):
             own = asked.get(number)
             if own is None or own.proposal.tokens is round.proposal.tokens:
-                rode = boarding.get(number) is round.proposal.riders
-                child.observe(rows, round if rode else replace(round, rider_logits=None))
+                rode = boarding.get(number) is round.proposal.aux_tokens
+                child.observe(rows, round if rode else replace(round, aux_logits=None))
             else:
                 child.observe(rows, _as_its_own(own, round, committed))
 
@@ -251,14 +252,14 @@ def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) 
     following = [tokens[len(path)] for path, tokens in zip(paths, committed, strict=True)]
     like = round.verdict.node
     verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
-    rode = asked.proposal.riders is round.proposal.riders
-    logits = round.rider_logits if rode else None
+    rode = asked.proposal.aux_tokens is round.proposal.aux_tokens
+    logits = round.aux_logits if rode else None
     return replace(
         round,
         proposal=asked.proposal,
         verdict=verdict,
-        laws=None,
-        rider_logits=logits,
+        probs=None,
+        aux_logits=logits,
         played_as=round.played,
     )
 
@@ -334,7 +335,7 @@ def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     if "recursive" in rules:
         return "recursive"
     given = all(
-        rule == "match" or kind.draws == {Drawn.POINT}
+        rule == "match" or kind.draws == {Drawn.DETERMINISTIC}
         for rule, (kind, _) in zip(rules, kinds, strict=True)
     )
     return "match" if given and "match" in rules else "token"

@@ -28,7 +28,7 @@ class DraftersOptions:
 
 class Choosing(Several):
     """Lets one child draft for each row. What it goes by is known before the child draws anything,
-    so that what the child draws keeps its law."""
+    so that what the child draws keeps its distribution."""
 
     @abstractmethod
     def choice(self, rows: Rows) -> list[int]:

@@ -15,8 +15,8 @@ from outpace.core.options import needed, option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.chains import point_chains
-from outpace.draft.guesses import merged, point_trees
+from outpace.draft.chains import deterministic_chains
+from outpace.draft.guesses import deterministic_trees, merged
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.route.base import (
     Asked,
@@ -62,16 +62,16 @@ class Ensemble(Several):
 
     precedence: for each row the first drafter of the list that proposes anything: put what costs
     nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
-    as independent draws: from one law where the drafters are the same draft model, otherwise from
-    the law of each, which is certain of a token that was given. Where nothing was drawn, or trees
-    were, the merged tokens are given ones. vote: of all drafts as a trie the path on which most of
-    them agree, each drafter with the weight of what was accepted of it lately; a choice among drawn
-    tokens, so that they are given ones.
+    as independent draws: from one distribution where the drafters are the same draft model,
+    otherwise from the distribution of each, which is certain of a token that was given. Where
+    nothing was drawn, or trees were, the merged tokens are given ones. vote: of all drafts as a
+    trie the path on which most of them agree, each drafter with the weight of what was accepted of
+    it lately; a choice among drawn tokens, so that they are given ones.
     """
 
     name: ClassVar[str] = "ensemble"
     Options: ClassVar[type[Any]] = EnsembleOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
     def __init__(
         self,
@@ -81,13 +81,13 @@ class Ensemble(Several):
         combine: str,
         alike: bool = False,
     ) -> None:
-        """alike: the children draw from the same law."""
+        """alike: the children draw from the same distribution."""
         super().__init__(children, names, vocabulary)
         self._combine = combine
         if combine != "precedence":
             self.joins_drafts = True
             self.trees = combine == "merge"
-            self.draws = frozenset({self._merges(alike) if self.trees else Drawn.POINT})
+            self.draws = frozenset({self._merges(alike) if self.trees else Drawn.DETERMINISTIC})
         self._votes: Learned[_Votes] = Learned(lambda: _Votes([0.5] * len(self.children)))
 
     @classmethod
@@ -98,7 +98,7 @@ class Ensemble(Several):
     def build(cls, setup: Setup) -> Ensemble:
         configs = list(setup.options.drafters)
         children = build_children(setup, configs)
-        alike = _of_one_law(configs, children)
+        alike = _of_one_distribution(configs, children)
         vocabulary = setup.loaded.vocabulary
         return cls(children, names_of(configs), vocabulary, setup.options.combine, alike)
 
@@ -156,9 +156,13 @@ class Ensemble(Several):
         """How merged tokens were drawn, unless none of them was: only chains can stand side by side
         as independent draws."""
         kinds = frozenset().union(*(child.draws for child in self.children))
-        drawn = [child for child in self.children if child.draws != {Drawn.POINT}]
-        if not drawn or not kinds <= {Drawn.POINT, Drawn.IID} or any(c.trees for c in drawn):
-            return Drawn.POINT
+        drawn = [child for child in self.children if child.draws != {Drawn.DETERMINISTIC}]
+        if (
+            not drawn
+            or not kinds <= {Drawn.DETERMINISTIC, Drawn.IID}
+            or any(c.trees for c in drawn)
+        ):
+            return Drawn.DETERMINISTIC
         return Drawn.IID if alike else Drawn.SEVERAL
 
     def _merged(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
@@ -171,12 +175,12 @@ class Ensemble(Several):
             asked.append(self.ask(number, rows, shares))
         # A sampled row must get the same whatever else is in the batch. For a greedy one, which
         # is given tokens where all rows are greedy, both make the same text.
-        chosen = self.draws == {Drawn.POINT} or rows.coupled or rows.law.all_greedy
+        chosen = self.draws == {Drawn.DETERMINISTIC} or rows.coupled or rows.pipeline.all_greedy
         if not chosen and any(any(each.counts) for each in asked):
             made, counts = [each.proposal for each in asked], [each.counts for each in asked]
             return side_by_side(made, counts, self._vocabulary, Drawn.SEVERAL in self.draws)
         trees = [merged(each.nodes[row] for each in asked) for row in range(len(rows))]
-        return point_trees(trees, rows.seeds.device)
+        return deterministic_trees(trees, rows.seeds.device)
 
     # -- vote ----------------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ class Ensemble(Several):
             weights = self._votes.of(rows, row).weights
             chains = [(each.nodes[row].eldest_chain(), weights[each.child]) for each in asked]
             drafts.append(heaviest(chains))
-        return point_chains(drafts, rows.seeds.device)
+        return deterministic_chains(drafts, rows.seeds.device)
 
 
 @dataclass
@@ -222,9 +226,9 @@ def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:
         path.append(token)
 
 
-def _of_one_law(configs: Sequence[Mapping[str, Any]], children: Sequence[Drafter]) -> bool:
-    """Whether children draw behind the same text from the same law: equal draft models that learn
-    nothing. Of two that learn, or choose among others, each goes its own way."""
+def _of_one_distribution(configs: Sequence[Mapping[str, Any]], children: Sequence[Drafter]) -> bool:
+    """Whether children draw behind the same text from the same distribution: equal draft models
+    that learn nothing. Of two that learn, or choose among others, each goes its own way."""
     fixed = all(type(child) is DraftModel for child in children)
     learning = any(config.get("online") is not None for config in configs)
     return fixed and not learning and all(config == configs[0] for config in configs)

@@ -15,18 +15,19 @@ from outpace.draft.route.base import Asked
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """What a round committed, and the target's laws there."""
+    """What a round committed, and the target's distributions there."""
 
     tokens: list[list[int]]  # by row: the accepted tokens and the extra one
     nodes: list[list[int]]  # by row: the node that each of them was chosen at, the root first
-    laws: Tensor  # [B, M, V], of all nodes, before any argmax
+    probs: Tensor  # [B, M, V], of all nodes, before any argmax
     greedy: list[bool]  # by row
 
     @classmethod
     def of(cls, rows: Rows, round: Round) -> Committed:
-        """Returns what a round committed; its laws must have been asked for (`Needs.laws`)."""
+        """Returns what a round committed; its distributions must have been asked for
+        (`Needs.probs`)."""
         round = round.played
-        assert round.laws is not None
+        assert round.probs is not None
         drafted, last = guesses_of(round.proposal), round.verdict.next_token.tolist()
         tokens, nodes = [], []
         for row, end in enumerate(round.verdict.nodes):
@@ -36,17 +37,18 @@ class Committed:
             path.reverse()
             nodes.append(path)
             tokens.append([*(drafted[row].tokens[node - 1] for node in path[1:]), last[row]])
-        greedy = [options.params.greedy for options in rows.law.rows]
-        return cls(tokens, nodes, round.laws, greedy)
+        greedy = [options.params.greedy for options in rows.pipeline.rows]
+        return cls(tokens, nodes, round.probs, greedy)
 
     def of_draft(self, asked: Asked, row: int) -> list[float]:
         """Returns, for each committed token, the chance that what a child drafted was accepted
-        there: the overlap of the laws where it was sampled, else whether it was the token. Behind
-        the first token that was another one, or the end of the draft, nothing was drafted: 0."""
+        there: the overlap of the distributions where it was sampled, else whether it was the token.
+        Behind the first token that was another one, or the end of the draft, nothing was drafted:
+        0."""
         nodes, tokens = asked.nodes[row], self.tokens[row]
         path = nodes.follow(tokens)
-        law = asked.proposal.law
-        if not isinstance(law, Sampled) or self.greedy[row]:
+        distribution = asked.proposal.distribution
+        if not isinstance(distribution, Sampled) or self.greedy[row]:
             return [float(place < len(path)) for place in range(len(tokens))]
         first = nodes.eldest()
         pairs = [
@@ -56,16 +58,16 @@ class Committed:
         ]
         if not pairs:
             return [0.0] * len(tokens)
-        p = self.laws[row, [node for node, _ in pairs]]  # [T, V]
-        q = law.q[row, [child - 1 for _, child in pairs]]
+        p = self.probs[row, [node for node, _ in pairs]]  # [T, V]
+        q = distribution.q[row, [child - 1 for _, child in pairs]]
         found: list[float] = torch.minimum(p.double(), q.double()).sum(-1).tolist()
         return [*found, *[0.0] * (len(tokens) - len(found))]
 
-    def of_laws(self, laws: Tensor, row: int) -> list[float]:
-        """Returns the same for a child that was not asked, by the laws ``[B, T, V]`` that it would
-        have drawn the tokens from, each row's padded to T."""
+    def of_probs(self, probs: Tensor, row: int) -> list[float]:
+        """Returns the same for a child that was not asked, by the distributions ``[B, T, V]`` that
+        it would have drawn the tokens from, each row's padded to T."""
         count = len(self.tokens[row])
-        p, q = self.laws[row, self.nodes[row]].double(), laws[row, :count].double()  # [T, V]
+        p, q = self.probs[row, self.nodes[row]].double(), probs[row, :count].double()  # [T, V]
         if self.greedy[row]:
             return (p.argmax(-1) == q.argmax(-1)).double().tolist()
         return torch.minimum(p, q).sum(-1).tolist()

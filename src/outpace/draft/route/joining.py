@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 
@@ -16,8 +16,8 @@ from outpace.core.trees.tree import Tree
 def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int) -> Proposal:
     """Returns the proposal of which each row is that of one drafter.
 
-    Tokens that were not drawn stand beside others with a law that is certain of them. Riders come
-    along if all rows are one drafter's. chosen: whose, by row.
+    Tokens that were not drawn stand with others with a distribution that is certain of them.
+    Auxiliary tokens come along if all rows are one drafter's. chosen: whose, by row.
     """
     if len(set(chosen)) == 1:
         return made[chosen[0]]
@@ -29,20 +29,22 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     parents = torch.stack([parents for _, parents in parts])
     tree = Tree.chain(len(chosen), width, device) if chain else Tree(parents)
     counts = torch.stack([made[which].counts[row] for row, which in enumerate(chosen)])
-    proposal = Proposal(tokens, tree, counts, Point())
-    laws = [made[which].law for which in chosen]
-    sampled = [law for law in laws if isinstance(law, Sampled)]
+    proposal = Proposal(tokens, tree, counts, Deterministic())
+    probs = [made[which].distribution for which in chosen]
+    sampled = [distribution for distribution in probs if isinstance(distribution, Sampled)]
     soft = _stacked([made[which].soft for which in chosen], proposal, vocabulary)
     if not sampled:
         return replace(proposal, soft=soft)
     q = _stacked(
-        [law.q if isinstance(law, Sampled) else None for law in laws], proposal, vocabulary
+        [distribution.q if isinstance(distribution, Sampled) else None for distribution in probs],
+        proposal,
+        vocabulary,
     )
     assert q is not None
     given = _given_rows(made, chosen, proposal)
-    replacement = all(law.with_replacement for law in sampled)
-    several = any(law.several for law in sampled)
-    return replace(proposal, law=Sampled(q, replacement, given, several), soft=soft)
+    replacement = all(distribution.with_replacement for distribution in sampled)
+    several = any(distribution.several for distribution in sampled)
+    return replace(proposal, distribution=Sampled(q, replacement, given, several), soft=soft)
 
 
 def _given_rows(
@@ -65,16 +67,16 @@ def _padded(proposal: Proposal, row: int, width: int) -> tuple[Tensor, Tensor]:
     return torch.cat([tokens, torch.zeros_like(beyond)]), torch.cat([parents, beyond])
 
 
-def _stacked(laws: Sequence[Tensor | None], proposal: Proposal, vocabulary: int) -> Tensor | None:
+def _stacked(probs: Sequence[Tensor | None], proposal: Proposal, vocabulary: int) -> Tensor | None:
     """``[B, N, V]`` from each row's ``[B, n, V]``; certain of the tokens where a row has none."""
-    known = [law for law in laws if law is not None]
+    known = [distribution for distribution in probs if distribution is not None]
     if not known:
         return None
     shape = (*proposal.tokens.shape, vocabulary)
     certain = known[0].new_zeros(shape).scatter_(2, proposal.tokens[..., None], 1.0)
-    for row, law in enumerate(laws):
-        if law is not None:
-            certain[row, : law.shape[1]] = law[row]
+    for row, distribution in enumerate(probs):
+        if distribution is not None:
+            certain[row, : distribution.shape[1]] = distribution[row]
     return certain
 
 
@@ -83,19 +85,19 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
     device, width = proposal.tokens.device, max(counts, default=0)
     if not width:
         return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
-    law, tree = proposal.law, proposal.tree
-    if isinstance(law, Sampled):
-        given = None if law.given is None else law.given[:, :width]
-        law = replace(law, q=law.q[:, :width], given=given)
+    distribution, tree = proposal.distribution, proposal.tree
+    if isinstance(distribution, Sampled):
+        given = None if distribution.given is None else distribution.given[:, :width]
+        distribution = replace(distribution, q=distribution.q[:, :width], given=given)
     shape = (len(counts), width)
     return replace(
         proposal,
         tokens=proposal.tokens[:, :width],
         tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
         counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
-        law=law,
-        riders=None,  # which follow nodes that may be gone
-        entered=proposal.entered if width == proposal.tokens.shape[1] else None,
+        distribution=distribution,
+        aux_tokens=None,  # which follow nodes that may be gone
+        precomputed=proposal.precomputed if width == proposal.tokens.shape[1] else None,
         soft=None if proposal.soft is None else proposal.soft[:, :width],
     )
 
@@ -105,8 +107,8 @@ def side_by_side(
 ) -> Proposal:
     """Returns chains that were drawn independently, as a tree with one fork.
 
-    counts: of each drafter, by row. several: whether their laws differ; a given token has one that
-    is certain of it.
+    counts: of each drafter, by row. several: whether their distributions differ; a given token has
+    one that is certain of it.
     """
     rows, device = len(made[0].counts), made[0].tokens.device
     offsets = [0]
@@ -124,17 +126,17 @@ def side_by_side(
     parents = [[*row, *range(len(row), width)] for row in parents]
     at = padded(index, device)  # [B, N]
     tokens = torch.cat([proposal.tokens for proposal in made], 1).gather(1, at)
-    q = torch.cat([_law_of(one, vocabulary) for one in made], 1)
+    q = torch.cat([_distribution_of(one, vocabulary) for one in made], 1)
     q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))
     given = torch.cat([_given(one) for one in made], 1).gather(1, at)
-    law = Sampled(q, given=given if any(map(_some_given, made)) else None, several=several)
-    return Proposal(tokens, Tree(to_device(parents, device)), sizes, law)
+    distribution = Sampled(q, given=given if any(map(_some_given, made)) else None, several=several)
+    return Proposal(tokens, Tree(to_device(parents, device)), sizes, distribution)
 
 
-def _law_of(proposal: Proposal, vocabulary: int) -> Tensor:
+def _distribution_of(proposal: Proposal, vocabulary: int) -> Tensor:
     """``[B, N, V]``: what the tokens were drawn from; certain of those that were not drawn."""
-    if isinstance(proposal.law, Sampled):
-        return proposal.law.q
+    if isinstance(proposal.distribution, Sampled):
+        return proposal.distribution.q
     shape = (*proposal.tokens.shape, vocabulary)
     certain = torch.zeros(shape, device=proposal.tokens.device)
     return certain.scatter_(2, proposal.tokens[..., None], 1.0)
@@ -142,12 +144,18 @@ def _law_of(proposal: Proposal, vocabulary: int) -> Tensor:
 
 def _given(proposal: Proposal) -> Tensor:
     """``[B, N]`` bool: the tokens that were not drawn."""
-    law = proposal.law
-    if isinstance(law, Sampled) and law.given is not None:
-        return law.given
-    return torch.full_like(proposal.tokens, isinstance(law, Point), dtype=torch.bool)
+    distribution = proposal.distribution
+    if isinstance(distribution, Sampled) and distribution.given is not None:
+        return distribution.given
+    return torch.full_like(
+        proposal.tokens, isinstance(distribution, Deterministic), dtype=torch.bool
+    )
 
 
 def _some_given(proposal: Proposal) -> bool:
-    law = proposal.law
-    return law.given is not None if isinstance(law, Sampled) else proposal.tree.size > 0
+    distribution = proposal.distribution
+    return (
+        distribution.given is not None
+        if isinstance(distribution, Sampled)
+        else proposal.tree.size > 0
+    )

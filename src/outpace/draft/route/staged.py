@@ -48,9 +48,9 @@ class StagedOptions(DraftModelOptions):
 class Staged(DraftModel):
     """A draft model that scores a look-up's guess in the pass that it reads the text with.
 
-    What it drafts is what it drafts alone, token by token from its own laws: where a drawn token is
-    the one that had been guessed, the next law is there already, and a pass is saved. In a batch
-    that lasts until the first row leaves its guess.
+    What it drafts is what it drafts alone, token by token from its own distributions: where a drawn
+    token is the one that had been guessed, the next distribution is there already, and a pass is
+    saved. In a batch that lasts until the first row leaves its guess.
     """
 
     name: ClassVar[str] = "staged"
@@ -69,7 +69,7 @@ class Staged(DraftModel):
                 f"lookup cannot be {drafter.lookup.name!r}, which reads the target's states, and "
                 "a look-up of method 'staged' is not given them: choose another one."
             )
-        drafter.needs = replace(drafter.needs, laws=drafter.lookup.needs.laws)
+        drafter.needs = replace(drafter.needs, probs=drafter.lookup.needs.probs)
         return drafter
 
     @classmethod
@@ -115,7 +115,7 @@ class Staged(DraftModel):
         # The last token of a draft is never fed, so that guessing it would save nothing.
         guesses = self._guesses(rows, [max(0, count - 1) for count in counts])
         scored = self._read(live, guesses)  # [B, 1 + L, V]
-        chains = Chains(rows, counts, self.lane)
+        chains = Chains(rows, counts, self.random_stream)
         logits = scored[:, 0]
         guessed = 0  # tokens of the draft that all rows have as they were guessed
         while chains.grow(logits):

@@ -57,7 +57,7 @@ class Tagged(Choosing):
 
     name: ClassVar[str] = "tagged"
     Options: ClassVar[type[Any]] = RoutesOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
     def __init__(
         self,

@@ -193,7 +193,7 @@ class HeadDrafter(TrainedDrafter):
             return
         self._growth = growth_of(options.branching, options.top_k, options.depth)
         if self._growth is not None:
-            self.any_shape, self.draws = False, frozenset({Drawn.POINT})
+            self.any_shape, self.draws = False, frozenset({Drawn.DETERMINISTIC})
             self.longest = NODES
         elif (shape := shape_of(options.branching)) is not None:
             self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
@@ -223,9 +223,14 @@ class HeadDrafter(TrainedDrafter):
         plan = self._plans.of(shape.first(max(counts)))
         walk = self.walk(rows)
         drawn = draw_tree(
-            plan, rows, walk.first(), walk.deeper, lane=self.lane, with_replacement=False
+            plan,
+            rows,
+            walk.first(),
+            walk.deeper,
+            random_stream=self.random_stream,
+            with_replacement=False,
         )
-        counts = rows.law.silenced(counts)
+        counts = rows.pipeline.silenced(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

@@ -1,6 +1,7 @@
 """A head's weights rounded to integers, so that a draft reads less of them.
 
-What is drafted is verified against the law that the rounded head says: the text stays the target's.
+What is drafted is verified against the distribution that the rounded head says: the text stays the
+target's.
 """
 
 from __future__ import annotations

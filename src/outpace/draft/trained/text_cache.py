@@ -18,7 +18,7 @@ class Beginning(Protocol):
     """A head that keeps entries of texts."""
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
 
 
 class TextCache:
@@ -74,7 +74,7 @@ class TextCache:
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], more: Entries, counts: Sequence[int]) -> None:
-        """Adds the first so many entries of ``more`` to each of the rows."""
+        """Adds the first n entries of ``more`` to each of the rows."""
         needed = list(self.lengths)
         for row, count in zip(rows, counts, strict=True):
             needed[row] += count
@@ -86,7 +86,7 @@ class TextCache:
         self.lengths = needed
 
     def drop(self, row: int, count: int) -> None:
-        """Takes the last so many entries of a row away."""
+        """Takes the last n entries of a row away."""
         self.lengths[row] -= count
 
     def _entries(self, rows: list[int], count: int) -> Entries:

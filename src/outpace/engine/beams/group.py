@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.faults import Contradiction, RowFault
-from outpace.core.law import Branches, History, LawMaker
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline
 from outpace.core.stats import Metrics
 from outpace.engine.beams.beam import Beam
 from outpace.engine.beams.best import Best
@@ -66,7 +66,7 @@ class Group:
         are not made to sum to 1 again, as in transformers."""
         wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
         known = logits.to(wide).log_softmax(-1)
-        maker = LawMaker([self.request.options], self._vocabulary, logits.device)
+        maker = LogitsPipeline([self.request.options], self._vocabulary, logits.device)
         history = History([self.request.prompt_ids], [list(beam.output_ids)])
         try:
             scores = maker.adjusted(known[None, None], Branches.root(1, logits.device), history)

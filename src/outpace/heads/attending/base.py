@@ -77,7 +77,7 @@ class AttendingHead(Head):
 
     @abstractmethod
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
 
     @abstractmethod
     def step(

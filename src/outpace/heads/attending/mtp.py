@@ -30,7 +30,7 @@ class Block(Protocol):
     """A decoder layer."""
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
 
     def __call__(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
         """As `heads.layers.DecoderLayer`."""

@@ -3,8 +3,8 @@
 Such a head is a small decoder over the text and a block of masks behind it. Entry i of a text is
 made of the target's states at token i and stays as it is. The block, the root and as many masks as
 tokens are guessed, attends to the entries before the root and, in both directions, to itself. What
-comes out at a mask says which token stands there, whatever stands at the others: the laws of a
-block follow from the text alone.
+comes out at a mask says which token stands there, whatever stands at the others: the distributions
+of a block follow from the text alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BlockHead(Head):
 
     @abstractmethod
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
 
     @abstractmethod
     def entries(self, states: Tensor, positions: Tensor) -> Entries:

@@ -129,7 +129,7 @@ class DFlash(TargetOutput, BlockHead):
 
 
 def spread(layers: int, count: int) -> tuple[int, ...]:
-    """Returns the states that a head with ``count`` layers reads of a target with so many layers.
+    """Returns the states that a head with ``count`` layers reads of a target with n layers.
 
     They are evenly spread, as in the published code: the first is the one behind the second layer,
     the last the one behind the last layer but two. A target with few layers is read from behind its

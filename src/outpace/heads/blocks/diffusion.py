@@ -88,7 +88,7 @@ class Diffusion(Head):
     def denoise(self, windows: Tensor, known: int | None = None) -> list[Denoised]:
         """Returns blocks behind windows ``[B, context]`` after each pass.
 
-        known: only the first so many of the head's own tokens are settled; others are padding.
+        known: only the first n of the head's own tokens are settled; others are padding.
         """
         depths, found = self.config.depths, list[Denoised]()
         settled = windows.new_full((len(windows), depths), -1)

@@ -26,9 +26,10 @@ class StopHeadConfig(ClassifierConfig):
     """How many times as much a rejection counts as an acceptance, so that the chances that it gives
     are on the careful side."""
     every: int = 7
-    """One token in so many of the text is replaced by one that the draft model draws."""
+    """One token in n of the text is replaced by one that the draft model draws."""
     greedy: bool = False
-    """Whether it is for greedy texts: both models' likeliest tokens, in place of their laws."""
+    """Whether it is for greedy texts: both models' likeliest tokens, in place of their
+    distributions."""
 
 
 class StopHead(Classifier):

@@ -13,11 +13,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.heads.base import Head
 
 
-class RidingHead(Head):
+class AuxHead(Head):
     """Guesses by columns of its own in the target's pass, ``config.depths`` behind each node.
 
     The column of depth d stands d positions behind its node, where the d-th next token will stand,
@@ -46,7 +46,7 @@ class RidingHead(Head):
         meaning where they join at the first layer.
         """
 
-    def riders(self, behind: Tensor, first: int, rows: int) -> Riders:
+    def aux_tokens(self, behind: Tensor, first: int, rows: int) -> AuxTokens:
         """Returns the columns behind P nodes, the same in all rows.
 
         behind: ``[P]``, their numbers (0 is the root). first: the number of the first column.
@@ -56,10 +56,10 @@ class RidingHead(Head):
         parents = torch.cat([behind[:, None], number[:, :-1]], 1)
         parents = parents.flatten().expand(rows, -1)
         if self.enter:
-            return Riders(
+            return AuxTokens(
                 parents,
                 enter=self.enter,
                 made=lambda states: self.columns(states[:, behind]).flatten(1, 2),
             )
         nowhere = torch.empty(rows, places, 0, device=behind.device)
-        return Riders(parents, embeddings=self.columns(nowhere).flatten(1, 2))
+        return AuxTokens(parents, embeddings=self.columns(nowhere).flatten(1, 2))

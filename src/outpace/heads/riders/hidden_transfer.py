@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, TargetShape
-from outpace.heads.riders.base import RidingHead
+from outpace.heads.riders.base import AuxHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +21,12 @@ class HiddenTransferConfig(HeadConfig):
     """What a hidden-transfer head is built from."""
 
     depths: int = 3
-    """Pseudo states. Each node that is scored brings so many columns along."""
+    """Pseudo states. Each node that is scored brings n columns along."""
     layer: int = 0
     """The target's layer, from 1 on, at which they join; 0: half-way up."""
 
 
-class HiddenTransfer(RidingHead):
+class HiddenTransfer(AuxHead):
     """One linear map for each depth, from a token's state at a layer to that of a token to come.
 
     The pseudo states go through the remaining layers like any others and see the text there.

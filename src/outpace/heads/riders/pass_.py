@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, Shared, TargetShape
-from outpace.heads.riders.base import RidingHead
+from outpace.heads.riders.base import AuxHead
 
 SAMPLE = 4096
 """Tokens whose embeddings say where look-ahead embeddings begin."""
@@ -23,10 +23,10 @@ class PassConfig(HeadConfig):
     """What a PaSS head is built from."""
 
     depths: int = 3
-    """Look-ahead embeddings. Each node that is scored brings so many columns along."""
+    """Look-ahead embeddings. Each node that is scored brings n columns along."""
 
 
-class Pass(RidingHead):
+class Pass(AuxHead):
     """One embedding for each depth, which is read where the text will go on."""
 
     kind: ClassVar[str] = "pass"

@@ -122,7 +122,7 @@ class Finding:
     rows_found: float = 1.0
 
     def add(self, found: int, asked: int) -> None:
-        """Adds a round in which it was asked for so many rows, and found something for some."""
+        """Adds a round in which it was asked for n rows, and found something for some."""
         self.asked = self.asked * self.memory + 1
         self.found = self.found * self.memory + (found > 0)
         if found:

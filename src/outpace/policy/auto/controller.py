@@ -29,7 +29,7 @@ from outpace.policy.base import (
     Outcome,
     RoundPlan,
     affordable,
-    is_pure,
+    is_reproducible,
     mode_of,
     wish,
 )
@@ -153,7 +153,7 @@ class Auto(Controller):
         trial in it counts once the offer is taken (`adopt`).
 
         floor: nodes that some other row drafts. prospects: what drafting brings in the rest of a
-        row's text, beside others that draft; unset: what follows from what it promises now.
+        row's text, with others that draft; unset: what follows from what it promises now.
         """
         self.prepare(requests)
         self._trial, self._ours = None, bool(free)
@@ -182,7 +182,7 @@ class Auto(Controller):
         if self._growing is not None:
             # All rows draft parts of one tree. For a seeded text it must not depend on what was
             # learned.
-            learned = not any(map(self._is_pure, requests))
+            learned = not any(map(self._is_reproducible, requests))
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
         return self.shape
@@ -195,7 +195,7 @@ class Auto(Controller):
     def expected(
         self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], nodes: Sequence[int]
     ) -> tuple[float, float] | None:
-        """Returns the tokens that so many nodes in each of the ``free`` rows are expected to bring
+        """Returns the tokens that n nodes in each of the ``free`` rows are expected to bring
         in these, and the seconds of such a round; None while nothing is known of these."""
         place = Place.of(len(requests), max(request.length for request in requests))
         curve = self.costs.curve(place, self._ladder.heights(max(nodes)))
@@ -205,7 +205,7 @@ class Auto(Controller):
         return sum(tokens), self._seconds(free, curve, max(nodes))[max(nodes)]
 
     def tokens(self, request: DraftingRow, nodes: int) -> float:
-        """Returns the tokens that a round with so many nodes is expected to bring a request."""
+        """Returns the tokens that a round with n nodes is expected to bring a request."""
         found = self._expected_of(request)
         return max((found[width] for width in found if width <= nodes), default=1.0)
 
@@ -232,16 +232,16 @@ class Auto(Controller):
         wished = wish(request)
         if wished is not None:
             return wished
-        if not self._is_pure(request):
+        if not self._is_reproducible(request):
             return None
         return self._row(request).ledger.width(request.remaining)
 
-    def _is_pure(self, request: DraftingRow) -> bool:
+    def _is_reproducible(self, request: DraftingRow) -> bool:
         """Whether what it drafts must follow from its own history alone."""
-        return is_pure(request, self._coupled)
+        return is_reproducible(request, self._coupled)
 
     def _at_most(self, nodes: int) -> int:
-        """The widest draft of at most so many nodes, or the narrowest there is."""
+        """The widest draft of at most n nodes, or the narrowest there is."""
         widths = self._ladder.widths
         return max(width for width in widths if width <= max(nodes, widths[1]))
 

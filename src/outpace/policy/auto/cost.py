@@ -35,7 +35,7 @@ STALE = 192
 speed drifts, and what is seldom measured would be compared with what is measured all the time."""
 
 ENOUGH = 3
-"""Measurements that make a median trustworthy; so many are kept, however old."""
+"""Measurements that make a median trustworthy; n are kept, however old."""
 
 DOUBTED = 1.15
 """A median is doubted if the latest measurement is so many times greater or less."""
@@ -244,7 +244,7 @@ class CostModel:
         was tried, and drafting must not look free.
 
         levels: passes of the drafter for each width. What was not measured is put together from
-        what so many passes, and the rest of a round with so many nodes, take. A round that was
+        what n passes, and the rest of a round with n nodes, take. A round that was
         hardly ever measured counts with what the well-known ones make expect, if that is less:
         another process may have held it up, and only what seems to pay is measured again.
 

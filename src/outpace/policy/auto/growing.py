@@ -23,7 +23,7 @@ CHEAPEST = 0.005
 
 
 def best_of_size(nodes: int, prices: Prices, deepest: int | None, siblings: int) -> TreeShape:
-    """Returns the chain or tree of so many nodes that promises most at typical chances, or the
+    """Returns the chain or tree of n nodes that promises most at typical chances, or the
     largest one that a drafter can draft. deepest, siblings: as for `Growing`.
 
     >>> best_of_size(24, Prices(level=0.3), None, siblings=4).size
@@ -41,7 +41,7 @@ def best_of_size(nodes: int, prices: Prices, deepest: int | None, siblings: int)
 
 
 def _grown(nodes: int, chances: Chances, prices: Prices) -> tuple[TreeShape, TreeShape]:
-    """The best chain and the best tree of so many nodes."""
+    """The best chain and the best tree of n nodes."""
     only_eldest = [siblings[:1] for siblings in chances]
     chain = TreeShape.grown(nodes, only_eldest, prices.level, prices.node)
     return chain, TreeShape.grown(nodes, chances, prices.level, prices.node)

@@ -33,7 +33,7 @@ class Ladder:
 
     @classmethod
     def chains(cls, most: int) -> Ladder:
-        """Returns the chains of up to so many tokens.
+        """Returns the chains of up to n tokens.
 
         >>> Ladder.chains(30).widths[-4:]
         (16, 20, 24, 30)

@@ -70,7 +70,7 @@ class Ledger:
         }
 
     def gain(self, nodes: int, remaining: int) -> float:
-        """Returns the tokens per pass of the target that a draft of so many nodes promises."""
+        """Returns the tokens per pass of the target that a draft of n nodes promises."""
         ladder = self._ladder
         chances = self._counts.chances(ladder.shape.height, ladder.shape.most_siblings)
         room = max(0, remaining - 1)

@@ -41,22 +41,22 @@ class Prices:
     forked: float = 0.0
 
     @classmethod
-    def nominal(cls, drafter: int, target: int, device: str, riders: int = 0) -> Prices:
+    def nominal(cls, drafter: int, target: int, device: str, aux_tokens: int = 0) -> Prices:
         """Returns the prices for bytes of weights that a pass of each reads; drafter: 0 for one
-        that is no model. device: its kind. riders: columns behind the root and each node.
+        that is no model. device: its kind. aux_tokens: columns behind the root and each node.
 
         A measured time would be another one on every machine and in every run.
         """
         whole, scored = target + PASS, SCORED.get(device, SCORED_ELSEWHERE)
         return cls(
             level=(drafter + DRAWN) / whole if drafter else 0.0,
-            node=scored * (1 + riders),
-            started=STARTED / whole + scored * riders,
+            node=scored * (1 + aux_tokens),
+            started=STARTED / whole + scored * aux_tokens,
             forked=FORKED / whole,
         )
 
     def round(self, nodes: int, levels: int) -> float:
-        """Returns the price of a round that drafts so many nodes in so many levels."""
+        """Returns the price of a round that drafts n nodes in n levels."""
         if not nodes:
             return 1.0
         drafted = self.started + self.level * levels + self.forked * (nodes > levels)

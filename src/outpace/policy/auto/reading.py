@@ -26,11 +26,11 @@ class ReadingCost:
         self._earlier = rounds
 
     def add(self, seconds: float, tokens: int) -> None:
-        """Adds what reading so many tokens took."""
+        """Adds what reading n tokens took."""
         self._seen.append(max(0.0, seconds) / tokens)
 
     def seconds(self, tokens: int, plain: float) -> float:
-        """Returns what reading so many will take; 0 while nothing is known. plain: seconds of a
+        """Returns what reading n will take; 0 while nothing is known. plain: seconds of a
         plain round."""
         return tokens * (median_low(self._seen) if self._seen else self._earlier * plain)
 

@@ -7,7 +7,7 @@ from collections import deque
 from outpace.policy.auto.cost import KEPT
 
 HORIZON = 128
-"""What a drafter has to read before its first draft must be repaid within so many tokens at most,
+"""What a drafter has to read before its first draft must be repaid within n tokens at most,
 because texts may end early."""
 
 

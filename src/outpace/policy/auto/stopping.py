@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import DraftingTerms, EndsBehind
+from outpace.core.proposal import DraftingTerms, EndsAfter
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.policy.auto.acceptance import DRAFTER_MEMORY, Acceptance, Counts
 from outpace.policy.base import Outcome
@@ -37,7 +37,7 @@ class Stopping:
     longer by its own drafting and scoring. Where it brings less in that time than rounds bring, the
     chains of all these rows end: a pass is as wide as its widest row, so that ending one chain
     alone would save nothing. The token that was looked at stays in the draft, so that each token
-    follows the law that it was drawn from.
+    follows the distribution that it was drawn from.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Stopping:
         self._confidences, self._watched = Confidences(requests), {}
         chances = [self._calibration.chances()] * len(requests)
 
-        def begin(counts: Sequence[int]) -> EndsBehind:
+        def begin(counts: Sequence[int]) -> EndsAfter:
             asked = {
                 request: count
                 for request, count in zip(requests, counts, strict=True)
@@ -99,7 +99,7 @@ class Stopping:
 
             return self._confidences.watch(counts, chances, self._ending(live, end))
 
-        return replace(terms, ends_behind=begin)
+        return replace(terms, ends_after=begin)
 
     def _ending(
         self, live: Sequence[bool], end: Callable[[int], None]

@@ -26,7 +26,7 @@ DISTURBED = 4.0
 """The most that one trial counts as lost, in plain rounds: another process may have held it up."""
 
 LOOK_ASIDE = 24
-"""After so many rounds a width next to the best one is tried, because one bad measurement might
+"""After n rounds a width next to the best one is tried, because one bad measurement might
 hide that it is better."""
 
 REST = 8

@@ -9,14 +9,14 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from outpace.core.account import Account, Mode
-from outpace.core.proposal import DraftingTerms, EndsBehind
+from outpace.core.proposal import DraftingTerms, EndsAfter
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
 from outpace.draft.options import NoOptions
 from outpace.errors import ConfigError
-from outpace.policy.base import Controller, Outcome, RoundPlan, is_pure, wish
+from outpace.policy.base import Controller, Outcome, RoundPlan, is_reproducible, wish
 from outpace.policy.row import DraftingRow
 from outpace.policy.tally import Tally
 
@@ -30,8 +30,8 @@ class ByRequest(Generic[State]):
     """A value for each request, which the outcome of its rounds changes.
 
     A new request begins where the latest change left the others, unless it begins ``afresh``. A
-    request whose text must repeat itself (`is_pure`) always begins afresh, and what becomes of it
-    changes nothing for others. ``pooled``: all other requests have one value in common.
+    request whose text must repeat itself (`is_reproducible`) always begins afresh, and what becomes
+    of it changes nothing for others. ``pooled``: all other requests have one value in common.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class ByRequest(Generic[State]):
 
     def of(self, request: DraftingRow) -> State:
         """Returns the value of a request."""
-        apart = is_pure(request, self._coupled)
+        apart = is_reproducible(request, self._coupled)
         if self._pooled and not apart:
             return self._latest
         if request not in self._own:
@@ -53,7 +53,7 @@ class ByRequest(Generic[State]):
 
     def put(self, request: DraftingRow, value: State) -> None:
         """Changes the value of a request."""
-        apart = is_pure(request, self._coupled)
+        apart = is_reproducible(request, self._coupled)
         if not (self._pooled and not apart):
             self._own[request] = value
         if not apart:
@@ -77,13 +77,14 @@ class LengthPolicy(Controller):
     """A rule for how much is drafted.
 
     It looks at nothing but what the request's earlier rounds brought and, if it ends chains, at the
-    laws and tokens of the draft so far, so that what is drafted keeps the law that it was drawn
-    from.
+    distributions and tokens of the draft so far, so that what is drafted keeps the distribution
+    that it was drawn from.
     """
 
     name: ClassVar[str]
     stops: ClassVar[bool] = False
-    """Whether it ends chains by the drafter's laws or states, which the drafter then must have."""
+    """Whether it ends chains by the drafter's distributions or states, which the drafter then must
+    have."""
     usual: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
     Options: ClassVar[type[Any]] = NoOptions
@@ -145,7 +146,8 @@ class LengthPolicy(Controller):
 
 
 class StoppingPolicy(LengthPolicy):
-    """Ends a chain behind a token, which stays in the draft, by the laws and tokens so far."""
+    """Ends a chain behind a token, which stays in the draft, by the distributions and tokens so
+    far."""
 
     stops: ClassVar[bool] = True
 
@@ -153,11 +155,11 @@ class StoppingPolicy(LengthPolicy):
         return [self.count] * len(requests)
 
     def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
-        return replace(terms, ends_behind=self.ending(requests))
+        return replace(terms, ends_after=self.ending(requests))
 
     @abstractmethod
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
-        """Returns what `DraftingTerms.ends_behind` is in the coming round."""
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
+        """Returns what `DraftingTerms.ends_after` is in the coming round."""
 
 
 def check_number(policy: str, name: str, value: Any, low: float, high: float) -> None:

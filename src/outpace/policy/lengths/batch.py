@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.options import option
-from outpace.policy.base import Outcome, is_pure
+from outpace.policy.base import Outcome, is_reproducible
 from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy, check_whole
 from outpace.policy.row import DraftingRow
 
@@ -75,7 +75,7 @@ class Batch(LengthPolicy):
         for request, outcome in zip(requests, outcomes, strict=True):
             if not outcome.drafted or request.finished:
                 continue
-            if is_pure(request, self.coupled):
+            if is_reproducible(request, self.coupled):
                 self._learn(request, [outcome])
             else:
                 together.append((request, outcome))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.options import option
-from outpace.core.proposal import EndsBehind
+from outpace.core.proposal import EndsAfter
 from outpace.draft.exits import probability
 from outpace.policy.lengths.base import StoppingPolicy, check_number
 from outpace.policy.row import DraftingRow
@@ -28,16 +28,18 @@ class ConfidenceOptions:
 
 
 class Confidence(StoppingPolicy):
-    """Ends a chain behind a token that has less than ``threshold`` in the drafter's law.
+    """Ends a chain behind a token that has less than ``threshold`` in the drafter's distribution.
 
     The token stays in the draft: dropping it would be a choice made after it was drawn, and what is
-    left would not follow the drafter's law any more.
+    left would not follow the drafter's distribution any more.
     """
 
     name: ClassVar[str] = "confidence"
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = ConfidenceOptions
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
         threshold = self.options.threshold
-        return lambda counts: lambda law, token: probability(law, token) < threshold
+        return lambda counts: (
+            lambda distribution, token: probability(distribution, token) < threshold
+        )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.options import option
-from outpace.core.proposal import EndsBehind
+from outpace.core.proposal import EndsAfter
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
@@ -40,8 +40,8 @@ class DraftExitOptions:
 
 
 class DraftExit(StoppingPolicy):
-    """Ends a chain behind a token that has less than a threshold in the drafter's law, and moves
-    the threshold towards a wanted acceptance rate:
+    """Ends a chain behind a token that has less than a threshold in the drafter's distribution, and
+    moves the threshold towards a wanted acceptance rate:
 
         rate      <- beta_1 rate + (1 - beta_1) accepted / drafted
         threshold <- beta_2 threshold + (1 - beta_2) (threshold + step), or - step if rate is above
@@ -67,11 +67,11 @@ class DraftExit(StoppingPolicy):
         """Returns the present threshold of a request."""
         return self._states.of(request).threshold
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
         thresholds = [self.threshold(request) for request in requests]
         self._watched = watched = set[DraftingRow]()
 
-        def begin(counts: Sequence[int]) -> EndsBehind:
+        def begin(counts: Sequence[int]) -> EndsAfter:
             pairs = zip(requests, counts, strict=True)
             watched.update(request for request, count in pairs if count)
             return below(thresholds)

@@ -24,7 +24,9 @@ class EntropyOptions:
     """What a user may set."""
 
     threshold: float = option(
-        2.0, "The entropy of the drafter's next law, in nats, above which nothing more is drafted."
+        2.0,
+        "The entropy of the drafter's next distribution, in nats, above which nothing more is "
+        "drafted.",
     )
 
     def __post_init__(self) -> None:
@@ -32,10 +34,10 @@ class EntropyOptions:
 
 
 class Entropy(LengthPolicy):
-    """Ends a chain before drawing from a law with an entropy above ``threshold``.
+    """Ends a chain before drawing from a distribution with an entropy above ``threshold``.
 
-    Since the law alone decides, before anything is drawn from it, all tokens that were drawn follow
-    their laws.
+    Since the distribution alone decides, before anything is drawn from it, all tokens that were
+    drawn follow their distributions.
     """
 
     name: ClassVar[str] = "entropy"
@@ -49,8 +51,8 @@ class Entropy(LengthPolicy):
     def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
         of_rule = terms.keeps_drafting
 
-        def keeps_drafting(law: Tensor) -> Tensor:
-            on = torch.le(torch.special.entr(law).sum(-1), self.options.threshold)
-            return on if of_rule is None else on.logical_and(of_rule(law))
+        def keeps_drafting(distribution: Tensor) -> Tensor:
+            on = torch.le(torch.special.entr(distribution).sum(-1), self.options.threshold)
+            return on if of_rule is None else on.logical_and(of_rule(distribution))
 
         return replace(terms, keeps_drafting=keeps_drafting)

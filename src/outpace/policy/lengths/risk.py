@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import option
-from outpace.core.proposal import EndsBehind
+from outpace.core.proposal import EndsAfter
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.base import Outcome
@@ -39,8 +39,8 @@ class Risk(StoppingPolicy):
     """Ends a chain once the chance that any of its tokens is rejected is above ``threshold``.
 
     A token's chance of acceptance is that of earlier tokens of like confidence, the probability in
-    the drafter's law. The token that passes the threshold stays in the draft. All requests learn
-    together, except sampled ones with a seed of their own.
+    the drafter's distribution. The token that passes the threshold stays in the draft. All requests
+    learn together, except sampled ones with a seed of their own.
     """
 
     name: ClassVar[str] = "risk"
@@ -63,7 +63,7 @@ class Risk(StoppingPolicy):
         """Returns what is known for a request."""
         return self._known.of(request)
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsBehind]:
+    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
         self._confidences = of_round = Confidences(requests)
         chances = [self.calibration(request).chances() for request in requests]
 

@@ -47,8 +47,8 @@ class StopHead(LengthPolicy):
     """Ends a chain once the chance that any of its tokens is rejected is above ``threshold``.
 
     A token's chance of acceptance comes from the draft model's state at it, which is there when the
-    law of the next token is. It is looked at before that token is drawn, and all tokens that were
-    drawn stay in the draft.
+    distribution of the next token is. It is looked at before that token is drawn, and all tokens
+    that were drawn stay in the draft.
     """
 
     name: ClassVar[str] = "stop_head"

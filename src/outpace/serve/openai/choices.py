@@ -86,13 +86,16 @@ class TextChoice(Choice):
 
     def _reported(self, delta: Delta) -> dict[str, list[Any]]:
         found = _no_logprobs()
-        for token, laws in zip(delta.tokens, delta.logprobs, strict=True):
-            ranked = dict(_ranked(laws, self._alternatives or 0, token))
+        for token, probs in zip(delta.tokens, delta.logprobs, strict=True):
+            ranked = dict(_ranked(probs, self._alternatives or 0, token))
             keys = self._texts.keys(ranked, token)
             found["tokens"].append(keys[token])
-            found["token_logprobs"].append(_finite(laws[token].logprob))
+            found["token_logprobs"].append(_finite(probs[token].logprob))
             found["top_logprobs"].append(
-                {keys[other]: _finite(law.logprob) for other, law in ranked.items()}
+                {
+                    keys[other]: _finite(distribution.logprob)
+                    for other, distribution in ranked.items()
+                }
             )
             found["text_offset"].append(self._place(token))
         for name, values in found.items():
@@ -181,21 +184,21 @@ class ChatChoice(Choice):
     def _reported(self, delta: Delta) -> list[dict[str, Any]]:
         found = [
             {
-                **self._law(token, laws[token]),
+                **self._distribution(token, probs[token]),
                 "top_logprobs": [
-                    self._law(other, law)
-                    for other, law in _ranked(laws, self._alternatives or 0, None)
+                    self._distribution(other, distribution)
+                    for other, distribution in _ranked(probs, self._alternatives or 0, None)
                 ],
             }
-            for token, laws in zip(delta.tokens, delta.logprobs, strict=True)
+            for token, probs in zip(delta.tokens, delta.logprobs, strict=True)
         ]
         self._logprobs += found
         return found
 
-    def _law(self, token: int, law: Logprob) -> dict[str, Any]:
+    def _distribution(self, token: int, distribution: Logprob) -> dict[str, Any]:
         return {
             "token": self._texts.in_chat(token),
-            "logprob": _finite(law.logprob),
+            "logprob": _finite(distribution.logprob),
             "bytes": self._texts.bytes_of(token),
         }
 
@@ -205,10 +208,10 @@ def _no_logprobs() -> dict[str, list[Any]]:
 
 
 def _ranked(
-    laws: Mapping[int, Logprob], count: int, own: int | None
+    probs: Mapping[int, Logprob], count: int, own: int | None
 ) -> Sequence[tuple[int, Logprob]]:
     """Returns the most probable tokens, best first, and ``own``, which completions report too."""
-    ranked = sorted(laws.items(), key=lambda entry: entry[1].rank)
+    ranked = sorted(probs.items(), key=lambda entry: entry[1].rank)
     return [entry for entry in ranked if entry[1].rank <= count or entry[0] == own]
 
 

@@ -132,7 +132,7 @@ def part(weight: Weight) -> Part:
 
 
 def first_outputs(of: Part, outputs: int) -> Part:
-    """Returns at least so many first outputs of a layer, as a layer over the same weights."""
+    """Returns at least n first outputs of a layer, as a layer over the same weights."""
     cut = Part.from_buffer_copy(of)
     cut.outputs = min(-(-outputs // LINE) * LINE, of.outputs)  # whole panels
     return cut

@@ -211,7 +211,7 @@ class Runner:
     # -- passes --------------------------------------------------------------------------------
 
     def reserve(self, first: int, slots: Sequence[int]) -> None:
-        """Gives each of the rows from ``first`` on so many slots. Rows that get theirs in one call
+        """Gives each of the rows from ``first`` on n slots. Rows that get theirs in one call
         lie next to each other. Recordings end where buffers move: with any, these only grow."""
         self.cache.reserve(first, slots, shrink=self.fixed is None or not self.fixed.pads)
         if self.fixed is not None and self.cache.generation != self._generation:
@@ -251,7 +251,7 @@ class Runner:
         pending, one chain). keep: logits of this many last columns, ``[A, keep, V]``.
         eager: neither compiled nor recorded, because the model's modules are changed for this pass.
         through: stands for the model in this pass, and is eager, too.
-        certain: so many first columns are committed in any case, so that no row will go on from
+        certain: n first columns are committed in any case, so that no row will go on from
         within them; by default those without logits.
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
@@ -330,7 +330,7 @@ class Runner:
     # -- passes of fixed shapes ----------------------------------------------------------------
 
     def _fixed_shape(self, count: int, width: int) -> FixedShape:
-        """The shape of a pass over the first rows, so many columns wide."""
+        """The shape of a pass over the first rows, n columns wide."""
         assert self.fixed is not None
         rows = self.fixed.rows(count, self.cache.rows)
         lengths = self.lengths[:rows]  # with those of rows that wait, if there are any

@@ -22,8 +22,8 @@ CAPS = ("final_logit_softcapping", "output_logit_soft_cap", "logits_soft_cap")
 class Sharpness:
     """The scale of a model's logits, and their soft bound.
 
-    A head that drafts with the target's output matrix needs both, or its laws are of another
-    temperature than the target's, and fewer of its sampled tokens are accepted.
+    A head that drafts with the target's output matrix needs both, or its distributions are of
+    another temperature than the target's, and fewer of its sampled tokens are accepted.
     """
 
     scale: float = 1.0

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.proposal import Entered, Riders
+from outpace.core.proposal import AuxTokens, Precomputed
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, States, SubLayers, Target
 from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
-from outpace.targets.hf.partial.riding import Carriage, boarding, with_riders
+from outpace.targets.hf.partial.riding import Carriage, boarding, with_aux_tokens
 from outpace.targets.hf.partial.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.sharpness import Sharpness
@@ -203,17 +203,17 @@ class HFTarget(Target):
         pending = to_device(plan.pending, self.device)  # [B, P]
         tokens = torch.cat([pending, plan.tokens], 1) if plan.tree.size else pending
         self._scored = pending.shape[1], plan.tree.is_chain
-        if plan.riders is not None:
-            return self._score_with_riders(plan, tokens, plan.riders)
-        if plan.entered is not None and plan.tree.is_chain and not plan.layers:
-            return self._score_entered(plan, tokens, plan.entered)
+        if plan.aux_tokens is not None:
+            return self._score_with_aux(plan, tokens, plan.aux_tokens)
+        if plan.precomputed is not None and plan.tree.is_chain and not plan.layers:
+            return self._score_precomputed(plan, tokens, plan.precomputed)
         output = self._pass(plan, tokens, plan.tree)
         return Scores(output.logits, states_of(output, plan.layers))
 
-    def _score_entered(self, plan: Plan, tokens: Tensor, entered: Entered) -> Scores:
+    def _score_precomputed(self, plan: Plan, tokens: Tensor, precomputed: Precomputed) -> Scores:
         """Scores a chain whose first columns have been through the first layers already."""
-        lower, upper = self._halves[entered.layers]
-        states, rest = entered.states, tokens[:, entered.states.shape[1] :]
+        lower, upper = self._halves[precomputed.layers]
+        states, rest = precomputed.states, tokens[:, precomputed.states.shape[1] :]
         if rest.shape[1]:
             pass_behind(self.runner, states.shape[1], rest, 1, lower)
             states = torch.cat([states, lower.states], 1)
@@ -222,13 +222,14 @@ class HFTarget(Target):
         return Scores(output.logits)
 
     @torch.inference_mode()
-    def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
-        """Scores a draft and the riders behind it in one pass."""
+    def _score_with_aux(self, plan: Plan, tokens: Tensor, aux_tokens: AuxTokens) -> Scores:
+        """Scores a draft and the auxiliary tokens behind it in one pass."""
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
-        with boarding(self.model, tokens, nodes, riders) as (all_tokens, options):
-            # Riders that enter later change the model for this pass: it is run as it comes.
-            options["eager"] = riders.enter > 0
-            output = self._pass(plan, all_tokens, with_riders(plan.tree, riders), **options)
+        with boarding(self.model, tokens, nodes, aux_tokens) as (all_tokens, options):
+            # Auxiliary tokens that enter later change the model for this pass: it is run as it
+            # comes.
+            options["eager"] = aux_tokens.enter > 0
+            output = self._pass(plan, all_tokens, with_aux_tokens(plan.tree, aux_tokens), **options)
         states = states_of(output, plan.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
 
@@ -317,12 +318,12 @@ class HFTarget(Target):
             runner.advance([piece.shape[1]])
         return torch.cat(found)[-last:]
 
-    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
+    def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
         if self._carriage is None:
             self._carriage = Carriage(self.model, self.max_length)
         ids = torch.tensor([list(token_ids)], device=self.device)
         with torch.inference_mode():
-            return self._carriage(ids, riders)[0]
+            return self._carriage(ids, aux_tokens)[0]
 
     def another(self, rows: int) -> HFTarget:
         return HFTarget(self.model, rows, self.max_length)
@@ -334,5 +335,5 @@ def asking_for(layers: Iterable[int]) -> dict[str, Any]:
 
 
 def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
-    """Returns the hidden states of the first so many columns of a pass, by layer."""
+    """Returns the hidden states of the first n columns of a pass, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}

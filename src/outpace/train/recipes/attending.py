@@ -36,7 +36,7 @@ class AttendingRecipe(Recipe):
         return sheet.marks()
 
     def _unrolled(self, tokens: Tensor, states: Tensor, depths: int) -> Iterator[Tensor]:
-        """Yields the outputs ``[B, P, H]`` of the first so many steps, at all places that have text
+        """Yields the outputs ``[B, P, H]`` of the first n steps, at all places that have text
         enough behind them for the head's depths. tokens: ``[B, T]``; states: ``[B, T, H]``."""
         rows, places = tokens.shape[0], tokens.shape[1] - self._head.config.depths
         at = torch.arange(places, device=tokens.device)

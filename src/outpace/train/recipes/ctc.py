@@ -65,9 +65,9 @@ class CtcRecipe(Recipe):
             return logits.sum((1, 2))  # torch's own loss takes no empty batch
         known = (text >= 0).cumprod(-1).sum(-1)
         frames = torch.full_like(known, logits.shape[1])
-        laws = functional.log_softmax(logits, -1).transpose(0, 1)
+        probs = functional.log_softmax(logits, -1).transpose(0, 1)
         losses: Tensor = functional.ctc_loss(
-            laws,
+            probs,
             text.clamp_min(0),
             frames,
             known,

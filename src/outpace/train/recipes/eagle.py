@@ -1,4 +1,5 @@
-"""How EAGLE heads are trained: to foresee the target's states, and the laws that follow from them.
+"""How EAGLE heads are trained: to foresee the target's states, and the distributions that follow
+from them.
 
 Li et al. 2024, arXiv 2401.15077, section 4.1 and the published code.
 """
@@ -16,7 +17,7 @@ from outpace.train.recipes.attending import AttendingRecipe
 from outpace.train.teacher import Lesson
 
 LAWS = 0.1
-"""The weight of the cross entropy with the target's laws; that of the states is 1."""
+"""The weight of the cross entropy with the target's distributions; that of the states is 1."""
 NOISE = 0.1
 """The largest noise on a state that the head reads, as a share of the states' mean square. With it
 the head learns to go on from states that it has foreseen itself, which are a little wrong."""

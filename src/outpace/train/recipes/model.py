@@ -1,4 +1,5 @@
-"""How a small model is trained on the target's laws (DistillSpec, Zhou et al. 2023, 2310.08461)."""
+"""How a small model is trained on the target's distributions (DistillSpec, Zhou et al. 2023,
+2310.08461)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class ModelRecipe(Recipe):
     """Marks a model that reads the same text as the target, at every place of it from which there
     is something to learn.
 
-    Laws are made for so many places at once and thrown away: those of a whole batch over a large
+    Distributions are made for n places at once and thrown away: those of a whole batch over a large
     vocabulary would take more memory than both models (`pieces`).
     """
 
@@ -56,8 +57,8 @@ class ModelRecipe(Recipe):
 
 
 class LikeliestRecipe(Recipe):
-    """Marks a model by the likeliest tokens of the target's laws, at the places that have any: what
-    is kept of texts that were written with the model's drafts."""
+    """Marks a model by the likeliest tokens of the target's distributions, at the places that have
+    any: what is kept of texts that were written with the model's drafts."""
 
     def __init__(self, model: nn.Module, vocabulary: int) -> None:
         """vocabulary: tokens that the model has; the first ones of the target's."""

@@ -8,9 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.heads.base import Shared
-from outpace.heads.riders.base import RidingHead
+from outpace.heads.riders.base import AuxHead
 from outpace.train.marks import Marks, Recipe, Sheet, together
 from outpace.train.teacher import Lesson
 
@@ -22,17 +22,18 @@ gradients go through all that the target computes of them."""
 class Carrier(Shared, Protocol):
     """A target that lets columns ride in its passes."""
 
-    def carry(self, tokens: Tensor, riders: Riders) -> Tensor:
-        """Returns the logits ``[B, R, V]`` of riders in texts ``[B, T]``, as `Teacher.carry`."""
+    def carry(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
+        """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as
+        `Teacher.carry`."""
 
 
-class RidingRecipe(Recipe):
-    """Marks a `RidingHead`: copies of its columns ride behind places all over the text at once.
+class AuxRecipe(Recipe):
+    """Marks a `AuxHead`: copies of its columns ride behind places all over the text at once.
 
     While it is measured, they ride behind all places but the first, some at a time.
     """
 
-    def __init__(self, head: RidingHead, target: Carrier) -> None:
+    def __init__(self, head: AuxHead, target: Carrier) -> None:
         self._head, self._target = head, target
 
     def mark(self, lesson: Lesson) -> Marks:
@@ -49,8 +50,8 @@ class RidingRecipe(Recipe):
     def _behind(self, lesson: Lesson, places: Tensor) -> Marks:
         """The marks for columns behind these places ``[P]``."""
         depths, (rows, length) = self._head.config.depths, lesson.tokens.shape
-        riders = self._head.riders(places, length, rows)
-        said = self._target.carry(lesson.tokens, riders)[..., self._head.d2t]
+        aux_tokens = self._head.aux_tokens(places, length, rows)
+        said = self._target.carry(lesson.tokens, aux_tokens)[..., self._head.d2t]
         said = said.view(rows, len(places), depths, -1)  # [B, P, depths, V']
         sheet = Sheet(self._head, lesson, places)
         for depth in range(depths):

@@ -45,22 +45,23 @@ class DraftedTokens:
 
     def __init__(self, draft: Loaded, vocabulary: int, greedy: bool) -> None:
         """vocabulary: tokens that the target can generate. greedy: its likeliest tokens are put in,
-        and not some that are drawn from its laws."""
+        and not some that are drawn from its distributions."""
         self.model = Teacher(draft, (-1,), top=0)
         self._vocabulary, self._greedy = vocabulary, greedy
 
-    def laws(self, states: Tensor) -> Tensor:
-        """Returns its laws ``[..., V']`` over tokens of the target, from its last states."""
+    def probs(self, states: Tensor) -> Tensor:
+        """Returns its distributions ``[..., V']`` over tokens of the target, from its last
+        states."""
         return self.model.logits(states)[..., : self._vocabulary].softmax(-1)
 
     def put_into(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Returns texts ``[B, T]`` with tokens of its own at places ``[P]``, each chosen behind the
         text as it was given."""
-        laws = self.laws(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
+        probs = self.probs(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
         if self._greedy:
-            own = laws.argmax(-1)
+            own = probs.argmax(-1)
         else:
-            own = torch.multinomial(laws.flatten(0, 1), 1).view(laws.shape[:2])
+            own = torch.multinomial(probs.flatten(0, 1), 1).view(probs.shape[:2])
         changed = tokens.clone()
         changed[:, places] = own
         return changed
@@ -136,7 +137,7 @@ class StopHeadStudent(ClassifierStudent):
             right = (target.argmax(-1, keepdim=True) == token).float()
         else:
             p = target.softmax(-1).gather(-1, token)
-            q = self._drafted.laws(states[:, places - 1]).gather(-1, token)
+            q = self._drafted.probs(states[:, places - 1]).gather(-1, token)
             right = (p / q.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
         each = 1 / right.numel()
         states = states[:, places].flatten(0, 1)

@@ -22,7 +22,7 @@ from outpace.train.teacher import Lesson, Teacher
 class ModelStudent(Student):
     """A small language model with the target's tokens."""
 
-    top = 0  # its losses look at whole laws
+    top = 0  # its losses look at whole distributions
 
     def __init__(
         self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path, report: Report

@@ -1,1 +1,1 @@
-"""Rules whose texts follow the target's law exactly."""
+"""Rules whose texts follow the target's distribution exactly."""

@@ -11,13 +11,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, at_drafted, drafted_mass, in_pieces, normalised, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     TINY,
     as_match,
-    children_law_at,
+    children_probs_at,
     excess,
     quotient,
 )
@@ -38,17 +38,19 @@ class BlockRule(Rule):
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        assert isinstance(proposal.law, Sampled)
+        assert isinstance(proposal.distribution, Sampled)
         joint = self.weighed(p, proposal)  # [B, M]
         pass_ = torch.ones_like(joint)
-        pass_[:, 1:-1] = in_pieces(_pass, p[:, 1:-1], proposal.law.q[:, 1:], joint[:, 1:-1])
+        pass_[:, 1:-1] = in_pieces(
+            _pass, p[:, 1:-1], proposal.distribution.q[:, 1:], joint[:, 1:-1]
+        )
         nodes = torch.arange(joint.shape[1], device=p.device)
         last = proposal.counts[:, None]
         pass_ = torch.where(nodes == last, joint, pass_).where(nodes <= last, 0.0)
@@ -64,14 +66,15 @@ class BlockRule(Rule):
             return MatchRule().next(p, proposal, node)
         here = rows_of(p, node).double()
         joint = self.weighed(p, proposal).gather(1, node[:, None])
-        q = children_law_at(proposal, node)
+        q = children_probs_at(proposal, node)
         return normalised(excess(here, q, 1 / joint[:, 0].clamp(min=TINY)), fallback=here)
 
 
 def _pass(p: Tensor, q: Tensor, joint: Tensor) -> Tensor:
     """Returns h ``[B, L]`` of L nodes before the last.
 
-    p, q: ``[B, L, V]``, the laws of the token after each of them; joint: ``[B, L]``, their a.
+    p, q: ``[B, L, V]``, the distributions of the token after each of them; joint: ``[B, L]``, their
+    a.
     """
     # S_i / a_i, which does not lose p where a_i is small
     left = excess(p.double(), q.double(), 1 / joint.clamp(min=TINY)).sum(-1) * joint

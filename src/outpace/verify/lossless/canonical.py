@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.laws.pieces import pieces
+from outpace.core.logits.pieces import pieces
 from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.core.values import shown
@@ -30,22 +30,23 @@ from outpace.verify.siblings import (
 
 @dataclass(frozen=True)
 class CanonicalRule(Rule):
-    """At each node choose one child by weights, and verify it against the law of the choice.
+    """At each node choose one child by weights, and verify it against the distribution of the
+    choice.
 
-        p_I = law of the token chosen among the k children
+        p_I = distribution of the token chosen among the k children
         a(y) = min(1, p(y) / p_I(y)) for the chosen y
         stop_n = (product over the path of weight times a) (1 - sum of weight times a)
         next   = norm([p - p_I]_+)
 
-    The choice is a knock-out: the winner so far, with law q_1, meets the next child, with law q_2 =
-    q. Of the pair {i, j} token i is taken with the weight w_ij, so that
+    The choice is a knock-out: the winner so far, with distribution q_1, meets the next child, with
+    distribution q_2 = q. Of the pair {i, j} token i is taken with the weight w_ij, so that
 
         p_I(y) = q_1(y) q_2(y) + sum over j of (q_1(y) q_2(j) + q_1(j) q_2(y)) w_yj
 
     For pairs of the ``alphabet`` tokens of most drafted mass, the weights maximise sum min(p, p_I)
     by linear programme; for all other pairs the token with the larger p / q is taken. Exact
-    whatever the weights, since p_I is the law that they really have. With two children and an
-    alphabet that covers the vocabulary no rule accepts more. Slow (a programme for each node, on
+    whatever the weights, since p_I is the distribution that they really have. With two children and
+    an alphabet that covers the vocabulary no rule accepts more. Slow (a programme for each node, on
     the CPU): a reference. One child: the token rule. Points: the match rule. Trees: as for
     `KSeqRule`.
     """
@@ -56,7 +57,7 @@ class CanonicalRule(Rule):
 
     name: ClassVar[str] = "canonical"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID})
+    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
     trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -146,12 +147,12 @@ def _knock_out(
     known: ``[F, W - 1, A, A]``, their tables if they were solved before. (A programme may have
     several solutions, and `stop` and `next` have to go by the same.)
     """
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     width = proposal.tree.most_siblings
     listed = torch.stack([child(proposal, rank)[row, node] for rank in range(width)], 1)  # [F, W]
     there, index = listed >= 0, listed.clamp(min=0)
     here = p[row, node].double()
-    q = proposal.law.q[row, index[:, 0]].double() * there[:, :1]  # [F, V]
+    q = proposal.distribution.q[row, index[:, 0]].double() * there[:, :1]  # [F, V]
     tokens, each = proposal.tokens[row[:, None], index], torch.arange(len(row), device=row.device)
     chance = torch.zeros_like(tokens, dtype=torch.float64)
     chance[:, 0] = there[:, 0].double()

@@ -26,4 +26,4 @@ class CoupledRule(MatchRule):
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     coupled: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT})
+    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC})

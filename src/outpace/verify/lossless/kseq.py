@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.laws.pieces import pieces
+from outpace.core.logits.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
     children,
-    children_law_at,
+    children_probs_at,
     in_turn,
     merged,
     quotient,
@@ -26,7 +26,8 @@ from outpace.verify.siblings import (
 )
 
 ROUNDING = 1e-14
-"""Relative differences of rho that are taken for none. The law is off by no more than that."""
+"""Relative differences of rho that are taken for none. The distribution is off by no more than
+that."""
 
 
 class KSeqRule(Rule):
@@ -41,12 +42,13 @@ class KSeqRule(Rule):
     Exact for independent drafts, and for points (where it is the match rule). Accepts at least 1 -
     1/e of what any rule for k independent drafts could. Takes trees and, as trees with one fork, k
     chains: drafts with the same tokens so far are pooled, so that all chains that share an accepted
-    prefix go on together. Children of a node must all be drawn from the same law, independently.
+    prefix go on together. Children of a node must all be drawn from the same distribution,
+    independently.
     """
 
     name: ClassVar[str] = "kseq"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.POINT, Drawn.IID})
+    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
@@ -65,7 +67,7 @@ class KSeqRule(Rule):
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
         pooled, _, rho = self.weighed(p, proposal)
-        here, q = rows_of(p, node).double(), children_law_at(pooled, node)
+        here, q = rows_of(p, node).double(), children_probs_at(pooled, node)
         count, rho = (x.gather(1, node[:, None])[:, 0] for x in (children(pooled), rho))
         passing = torch.minimum(q, here / rho[..., None])
         beta = passing.sum(-1)
@@ -75,7 +77,7 @@ class KSeqRule(Rule):
 
 def density(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, M]`` float64: rho of each node, 1 where there are not several children."""
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     rho = torch.ones_like(p[..., 0], dtype=torch.float64)
     if proposal.tree.most_siblings < 2:
         return rho
@@ -86,14 +88,14 @@ def density(p: Tensor, proposal: Proposal) -> Tensor:
     for part in pieces(len(fork.row), p.shape[-1], p.device):
         row = fork.row[part]
         here = p[row, fork.node[part]].double()
-        q = proposal.law.q[row, eldest[part]].double()
+        q = proposal.distribution.q[row, eldest[part]].double()
         found.append(_root(here, q, count[part].tolist()))
     rho[fork.row, fork.node] = torch.cat(found)
     return rho
 
 
 def _root(p: Tensor, q: Tensor, counts: Sequence[int]) -> Tensor:
-    """Returns ``[F]``: rho of nodes with laws p and q ``[F, V]`` and so many children.
+    """Returns ``[F]``: rho of nodes with distributions p and q ``[F, V]`` and n children.
 
     beta(rho) is full + capped / rho, if full is the mass of q at the tokens with rho q < p, and
     capped the mass of p at all others. As long as these two sets of tokens stay what they are, rho
@@ -101,11 +103,11 @@ def _root(p: Tensor, q: Tensor, counts: Sequence[int]) -> Tensor:
     never above that of any two sets; so rho only rises, and is found once it does not rise any
     more. That takes some five steps.
     """
-    rho, laws = torch.ones_like(p[:, 0]), torch.stack([q, p], 1)  # [F, 2, V]
+    rho, probs = torch.ones_like(p[:, 0]), torch.stack([q, p], 1)  # [F, 2, V]
     drafted = q.sum(-1)
     while True:
         capped = (q * rho[:, None] >= p).to(p.dtype)
-        of_q, of_p = (laws @ capped[..., None])[..., 0].unbind(1)
+        of_q, of_p = (probs @ capped[..., None])[..., 0].unbind(1)
         full = (drafted - of_q).clamp(min=0).tolist()
         solved = [_solved(*each) for each in zip(full, of_p.tolist(), counts, strict=True)]
         risen = torch.tensor(solved, dtype=p.dtype, device=p.device)

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.laws.pieces import pieces
+from outpace.core.logits.pieces import pieces
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.verify.base import (
     Rule,
@@ -26,7 +26,7 @@ from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     as_match,
     child,
-    children_law_at,
+    children_probs_at,
     drawable,
     excess,
     in_turn,
@@ -44,15 +44,16 @@ class RecursiveRule(Rule):
         r_0 = p,  s_0 = q
         a_i = min(1, r_{i-1}(x_i) / s_{i-1}(x_i)),  r_i = norm([r_{i-1} - s_{i-1}]_+)
         s_i = q with replacement; q without x_1 ... x_i, renormalised, without; the next sibling's
-        own law where each has one
+        own distribution where each has one
         stop_n = (product over the path of the step to each node) (1 - a_1) ... (1 - a_k)
         next   = r_k
 
     Exact for siblings drawn with or without replacement, in the order of their nodes, for siblings
-    drawn independently from a law each (SpecInfer's several drafters), and for points (where it is
-    the match rule). On a chain it is the token rule. Where siblings share a law, r_i is computed as
-    norm([p - t_i q]_+) with t_0 = 0 and t_{i+1} = t_i + sum [p - t_i q]_+ / (q not yet removed).
-    A child that q cannot produce any more (q was exhausted) is passed over.
+    drawn independently from a distribution each (SpecInfer's several drafters), and for points
+    (where it is the match rule). On a chain it is the token rule. Where siblings share a
+    distribution, r_i is computed as norm([p - t_i q]_+) with t_0 = 0 and t_{i+1} = t_i + sum [p -
+    t_i q]_+ / (q not yet removed). A child that q cannot produce any more (q was exhausted) is
+    passed over.
     """
 
     name: ClassVar[str] = "recursive"
@@ -69,7 +70,7 @@ class RecursiveRule(Rule):
 
     def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
         if Drawn.of(proposal) is Drawn.SEVERAL:
-            return _each_by_its_law(p, proposal), None
+            return _each_by_its_distribution(p, proposal), None
         return _in_order(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
@@ -80,7 +81,7 @@ class RecursiveRule(Rule):
         if times is None:
             return _left_by_all(here, proposal, node)
         t = times.gather(1, node[:, None])[:, 0]
-        return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
+        return normalised(excess(here, children_probs_at(proposal, node), t), fallback=here)
 
 
 def _in_order(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
@@ -115,12 +116,12 @@ def _subtract(
 
     t: ``[B, M]``, with the child of this rank subtracted already.
     """
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     fork = proposal.tree.forks[rank]
     at = (fork.row, fork.node)
     index = proposal.tree.child[rank][at]  # [F]
     gone = None
-    if not proposal.law.with_replacement:
+    if not proposal.distribution.with_replacement:
         gone = removed(proposal, there, fork.row, index)
     rest, kept = left_over(p, proposal, torch.stack([*at, index]), t[at], gone)
     total[at] = rest
@@ -128,13 +129,13 @@ def _subtract(
         left[at] = kept
 
 
-# -- siblings with a law each ----------------------------------------------------------------------
+# -- siblings with a distribution each -------------------------------------------------------------
 
 
-def _each_by_its_law(p: Tensor, proposal: Proposal) -> Tensor:
+def _each_by_its_distribution(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns a ``[B, N]`` of each child. What elder siblings left of p is kept over the whole
     vocabulary, at the nodes with several children only."""
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     accept = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
     if proposal.tree.most_siblings < 2:
         return accept
@@ -146,7 +147,7 @@ def _each_by_its_law(p: Tensor, proposal: Proposal) -> Tensor:
             index = child(proposal, rank)[row, node]  # [F], -1 for none
             (some,) = (index >= 0).nonzero(as_tuple=True)
             at = row[some], index[some]
-            q = proposal.law.q[at].double()  # [F', V]
+            q = proposal.distribution.q[at].double()  # [F', V]
             drawn = proposal.tokens[at][:, None]
             accept[at] = ratio(left[some].gather(1, drawn), q.gather(1, drawn))[:, 0]
             left[some] = _left(left[some], q)

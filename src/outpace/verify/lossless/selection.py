@@ -19,7 +19,8 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Pairing:
-    """Which of two tokens is taken, in each of R rows, and the law that the taken token has."""
+    """Which of two tokens is taken, in each of R rows, and the distribution that the taken token
+    has."""
 
     induced: Tensor  # [R, V], p_I
     place: Tensor  # [R, V], rank by p / q: of two tokens the one with the larger rank is taken,
@@ -45,11 +46,11 @@ def best_pairing(
     needed: Tensor,
     known: Tensor | None = None,
 ) -> Pairing:
-    """Returns the pairing of independent drafts with laws ``first`` and ``second``.
+    """Returns the pairing of independent drafts with distributions ``first`` and ``second``.
 
     p, first, second: ``[R, V]`` float64; size: length of the alphabet; needed: ``[R]`` bool, the
-    rows that anybody asks for; known: ``[R, A, A]``, the `Pairing.table` of the same laws, if it
-    was solved before.
+    rows that anybody asks for; known: ``[R, A, A]``, the `Pairing.table` of the same distributions,
+    if it was solved before.
     """
     size = min(size, p.shape[-1])
     place = quotient(p, second).argsort(dim=-1, stable=True).argsort(dim=-1)
@@ -74,9 +75,9 @@ def best_pairing(
     return Pairing(induced, place, among, table)
 
 
-def _below(law: Tensor, place: Tensor) -> Tensor:
+def _below(distribution: Tensor, place: Tensor) -> Tensor:
     """Returns ``[R, V]``: the mass of the tokens placed below each token."""
-    ordered = torch.zeros_like(law).scatter(1, place, law)
+    ordered = torch.zeros_like(distribution).scatter(1, place, distribution)
     return (ordered.cumsum(-1) - ordered).gather(1, place)
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal
 from outpace.verify.base import (
     Rule,
     at_drafted,
@@ -36,7 +36,7 @@ class TokenRule(Rule):
 
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
@@ -47,9 +47,9 @@ class TokenRule(Rule):
 
 
 def stop_where_one_fails(at: Tensor, proposal: Proposal) -> Tensor:
-    """Returns ``[B, M]``: the law of where the token rule stops.
+    """Returns ``[B, M]``: the distribution of where the token rule stops.
 
-    at: ``[B, N]`` float64, what the law that is verified against gives each drafted token.
+    at: ``[B, N]`` float64, what the distribution that is verified against gives each drafted token.
     """
     return first_failure(ratio(at, drafted_mass(proposal, torch.float64)), proposal)
 
@@ -58,13 +58,14 @@ def residual_next(p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
     """Returns ``[B, V]``: norm([p - q]_+) where a drafted token follows the node of a chain, else
     p.
 
-    q is the law of that following token.
+    q is the distribution of that following token.
     """
     return residual(rows_of(p, node), proposal, node)
 
 
 def residual(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-    """Returns what `residual_next` does. here: ``[B, V]``, the law p at each row's node."""
+    """Returns what `residual_next` does. here: ``[B, V]``, the distribution p at each row's
+    node."""
     if proposal.tokens.shape[1] == 0:
         return here
     following = node.clamp(max=proposal.tokens.shape[1] - 1)

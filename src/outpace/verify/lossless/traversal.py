@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
 from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, rows_of
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.siblings import (
     TINY,
     as_match,
-    children_law_at,
+    children_probs_at,
     drawable,
     excess,
     left_over,
@@ -44,7 +44,7 @@ class TraversalRule(Rule):
 
     name: ClassVar[str] = "traversal"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = True
     looks_ahead: ClassVar[bool] = True
 
@@ -66,7 +66,7 @@ class TraversalRule(Rule):
             return BlockRule().next(p, proposal, node)
         here = rows_of(p, node).double()
         t = self.weighed(p, proposal)[1].gather(1, node[:, None])[:, 0]
-        return normalised(excess(here, children_law_at(proposal, node), t), fallback=here)
+        return normalised(excess(here, children_probs_at(proposal, node), t), fallback=here)
 
 
 def _traverse(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _traverse(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
 
 def _settled(p: Tensor, proposal: Proposal, there: Tensor) -> tuple[Tensor, Tensor]:
     """Returns a and t ``[B, M]`` of each node once all of its children are cut off."""
-    assert isinstance(proposal.law, Sampled)
+    assert isinstance(proposal.distribution, Sampled)
     tree = proposal.tree
     drafted = drafted_mass(proposal, torch.float64)
     # Of each child: what p gives it, what q gives it, and whether it can be cut off.
@@ -104,7 +104,7 @@ def _settled(p: Tensor, proposal: Proposal, there: Tensor) -> tuple[Tensor, Tens
         state[0, row, child + 1] = quotient(over, total * q).clamp(max=1)
         times = t + quotient(total, a * left)
         gone = None
-        if group.has_younger and not proposal.law.with_replacement:
+        if group.has_younger and not proposal.distribution.with_replacement:
             gone = removed(proposal, there, row, child)
         rest, kept = left_over(p, proposal, torch.stack([row, parent, child]), times, gone)
         share = quotient(a * rest, total)  # sum [a P - Q]_+

@@ -33,7 +33,7 @@ class CascadeRule(Rule):
         stop, next = those of the token rule with the mixture for p
 
     Samples exactly from the mixture. Since that is not p, the rule is lossy. After the last drafted
-    token there is no q, and the law is p. Greedy texts stay exact. Needs a sampled draft.
+    token there is no q, and the distribution is p. Greedy texts stay exact. Needs a sampled draft.
     """
 
     defer: str = option("opt", "When q stands for p: 'chow', 'diff', 'opt' or 'token'.")
@@ -49,13 +49,15 @@ class CascadeRule(Rule):
         require(self.name, "alpha", self.alpha, 0, 1, above=False)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if not isinstance(proposal.law, Sampled):  # all rows are greedy, or nothing was drafted
+        if not isinstance(
+            proposal.distribution, Sampled
+        ):  # all rows are greedy, or nothing was drafted
             return TokenRule().stop(p, proposal)
 
         def at(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
             return of_token(self.mixture(p, q), tokens)
 
-        mixed = in_pieces(at, p[:, :-1], proposal.law.q, proposal.tokens)  # [B, N]
+        mixed = in_pieces(at, p[:, :-1], proposal.distribution.q, proposal.tokens)  # [B, N]
         return stop_where_one_fails(mixed.double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:

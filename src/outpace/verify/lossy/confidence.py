@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import option
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, target_law
+from outpace.verify.base import Rule, at_drafted, first_failure, in_pieces, target_probs
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
 
@@ -31,7 +31,7 @@ class ConfidenceRule(Rule):
 
     Lossy. Greedy decoding stays exact for strict > 0. The paper names the three signals and asks
     for a threshold that is monotone in them; that it is a linear function of their mean is our
-    choice. A point without the drafter's law counts as sure (C = 1).
+    choice. A point without the drafter's distribution counts as sure (C = 1).
     """
 
     strict: float = option(0.3, "Least p of a token of which the drafter is not sure at all.")
@@ -39,7 +39,7 @@ class ConfidenceRule(Rule):
 
     name: ClassVar[str] = "confidence"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -52,22 +52,23 @@ class ConfidenceRule(Rule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(draft_laws=True)
+        return RuleNeeds(draft_probs=True)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         q = self.evidence.draft
-        if q is None and isinstance(proposal.law, Sampled):
-            q = proposal.law.q
+        if q is None and isinstance(proposal.distribution, Sampled):
+            q = proposal.distribution.q
         sure = 1.0 if q is None else in_pieces(confidence, q)  # [B, N]
         level = self.strict + (self.loose - self.strict) * sure
         return first_failure((at_drafted(p, proposal) >= level).double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return target_law(p, node)
+        return target_probs(p, node)
 
 
 def confidence(q: Tensor) -> Tensor:
-    """Returns ``[...]`` in [0, 1]: how sure laws ``[..., V]`` are. 1 for a one-hot law."""
+    """Returns ``[...]`` in [0, 1]: how sure distributions ``[..., V]`` are. 1 for a one-hot
+    distribution."""
     size = q.shape[-1]
     if size < 2:
         return torch.ones_like(q[..., 0], dtype=torch.float64)

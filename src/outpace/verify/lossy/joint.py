@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import option
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal
 from outpace.verify.base import (
     Rule,
     at_drafted,
     drafted_mass,
     of_token,
     stop_at,
-    target_law,
+    target_probs,
 )
 from outpace.verify.evidence import RuleNeeds
 from outpace.verify.options import require
@@ -34,15 +34,15 @@ class JointRule(Rule):
 
     A longer prefix may pass where a shorter one does not. Lossy, and nothing is drawn from a
     residual. It is meant for drafts of high joint probability (beams), where it makes texts
-    likelier. For points, q is the drafter's law if the engine has it, else 1; p is the law before
-    the argmax in greedy rows, if the engine has it.
+    likelier. For points, q is the drafter's distribution if the engine has it, else 1; p is the
+    distribution before the argmax in greedy rows, if the engine has it.
     """
 
     threshold: float = option(0.5, "The ratio p / q of a whole prefix has to be above this.")
 
     name: ClassVar[str] = "joint"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -50,15 +50,15 @@ class JointRule(Rule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(soft=True, draft_laws=True)
+        return RuleNeeds(soft=True, draft_probs=True)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        law = p if self.evidence.soft is None else self.evidence.soft
+        distribution = p if self.evidence.soft is None else self.evidence.soft
         draft = self.evidence.draft
         q = drafted_mass(proposal, torch.float64)
         if draft is not None:
             q = of_token(draft, proposal.tokens).double()
-        gain = (at_drafted(law, proposal).log() - q.log()).nan_to_num(nan=float("-inf"))
+        gain = (at_drafted(distribution, proposal).log() - q.log()).nan_to_num(nan=float("-inf"))
         likely = gain.cumsum(1).exp() > self.threshold
         lengths = torch.arange(1, gain.shape[1] + 1, device=p.device)
         longest = torch.where(likely & proposal.valid, lengths, 0)
@@ -66,4 +66,4 @@ class JointRule(Rule):
         return stop_at(node, p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return target_law(p, node)
+        return target_probs(p, node)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import needed, option
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.heads.classifiers.base import Classifier, load_classifier
@@ -139,7 +139,7 @@ class JudgeRule(Rule):
 
     name: ClassVar[str] = "judge"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

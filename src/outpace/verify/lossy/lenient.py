@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import option
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal
 from outpace.verify.base import Rule, at_drafted, drafted_mass, first_failure, ratio
 from outpace.verify.lossless.token import residual_next
 from outpace.verify.options import require
@@ -33,7 +33,7 @@ class LenientRule(Rule):
 
     name: ClassVar[str] = "lenient"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

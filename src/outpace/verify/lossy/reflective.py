@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import option
-from outpace.core.proposal import ONE_LAW, Drawn, Proposal
+from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.verify.base import Rule, in_pieces, normalised, of_token, rows_of
@@ -24,15 +24,16 @@ from outpace.verify.options import require
 
 @dataclass(frozen=True)
 class ReflectiveRule(Rule):
-    """The token rule against a law that also uses what the target says after it has read the draft.
+    """The token rule against a distribution that also uses what the target says after it has read
+    the draft.
 
         fused = norm(p^(1 - weight) p_2^weight), that is, (1 - weight) l_1 + weight l_2 in logits
         stop, next = those of the token rule with fused for p
 
-    p_2 is the target's law at the same tokens in a second copy of the draft, after ``prompt``.
-    Samples exactly from the fused law, which is p only for weight 0: lossy. In greedy rows the
-    fused law is made from the laws before the argmax, if the engine brings them, and its argmax is
-    taken.
+    p_2 is the target's distribution at the same tokens in a second copy of the draft, after
+    ``prompt``. Samples exactly from the fused distribution, which is p only for weight 0: lossy. In
+    greedy rows the fused distribution is made from the distributions before the argmax, if the
+    engine brings them, and its argmax is taken.
     """
 
     weight: float = option(0.3, "Of what the target says after reading the draft; 0 is lossless.")
@@ -43,7 +44,7 @@ class ReflectiveRule(Rule):
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_LAW
+    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
 
@@ -63,30 +64,32 @@ class ReflectiveRule(Rule):
         def at(p: Tensor, second: Tensor, soft: Tensor, tokens: Tensor) -> Tensor:
             return of_token(self.fused(p, second, soft), tokens)
 
-        before = [laws[:, :-1] for laws in (p, *self._seen(p))]  # the rule takes chains
+        before = [probs[:, :-1] for probs in (p, *self._seen(p))]  # the rule takes chains
         return stop_where_one_fails(in_pieces(at, *before, proposal.tokens).double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = [rows_of(laws, node) for laws in (p, *self._seen(p))]
+        here = [rows_of(probs, node) for probs in (p, *self._seen(p))]
         return residual(self.fused(*here), proposal, node)
 
     def _seen(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        """The laws at the second copy, and those at the first before any argmax, if they are
-        there."""
+        """The distributions at the second copy, and those at the first before any argmax, if they
+        are there."""
         second, soft = self.evidence.second, self.evidence.soft
         if second is None:
             raise ConfigError("verify='reflective' needs evidence.second in every round.")
         return second, p if soft is None else soft
 
     def fused(self, p: Tensor, second: Tensor, soft: Tensor) -> Tensor:
-        """Returns the law that is sampled from.
+        """Returns the distribution that is sampled from.
 
-        p, second, soft: ``[..., V]``, the target's laws at the first and at the second copy, and at
-        the first before any argmax.
+        p, second, soft: ``[..., V]``, the target's distributions at the first and at the second
+        copy, and at the first before any argmax.
         """
-        law = _between(soft, second, self.weight)
-        best = torch.zeros_like(law).scatter(-1, law.argmax(-1, keepdim=True), 1.0)
-        return torch.where(p.amax(-1, keepdim=True) == 1, best, law)
+        distribution = _between(soft, second, self.weight)
+        best = torch.zeros_like(distribution).scatter(
+            -1, distribution.argmax(-1, keepdim=True), 1.0
+        )
+        return torch.where(p.amax(-1, keepdim=True) == 1, best, distribution)
 
 
 def _between(first: Tensor, second: Tensor, weight: float) -> Tensor:

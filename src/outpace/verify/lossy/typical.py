@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import Rule, at_drafted, in_pieces, reached, stop_at, target_law
+from outpace.verify.base import Rule, at_drafted, in_pieces, reached, stop_at, target_probs
 from outpace.verify.options import require
 
 
@@ -48,14 +48,14 @@ class TypicalRule(Rule):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
-        entropy = in_pieces(lambda laws: torch.special.entr(laws).sum(-1), p).double()  # [B, M]
+        entropy = in_pieces(lambda probs: torch.special.entr(probs).sum(-1), p).double()  # [B, M]
         level = (self.posterior_alpha * (-entropy).exp()).clamp(max=self.posterior_threshold)
         at = at_drafted(p, proposal)
         passes = (at > level.gather(1, tree.parents)) & proposal.valid
         return stop_at(_likeliest(passes, at, tree), p.shape[1], torch.float64)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return target_law(p, node)
+        return target_probs(p, node)
 
 
 def _likeliest(passes: Tensor, at: Tensor, tree: Tree) -> Tensor:

@@ -16,11 +16,11 @@ from outpace.draft.state import StateFile
 
 
 class Learning(Choosing, Generic[State]):
-    """Keeps what is learned, once for all rows and apart for rows that are `Rows.pure`, and in a
-    file between runs if the option ``state`` names one."""
+    """Keeps what is learned, once for all rows and apart for rows that are `Rows.reproducible`, and
+    in a file between runs if the option ``state`` names one."""
 
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT, Drawn.IID})
-    needs: Needs = Needs(laws=True)
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    needs: Needs = Needs(probs=True)
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Learning(Choosing, Generic[State]):
     ) -> None:
         """first: makes what is known before the first round. file: where it is kept, or None."""
         super().__init__(children, names, vocabulary)
-        self.needs = replace(self.needs, laws=True)
+        self.needs = replace(self.needs, probs=True)
         self._learned = Learned(first)
         whose = list(map(described, names, children))
         models = [digest_of(child.loaded.model) for child in children if child.loaded]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from outpace.core import values
-from outpace.core.laws.constraints import History
+from outpace.core.logits.constraints import History
 from outpace.core.options import option
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import padded
@@ -52,7 +52,7 @@ class HedgeOptions(DraftersOptions):
     method: ClassVar[str] = "hedge"
     horizon: int = option(4, "Tokens of the drafts by which drafters are compared.")
     memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
-    every: int = option(4, "Models that did not draft are asked in one of so many rounds at most.")
+    every: int = option(4, "Models that did not draft are asked in one of n rounds at most.")
     asking: float = option(
         0.01, "The share of the price of all rounds that asking may take, reading included."
     )
@@ -70,8 +70,8 @@ class HedgeOptions(DraftersOptions):
 class Hedge(Learning[Leader]):
     """Drafts with the child that would have brought most lately, token for price.
 
-    After a round a model that did not draft says with which laws it would have drafted the
-    committed tokens (`Drafter.laws_of`, one pass); one that cannot, such as a trained head, drafts
+    After a round a model that did not draft says with which distributions it would have drafted the
+    committed tokens (`Drafter.probs_of`, one pass); one that cannot, such as a trained head, drafts
     beside the one that was chosen. That costs something, and is done in one of ``every`` rounds
     only, and only while it takes no more than ``asking`` of what all rounds cost. Look-ups say what
     they would have found: they are asked again wherever a round of their own would have ended.
@@ -103,7 +103,7 @@ class Hedge(Learning[Leader]):
 
         super().__init__(children, names, vocabulary, first, options.state)
         self.joins_drafts |= any(
-            one.pass_bytes and not one.tells_laws and not one.riders_per_node for one in children
+            one.pass_bytes and not one.has_probs and not one.aux_per_node for one in children
         )
         self._horizon, self._shares = horizon, shares
         self._purses = Learned(lambda: Purse(options.asking, options.asking * EXPECTED))
@@ -206,7 +206,7 @@ class Hedge(Learning[Leader]):
             budget if chosen == number else 0
             for chosen, budget in zip(self._chosen, budgets, strict=True)
         ]
-        if child.tells_laws or child.riders_per_node:
+        if child.has_probs or child.aux_per_node:
             return wanted
         return [
             own or (min(most, self._horizon) if most and self._is_due(number, rows, row) else 0)
@@ -215,7 +215,7 @@ class Hedge(Learning[Leader]):
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
         asked = super().ask(child, rows, budgets)
-        if asked.proposal.riders is not None:
+        if asked.proposal.aux_tokens is not None:
             self._riding.add(child)
         return asked
 
@@ -298,16 +298,16 @@ class Hedge(Learning[Leader]):
     ) -> list[list[float]]:
         """The chances of acceptance of a child at each committed token, by row; none where it was
         not asked."""
-        child, laws = self.children[number], None
+        child, probs = self.children[number], None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
         due = [
-            child.tells_laws and not played[row] and self._is_due(number, rows, row)
+            child.has_probs and not played[row] and self._is_due(number, rows, row)
             for row in all_rows
         ]
         if any(due):
             tokens = padded(committed.tokens, rows.seeds.device)
-            laws = child.laws_of(rows, tokens, due)
+            probs = child.probs_of(rows, tokens, due)
         for row in (row for row in all_rows if due[row]):
             self._purses.of(rows, row).pay(self._price_of_asking(number, rows, row))
             self._texts[row].readers.add(number)
@@ -316,8 +316,8 @@ class Hedge(Learning[Leader]):
             if asked is not None and played[row]:
                 found.append(self._continued(committed.of_draft(asked, row), asked, row))
             elif child.pass_bytes:
-                known = due[row] and laws is not None and bool(laws[row].any())
-                found.append(committed.of_laws(laws, row) if laws is not None and known else [])
+                known = due[row] and probs is not None and bool(probs[row].any())
+                found.append(committed.of_probs(probs, row) if probs is not None and known else [])
             else:
                 silent = self._was_silent(number, rows, row)
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
@@ -328,14 +328,17 @@ class Hedge(Learning[Leader]):
 
         What does not draft for pure rows is not asked about them: what it would say there may be
         what it has learned from others."""
-        pure = rows.is_pure(row)
-        if self._texts[row].rounds % self._every or (pure and self.children[number].skips_pure):
+        reproducible = rows.is_reproducible(row)
+        if self._texts[row].rounds % self._every or (
+            reproducible and self.children[number].skips_reproducible
+        ):
             return False
         return self._purses.of(rows, row).hold(self._price_of_asking(number, rows, row))
 
     def _price_of_asking(self, number: int, rows: Rows, row: int) -> float:
-        """What it costs to ask a model: a pass, or a draft where it cannot say its laws."""
-        passes = 1 if self.children[number].tells_laws else self._horizon
+        """What it costs to ask a model: a pass, or a draft where it cannot say its
+        distributions."""
+        passes = 1 if self.children[number].has_probs else self._horizon
         return passes * self._shares[number] + self._price_of_reading(number, rows, row)
 
     def _was_silent(self, number: int, rows: Rows, row: int) -> bool:
@@ -344,8 +347,8 @@ class Hedge(Learning[Leader]):
         if not self._budgets[row]:
             return False
         # Look-ahead columns never ride in a pure row, whatever those of other rows do.
-        pure = rows.is_pure(row)
-        rides = self.children[number].riders_per_node or (number in self._riding and not pure)
+        reproducible = rows.is_reproducible(row)
+        rides = self.children[number].aux_per_node or (number in self._riding and not reproducible)
         return not rides or self._chosen[row] == number
 
     @staticmethod

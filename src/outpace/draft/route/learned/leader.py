@@ -77,7 +77,7 @@ class Leader:
         self.rounds = [1 / (min(max(LEAST, gain), MOST) * price) for gain, price in pairs]
 
     def learn(self, ended: Sequence[Sequence[float] | None], count: int) -> None:
-        """Adds so many tokens, of one round. ended: of each drafter, the rounds of its own that
+        """Adds n tokens, of one round. ended: of each drafter, the rounds of its own that
         ended with each of them; None for a drafter that was not asked. What is heard of a drafter
         stands for the tokens since it was asked last, too."""
         for number, new in enumerate(ended):

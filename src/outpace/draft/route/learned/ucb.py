@@ -57,8 +57,8 @@ class Bandit:
 def block_divergence(shares: Sequence[float], wanted: int) -> float:
     """Returns the reward of a draft, in [0, 1].
 
-    shares: of each token that was tested, the probability that the laws of drafter and target have
-    in common. wanted: how many tokens were to be drafted.
+    shares: of each token that was tested, the probability that the distributions of drafter and
+    target have in common. wanted: how many tokens were to be drafted.
 
     >>> block_divergence([1.0], 8), block_divergence([0.75] * 8, 8)
     (0.125, 0.75)

@@ -45,7 +45,7 @@ class _Text:
         self.unread -= len(tokens)
 
     def forget(self, count: int) -> None:
-        """Drops the first so many entries."""
+        """Drops the first n entries."""
         del self.states[:count], self.tokens[:count]
 
     def copy(self) -> _Text:

@@ -90,7 +90,7 @@ class _OfTarget(nn.Module):
         self._none = Entries(keys[:, :, :0], values[:, :, :0])
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of so many rows."""
+        """Returns no entries of n rows."""
         none = self._none
         return Entries(
             none.keys.expand(rows, -1, -1, -1).clone(), none.values.expand(rows, -1, -1, -1).clone()

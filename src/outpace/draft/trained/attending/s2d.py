@@ -40,8 +40,8 @@ class S2dOptions(TreeHeadOptions):
 class S2dDrafter(AttendingHeadDrafter):
     """Drafts with an `S2d`.
 
-    Which part guesses is decided from the laws of the smaller ones before anything is drawn, so
-    that a token was drawn from the law that it comes with.
+    Which part guesses is decided from the distributions of the smaller ones before anything is
+    drawn, so that a token was drawn from the distribution that it comes with.
     """
 
     name: ClassVar[str] = "s2d"

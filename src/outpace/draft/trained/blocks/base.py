@@ -21,12 +21,13 @@ from outpace.targets.base import Target
 class BlockHeadDrafter(HeadDrafter):
     """Drafts with a `BlockHead`, in one pass whatever the draft's depth.
 
-    The block is always as long as the head was trained for, so that a row's laws do not depend on
-    how much is drafted. They do not depend on the other tokens of the draft either. So a token that
-    is drawn from its law, from the root down, was drawn from its law given all before it, which is
-    what `Sampled` says, and a node's children have the law of their depth, whatever the node is.
-    The entries of committed tokens are computed as the tokens come and kept. A row whose prompt is
-    a single token has none and proposes nothing in its first round.
+    The block is always as long as the head was trained for, so that a row's distributions do not
+    depend on how much is drafted. They do not depend on the other tokens of the draft either. So a
+    token that is drawn from its distribution, from the root down, was drawn from its distribution
+    given all before it, which is what `Sampled` says, and a node's children have the distribution
+    of their depth, whatever the node is. The entries of committed tokens are computed as the tokens
+    come and kept. A row whose prompt is a single token has none and proposes nothing in its first
+    round.
     """
 
     Options: ClassVar[type[Any]] = TreeHeadOptions

@@ -26,8 +26,9 @@ class DiffusionDrafter(TrainedDrafter):
     """Drafts chains, all tokens of which are made at once.
 
     Tokens that were settled before the last pass were chosen and not drawn: they count as given.
-    The others are drawn from what the last pass says, each on its own, which is the law that they
-    are verified against. With the laws of earlier passes in its place verification would be biased.
+    The others are drawn from what the last pass says, each on its own, which is the distribution
+    that they are verified against. With the distributions of earlier passes in its place
+    verification would be biased.
     """
 
     name: ClassVar[str] = "diffusion"
@@ -66,7 +67,7 @@ class DiffusionDrafter(TrainedDrafter):
         logits = self._vocabulary.logits(made.logits)  # [B, D, V]
         known = self.head.d2t[made.settled.clamp_min(0)]
         given = torch.where(made.settled >= 0, known, -1)
-        chains = Chains(rows, counts, self.lane)
+        chains = Chains(rows, counts, self.random_stream)
         while chains.grow(logits[:, chains.length], given[:, chains.length]):
             pass
         return chains.proposal(self._plans.chain(len(rows), chains.length))

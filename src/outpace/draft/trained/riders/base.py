@@ -16,7 +16,7 @@ from outpace.draft.remembered import KEPT
 from outpace.draft.trained.by_depth import ByDepth
 from outpace.draft.trained.head_drafter import HeadDrafter
 from outpace.heads.base import Head
-from outpace.heads.riders.base import RidingHead
+from outpace.heads.riders.base import AuxHead
 from outpace.targets.base import Target
 
 
@@ -57,7 +57,7 @@ class _Lost:
         return self._behind.pop(info.id, None) == length or ended
 
 
-class RidingHeadDrafter(HeadDrafter):
+class AuxHeadDrafter(HeadDrafter):
     """Drafts what the target said at a head's columns in the round before.
 
     Columns ride behind the root and behind every drafted node, so that wherever the round ends,
@@ -70,13 +70,13 @@ class RidingHeadDrafter(HeadDrafter):
     their own.
     """
 
-    riders_per_node: int = 1  # at least: as many as the head has depths
+    aux_per_node: int = 1  # at least: as many as the head has depths
     rides: bool = True
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self.head = cast(RidingHead, self._head)
-        self.riders_per_node = self.longest = head.config.depths
+        self.head = cast(AuxHead, self._head)
+        self.aux_per_node = self.longest = head.config.depths
         self.pass_bytes = 0  # there is no pass but the target's
         self._texts: list[_Text] = []
         self._lost = _Lost()
@@ -87,7 +87,7 @@ class RidingHeadDrafter(HeadDrafter):
     def build(cls, setup: Setup) -> Drafter:
         """Tries a pass with columns; ``UnsupportedModel`` for a target that carries none."""
         made = super().build(setup)
-        assert isinstance(made, RidingHeadDrafter)
+        assert isinstance(made, AuxHeadDrafter)
         made.try_out()
         return made
 
@@ -95,7 +95,7 @@ class RidingHeadDrafter(HeadDrafter):
         """Lets columns ride behind a text of one token."""
         at = torch.zeros(1, dtype=torch.long, device=self._target.device)
         with torch.inference_mode():
-            self._target.carry([0], self.head.riders(at, 1, 1))
+            self._target.carry([0], self.head.aux_tokens(at, 1, 1))
 
     @property
     def deepest(self) -> int:
@@ -139,15 +139,15 @@ class RidingHeadDrafter(HeadDrafter):
         }
         nodes = torch.arange(1 + proposal.tree.size, device=rows.seeds.device)
         with torch.inference_mode():
-            riders = self.head.riders(nodes, len(nodes), len(rows))
-        return replace(proposal, riders=riders)
+            aux_tokens = self.head.aux_tokens(nodes, len(nodes), len(rows))
+        return replace(proposal, aux_tokens=aux_tokens)
 
     def observe(self, rows: Rows, round: Round) -> None:
         riding, self._riding = self._riding, []
         for text in self._texts[: len(rows)]:
             text.guesses, text.missing = None, False
-        riders, said = round.proposal.riders, round.rider_logits
-        if said is not None and riders is not None and any(riding):
+        aux_tokens, said = round.proposal.aux_tokens, round.aux_logits
+        if said is not None and aux_tokens is not None and any(riding):
             self._keep(rows, round, said, riding)
         self._boarded = {}
 
@@ -175,10 +175,10 @@ class RidingHeadDrafter(HeadDrafter):
         """Makes the guesses of a row that were lost, where its text asks for it."""
         text = self._texts[row]
         text.missing = False
-        if not rows.is_pure(row):
+        if not rows.is_reproducible(row):
             return
         before = rows.since(row, 0)[:-1]
         last = to_device([len(before) - 1], rows.seeds.device)
         with torch.inference_mode():
-            riders = self.head.riders(last, len(before), 1)
-        text.guesses = self._guesses(self._target.carry(before, riders))
+            aux_tokens = self.head.aux_tokens(last, len(before), 1)
+        text.guesses = self._guesses(self._target.carry(before, aux_tokens))

@@ -1,13 +1,13 @@
-"""The method "hidden_transfer": a trained head drafts (`heads.riders.hidden_transfer`)."""
+"""The method "hidden_transfer": a trained head drafts (`heads.aux_tokens.hidden_transfer`)."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from outpace.draft.trained.riders.base import RidingHeadDrafter
+from outpace.draft.trained.riders.base import AuxHeadDrafter
 
 
-class HiddenTransferDrafter(RidingHeadDrafter):
+class HiddenTransferDrafter(AuxHeadDrafter):
     """Drafts with a `HiddenTransfer` head."""
 
     name: ClassVar[str] = "hidden_transfer"

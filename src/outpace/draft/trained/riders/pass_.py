@@ -1,13 +1,13 @@
-"""The method "pass": a trained head drafts (`heads.riders.pass_`)."""
+"""The method "pass": a trained head drafts (`heads.aux_tokens.pass_`)."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from outpace.draft.trained.riders.base import RidingHeadDrafter
+from outpace.draft.trained.riders.base import AuxHeadDrafter
 
 
-class PassDrafter(RidingHeadDrafter):
+class PassDrafter(AuxHeadDrafter):
     """Drafts with a `Pass` head."""
 
     name: ClassVar[str] = "pass"

@@ -15,7 +15,7 @@ from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Rows
-from outpace.draft.guesses import Guess, point_trees
+from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.trained.head_drafter import HeadOptions
 from outpace.draft.trained.steps.base import StateDrafter
 from outpace.errors import ConfigError
@@ -44,11 +44,11 @@ class CtcDrafter(StateDrafter):
 
     How likely a text is is the sum over all frames that spell it. Tokens were selected after that
     was known, so that they are points: several frames collapse to the same text, and a token does
-    not follow any law of its own.
+    not follow any distribution of its own.
     """
 
     name: ClassVar[str] = "ctc"
-    draws: frozenset[Drawn] = frozenset({Drawn.POINT})
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = CtcOptions
 
@@ -69,7 +69,7 @@ class CtcDrafter(StateDrafter):
             _tree(beginnings(spelt(frames[row]), budget)) if budget else Guess()
             for row, budget in enumerate(live)
         ]
-        return point_trees(guesses, rows.seeds.device)
+        return deterministic_trees(guesses, rows.seeds.device)
 
     @torch.inference_mode()
     def _frames(self, rows: Rows) -> list[list[Frame]]:

@@ -98,7 +98,8 @@ class LyannaDrafter(StepHeadDrafter):
     def walk(self, rows: Rows) -> Walk:
         states, roots = self.starts(rows)
         kept = [
-            None if rows.is_pure(row) else one for row, one in enumerate(self._kept[: len(rows)])
+            None if rows.is_reproducible(row) else one
+            for row, one in enumerate(self._kept[: len(rows)])
         ]
         remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
         self._latest = _Walk(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.laws.truncation import NEVER
+from outpace.core.logits.truncation import NEVER
 from outpace.targets.cpu.native import Part, Weight, part
 from outpace.targets.cpu.native_layers.product import NativeProduct
 

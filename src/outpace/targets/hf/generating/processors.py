@@ -44,7 +44,7 @@ WARPERS: tuple[tuple[type, str, str], ...] = (
     (hf.TypicalLogitsWarper, "typical_p", "mass"),
 )
 """Class, option of `SamplingParams`, attribute that holds its value; in the order in which
-``generate`` appends them, which is the order of `core.law`."""
+``generate`` appends them, which is the order of `core.distribution`."""
 
 
 def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None:
@@ -90,13 +90,13 @@ def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, A
     """Returns the processors that have to be called, and options that replace the others.
 
     The temperature and the truncations that ``generate`` puts at the end become options of
-    `SamplingParams`, which `core.law` applies to all rows and positions at once.
+    `SamplingParams`, which `core.distribution` applies to all rows and positions at once.
 
     >>> split([hf.TemperatureLogitsWarper(0.5), hf.TopKLogitsWarper(7)])
     ([], {'top_k': 7, 'temperature': 0.5})
     """
     left = list(processors)
-    while left and type(left[-1]) is hf.LogitNormalization:  # changes scores, not the law
+    while left and type(left[-1]) is hf.LogitNormalization:  # changes scores, not the distribution
         left.pop()
     options: dict[str, Any] = {}
     for kind, option, attribute in reversed(WARPERS):
@@ -118,7 +118,8 @@ def _is_taken(option: str, value: Any) -> bool:
 
 
 def _ordinary(warper: Any) -> bool:
-    """Whether a truncation removes tokens entirely and may leave a single one, as `core.law`'s."""
+    """Whether a truncation removes tokens entirely and may leave a single one, as
+    `core.distribution`'s."""
     removes = getattr(warper, "filter_value", float("-inf")) == float("-inf")
     return removes and getattr(warper, "min_tokens_to_keep", 1) == 1
 

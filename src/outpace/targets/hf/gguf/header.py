@@ -27,7 +27,7 @@ from outpace.errors import ModelLoadError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-"""Tensors begin at multiples of so many bytes, unless a file says otherwise."""
+"""Tensors begin at multiples of n bytes, unless a file says otherwise."""
 
 STRING, ARRAY = 8, 9
 NUMBERS = {
@@ -184,7 +184,7 @@ class _Reader:
         return found
 
     def _room(self, count: int, each: int, what: str) -> None:
-        """Raises unless so many things of at least so many bytes may follow."""
+        """Raises unless n things of at least n bytes may follow."""
         if count > (self.size - self.at) // each:
             raise _Damaged(f"{what} would end behind the end of the file")
 

@@ -82,7 +82,7 @@ class InvariantTarget(HFTarget):
     def score(self, plan: Plan) -> Scores:
         if self.chains_only:
             # What has been through the first layers was there in a pass of another shape.
-            return super().score(replace(plan, entered=None))
+            return super().score(replace(plan, precomputed=None))
         if not tokens_alike(self.model):
             raise ConfigError(
                 "the model's layers were exchanged or hooked since it was loaded, so that its "

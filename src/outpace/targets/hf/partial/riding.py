@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.native_layers.model import NativeModel
@@ -20,47 +20,50 @@ from outpace.targets.hf.telling.telling import Telling
 from outpace.targets.hf.turns import TURNS
 
 
-def with_riders(tree: Tree, riders: Riders) -> Tree:
-    """Returns the tree of the drafted nodes and the riders."""
-    return Tree(torch.cat([tree.parents, riders.parents], 1))
+def with_aux_tokens(tree: Tree, aux_tokens: AuxTokens) -> Tree:
+    """Returns the tree of the drafted nodes and the auxiliary tokens."""
+    return Tree(torch.cat([tree.parents, aux_tokens.parents], 1))
 
 
 @contextmanager
 def boarding(
-    model: nn.Module, tokens: Tensor, nodes: int, riders: Riders
+    model: nn.Module, tokens: Tensor, nodes: int, aux_tokens: AuxTokens
 ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-    """Sees to it that riders join the pass of the block where they should.
+    """Sees to it that auxiliary tokens join the pass of the block where they should.
 
     tokens: ``[B, T]`` before them, the last ``nodes`` of which are the root and the drafted nodes.
     Returns the tokens ``[B, T + R]`` of all columns and further arguments of the model.
     """
     loaded: Any = model
-    own = torch.zeros_like(riders.parents) if riders.tokens is None else riders.tokens
-    columns, joining = torch.cat([tokens, own], 1), _joining(riders, nodes)
+    own = torch.zeros_like(aux_tokens.parents) if aux_tokens.tokens is None else aux_tokens.tokens
+    columns, joining = torch.cat([tokens, own], 1), _joining(aux_tokens, nodes)
     if joining is not None and isinstance(model.__dict__.get("forward"), NativeModel):
         yield columns, {"joining": joining}
     elif joining is not None:
         with changing(model, joining):
             yield columns, {}
-    elif riders.embeddings is None:
+    elif aux_tokens.embeddings is None:
         yield columns, {}
     else:
         embedded = loaded.get_input_embeddings()(tokens)
-        yield columns, {"inputs_embeds": torch.cat([embedded, riders.embeddings.to(embedded)], 1)}
+        yield (
+            columns,
+            {"inputs_embeds": torch.cat([embedded, aux_tokens.embeddings.to(embedded)], 1)},
+        )
 
 
-def _joining(riders: Riders, nodes: int) -> Joining | None:
+def _joining(aux_tokens: AuxTokens, nodes: int) -> Joining | None:
     """What joins behind the first layer; None where that is nothing."""
-    made = riders.made
+    made = aux_tokens.made
     if made is not None:
-        return Joining(riders.enter, riders.size, lambda states: made(states[:, -nodes:]))
-    if riders.embeddings is None or not riders.enter:
+        return Joining(aux_tokens.enter, aux_tokens.size, lambda states: made(states[:, -nodes:]))
+    if aux_tokens.embeddings is None or not aux_tokens.enter:
         return None
-    return Joining.of(riders.enter, riders.embeddings)
+    return Joining.of(aux_tokens.enter, aux_tokens.embeddings)
 
 
 class Carriage:
-    """Passes of a model over whole texts with riders, without any cache."""
+    """Passes of a model over whole texts with auxiliary tokens, without any cache."""
 
     def __init__(self, model: nn.Module, max_length: int) -> None:
         """max_length: tokens of a text at most. Raises ``UnsupportedModel`` for a recurrent one."""
@@ -74,34 +77,34 @@ class Carriage:
         self._mask, self._telling = MaskMaker(model, max_length), Telling(model)
         self._last = max_length - 1
 
-    def __call__(self, tokens: Tensor, riders: Riders) -> Tensor:
-        """Returns what riders say in texts ``[B, T]``, ``[B, R, V]``.
+    def __call__(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
+        """Returns what auxiliary tokens say in texts ``[B, T]``, ``[B, R, V]``.
 
-        The riders' parents are numbered as if each text were a chain behind its first token: 0 is
-        that token, T the first rider. They are the same in all texts. Gradients reach what the
-        riders are made from, and never the model's weights.
+        The auxiliary tokens' parents are numbered as if each text were a chain behind its first
+        token: 0 is that token, T the first auxiliary token. They are the same in all texts.
+        Gradients reach what the auxiliary tokens are made from, and never the model's weights.
         """
         rows, length = tokens.shape
         chain = torch.arange(length - 1, device=tokens.device)[None]
-        tree = Tree(torch.cat([chain, riders.parents[:1]], 1))
+        tree = Tree(torch.cat([chain, aux_tokens.parents[:1]], 1))
         start = torch.zeros(1, dtype=torch.long, device=tokens.device)
-        layout = tree_layout(start, 1, tree, length + riders.size)
+        layout = tree_layout(start, 1, tree, length + aux_tokens.size)
         with (
             TURNS.of(self._model),
             frozen(self._model),
             self._telling.told(layout.of_rows(rows)),
-            boarding(self._model, tokens, length, riders) as (columns, options),
+            boarding(self._model, tokens, length, aux_tokens) as (columns, options),
         ):
             output = self._model(
                 input_ids=None if "inputs_embeds" in options else columns,
                 position_ids=layout.positions.clamp(max=self._last).expand(rows, -1),
                 attention_mask=self._mask(layout),
                 use_cache=False,
-                logits_to_keep=riders.size,
+                logits_to_keep=aux_tokens.size,
                 **options,
             )
         logits: Tensor = output.logits
-        return logits[:, -riders.size :]  # some models give the logits of all columns
+        return logits[:, -aux_tokens.size :]  # some models give the logits of all columns
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Entered
+from outpace.core.proposal import Precomputed
 from outpace.targets.base import LowerView, View
 from outpace.targets.hf.partial.parts import LowerLayers, WithoutSubLayers
 from outpace.targets.hf.runner import Runner
@@ -58,8 +58,8 @@ class LowerLayersView(PartView, LowerView):
         return logits
 
     @property
-    def entered(self) -> Entered:
-        return Entered(self._lower.count, torch.cat(self._states, 1))
+    def precomputed(self) -> Precomputed:
+        return Precomputed(self._lower.count, torch.cat(self._states, 1))
 
 
 def pass_behind(

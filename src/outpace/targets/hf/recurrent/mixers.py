@@ -174,8 +174,8 @@ class _Stepped:
             for part, whole in self._run_early(states, given).items():
                 stack.enter_context(exchanged_forward(part, partial(self._early, whole)))
         for entry in self._mixer.entries:
-            entered = partial(self._entered, entry.forward, entry(states))
-            stack.enter_context(exchanged_forward(entry, entered))
+            precomputed = partial(self._precomputed, entry.forward, entry(states))
+            stack.enter_context(exchanged_forward(entry, precomputed))
         if self._mixer.exit is not None:
             stack.enter_context(exchanged_forward(self._mixer.exit, self._await_exit))
 
@@ -204,7 +204,7 @@ class _Stepped:
         begin, end = self._range
         return whole[:, begin:end].contiguous()
 
-    def _entered(self, forward: Callable[..., Any], whole: Tensor, given: Tensor) -> Any:
+    def _precomputed(self, forward: Callable[..., Any], whole: Tensor, given: Tensor) -> Any:
         begin, end = self._range
         return whole[:, begin:end].contiguous() if given is self._part else forward(given)
 

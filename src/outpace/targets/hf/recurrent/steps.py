@@ -53,7 +53,7 @@ class Steps:
     ) -> Iterator[None]:
         """Lets the model read a pass over the rows from ``first`` on while the block runs.
 
-        certain: so many first columns are committed, whatever the verdict; of these only the state
+        certain: n first columns are committed, whatever the verdict; of these only the state
         behind the last is kept.
         """
         cache = self._cache

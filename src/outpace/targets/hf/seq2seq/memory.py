@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SPARSE = 4
-"""The buffers are made smaller when the longest source needs no more than one in so many slots."""
+"""The buffers are made smaller when the longest source needs no more than one in n slots."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ class Memory:
         return Seen(layers, slots < own[:, None], longest)
 
     def _exchange(self, like: Sequence[Tensor], slots: int) -> None:
-        """Makes other buffers, of so many slots. like: ``[H, _, D]`` for each buffer."""
+        """Makes other buffers, of n slots. like: ``[H, _, D]`` for each buffer."""
         made = [part.new_zeros(self.rows, part.shape[0], slots, part.shape[2]) for part in like]
         for new, old in zip(made, self._buffers, strict=False):  # there are none at first
             kept = min(slots, old.shape[2])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from outpace.core.proposal import Riders
+from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Plan, ReadPart, Scores, SubLayers
 from outpace.targets.hf.fixed import FixedShapes
@@ -59,10 +59,10 @@ class Seq2SeqTarget(HFTarget):
         bias = getattr(self.model, "final_logits_bias", None)
         return logits if bias is None else logits + bias
 
-    def _score_with_riders(self, plan: Plan, tokens: Tensor, riders: Riders) -> Scores:
-        if riders.enter or riders.made is not None:
+    def _score_with_aux(self, plan: Plan, tokens: Tensor, aux_tokens: AuxTokens) -> Scores:
+        if aux_tokens.enter or aux_tokens.made is not None:
             raise self._without_layers("let drafts join it behind one of its layers")
-        return super()._score_with_riders(plan, tokens, riders)
+        return super()._score_with_aux(plan, tokens, aux_tokens)
 
     def view(self, skipped: SubLayers) -> PartView:
         raise self._without_layers("leave out some of its layers")
@@ -81,8 +81,8 @@ class Seq2SeqTarget(HFTarget):
             f"{type(self.model).__name__} is an encoder-decoder: it reads no text without a source."
         )
 
-    def carry(self, token_ids: Sequence[int], riders: Riders) -> Tensor:
-        raise self._without_layers("try riders of a trained head in it")
+    def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
+        raise self._without_layers("try auxiliary tokens of a trained head in it")
 
     def another(self, rows: int) -> Seq2SeqTarget:
         return Seq2SeqTarget(self.model, rows, self.max_length)

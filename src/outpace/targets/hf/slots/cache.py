@@ -36,7 +36,7 @@ from outpace.targets.hf.slots.extents import (
 from outpace.targets.hf.slots.placement import PassSlots, Placement, spacing_of
 
 SPARSE = 4
-"""The buffers are made smaller when the rows need no more than one in so many of their slots."""
+"""The buffers are made smaller when the rows need no more than one in n of their slots."""
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -299,7 +299,7 @@ class SlotCache(Cache):
             slots[:, :length] = kept[:, :length]
 
     def reserve(self, first: int, needed: Sequence[int], shrink: bool = True) -> None:
-        """Makes sure that the rows from ``first`` on have at least so many slots; what is cached
+        """Makes sure that the rows from ``first`` on have at least n slots; what is cached
         stays. It is called before each pass, never in one: buffers may be exchanged.
 
         shrink: whether smaller buffers may be made where most of the slots are free.

@@ -76,7 +76,7 @@ class ExtentAllocator:
 
 
 def rounded(slots: int) -> int:
-    """Returns the size of the smallest extent that holds so many slots."""
+    """Returns the size of the smallest extent that holds n slots."""
     return -(-slots // GRAIN) * GRAIN
 
 

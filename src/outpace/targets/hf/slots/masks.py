@@ -32,7 +32,7 @@ class Layout:
     slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
 
     def of_rows(self, count: int) -> Layout:
-        """Returns the layout of so many rows that are all like the only one of this."""
+        """Returns the layout of n rows that are all like the only one of this."""
         parts = (self.positions, self.seen, self.slot_positions)
         return Layout(*(part.expand(count, *part.shape[1:]) for part in parts))
 

@@ -21,7 +21,7 @@ WINDOW = "sliding_window"
 CHUNK = "attention_chunk_size"
 """Layers see no token of an earlier chunk; chunks begin at fixed positions."""
 INDEXED = "index_topk"
-"""Layers see so many tokens, which an indexer picks."""
+"""Layers see n tokens, which an indexer picks."""
 NAMES = (WINDOW, CHUNK)
 """What configurations call the spans of tokens that masks show."""
 

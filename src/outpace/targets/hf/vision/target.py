@@ -85,7 +85,8 @@ class VisionTarget(HFTarget):
         self._unread = [self._unread[row] for row in rows]
 
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
-        # Where a prompt is read both ways no single pass over prompt and text gives its laws.
+        # Where a prompt is read both ways no single pass over prompt and text gives its
+        # distributions.
         return super().plain(token_ids, last) if self._reads_forward else Target.plain(self, ())
 
     def another(self, rows: int) -> VisionTarget:

@@ -1,4 +1,4 @@
-"""Drawing tokens from a law: it is summed up once, however many tokens are drawn."""
+"""Drawing tokens from a distribution: it is summed up once, however many tokens are drawn."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SMALL = 1 << 15
 not count: one draws in a batch as it does alone."""
 
 UNITS = 2.0**61
-"""Whole units that a law's mass is cut into. An int64 can count four times as many, which leaves
-room for rounding up."""
+"""Whole units that a distribution's mass is cut into. An int64 can count four times as many, which
+leaves room for rounding up."""
 
 
 class Categorical(ABC):
-    """Draws tokens from unnormalised laws ``[..., V]`` by given uniforms.
+    """Draws tokens from unnormalised distributions ``[..., V]`` by given uniforms.
 
-    A uniform picks the token at which the law's cumulative sum passes it, and never one of mass 0.
-    No mass may be negative. Once no mass is left, token 0 is drawn.
+    A uniform picks the token at which the distribution's cumulative sum passes it, and never one of
+    mass 0. No mass may be negative. Once no mass is left, token 0 is drawn.
 
     >>> tokens = Categorical.of(torch.tensor([0.0, 0.25, 0.75]))
     >>> tokens.draw(torch.tensor([0.2, 0.3])).tolist()
@@ -34,10 +34,10 @@ class Categorical(ABC):
     """
 
     @staticmethod
-    def of(law: Tensor) -> Categorical:
+    def of(distribution: Tensor) -> Categorical:
         """Returns the kind that is fastest for a vocabulary of this size on this device."""
-        small = law.device.type == "cpu" and law.shape[-1] <= SMALL
-        return CumulativeCategorical(law) if small else Blocks(law)
+        small = distribution.device.type == "cpu" and distribution.shape[-1] <= SMALL
+        return CumulativeCategorical(distribution) if small else Blocks(distribution)
 
     @abstractmethod
     def draw(self, u: Tensor) -> Tensor:
@@ -46,15 +46,15 @@ class Categorical(ABC):
 
     @abstractmethod
     def remove(self, token: Tensor) -> None:
-        """Takes out a token ``[..., 1]`` of each law."""
+        """Takes out a token ``[..., 1]`` of each distribution."""
 
 
 class CumulativeCategorical(Categorical):
     """The cumulative sum itself. It never falls where it is computed in order, as on a CPU."""
 
-    def __init__(self, law: Tensor) -> None:
-        self._law, self._ours = law, False  # not the caller's memory
-        self._ends = law.cumsum(-1, dtype=torch.float64)
+    def __init__(self, distribution: Tensor) -> None:
+        self._distribution, self._ours = distribution, False  # not the caller's memory
+        self._ends = distribution.cumsum(-1, dtype=torch.float64)
 
     def draw(self, u: Tensor) -> Tensor:
         ends = self._ends
@@ -64,20 +64,23 @@ class CumulativeCategorical(Categorical):
 
     def remove(self, token: Tensor) -> None:
         if not self._ours:
-            self._law, self._ours = self._law.clone(memory_format=torch.contiguous_format), True
-        self._law.scatter_(-1, token, 0.0)
-        self._ends = self._law.cumsum(-1, dtype=torch.float64)
+            self._distribution, self._ours = (
+                self._distribution.clone(memory_format=torch.contiguous_format),
+                True,
+            )
+        self._distribution.scatter_(-1, token, 0.0)
+        self._ends = self._distribution.cumsum(-1, dtype=torch.float64)
 
 
 class Blocks(Categorical):
     """Sums of blocks of neighbouring tokens: a uniform picks one of them and, by what is left of
     it, a token in there."""
 
-    def __init__(self, law: Tensor) -> None:
-        size = min(BLOCK, law.shape[-1])
-        beyond = -law.shape[-1] % size
-        padded = torch.nn.functional.pad(law, (0, beyond)) if beyond else law
-        self._blocks = padded.view(*law.shape[:-1], -1, size)  # [..., C, W]
+    def __init__(self, distribution: Tensor) -> None:
+        size = min(BLOCK, distribution.shape[-1])
+        beyond = -distribution.shape[-1] % size
+        padded = torch.nn.functional.pad(distribution, (0, beyond)) if beyond else distribution
+        self._blocks = padded.view(*distribution.shape[:-1], -1, size)  # [..., C, W]
         self._ours = beyond > 0  # not the caller's memory
         self._mass = self._blocks.sum(-1, dtype=torch.float64)  # [..., C]
         self._total = self._mass.sum(-1, keepdim=True)

@@ -1,8 +1,10 @@
-"""Logits and history to a law over the vocabulary: the one place, for target and drafter alike.
+"""Logits and history to a distribution over the vocabulary: the one place, for target and drafter
+alike.
 
-p = law(target logits), q = law(drafter logits), each row under its own request's options and each
-node under the history that it would have if it were reached. Whatever the drafter proposes and the
-verifier checks is a law made here, so the two can never be warped differently.
+p = distribution(target logits), q = distribution(drafter logits), each row under its own request's
+options and each node under the history that it would have if it were reached. Whatever the drafter
+proposes and the verifier checks is a distribution made here, so the two can never be warped
+differently.
 """
 
 from __future__ import annotations
@@ -14,27 +16,28 @@ import torch
 from torch import Tensor
 
 from outpace.core.faults import Contradiction, RowFault
-from outpace.core.laws.branches import Branches
-from outpace.core.laws.constraints import Constraints, History, RowOptions
-from outpace.core.laws.dead_ends import DeadEnds
-from outpace.core.laws.highest import highest
-from outpace.core.laws.penalties import Penalties, column
-from outpace.core.laws.pieces import largest, pieces
-from outpace.core.laws.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
+from outpace.core.logits.branches import Branches
+from outpace.core.logits.constraints import Constraints, History, RowOptions
+from outpace.core.logits.dead_ends import DeadEnds
+from outpace.core.logits.highest import highest
+from outpace.core.logits.penalties import Penalties, column
+from outpace.core.logits.pieces import largest, pieces
+from outpace.core.logits.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
 
-__all__ = ["Branches", "Contradiction", "History", "LawMaker", "RowFault", "RowOptions"]
+__all__ = ["Branches", "Contradiction", "History", "LogitsPipeline", "RowFault", "RowOptions"]
 
 
-class LawMaker:
-    """Makes the laws of B rows; build a new one when the rows change.
+class LogitsPipeline:
+    """Makes the distributions of B rows; build a new one when the rows change.
 
     Raises ``ParamsError`` for options that name tokens outside the vocabulary and, when called, a
-    `RowFault` for a row whose committed history has no law: its options leave it no token to go on
-    with (`Contradiction`), its scores are not finite numbers, or a logits processor fails.
+    `RowFault` for a row whose committed history has no distribution: its options leave it no token
+    to go on with (`Contradiction`), its scores are not finite numbers, or a logits processor fails.
 
     >>> from outpace.core.params import SamplingParams
-    >>> maker = LawMaker([RowOptions(SamplingParams(temperature=0).resolve({}))], vocabulary=3)
+    >>> options = RowOptions(SamplingParams(temperature=0).resolve({}))
+    >>> maker = LogitsPipeline([options], vocabulary=3)
     >>> history = History([[0]], [[]])
     >>> maker(torch.tensor([[[0.1, 0.9, 0.0]]]), Branches.root(1), history).tolist()
     [[[0.0, 1.0, 0.0]]]
@@ -47,8 +50,8 @@ class LawMaker:
         self.vocabulary = vocabulary
         self.device = torch.device(device)
         self._waits = self.device.type == "cpu"
-        """Whether numbers are looked at while laws are made: elsewhere that would wait for the
-        device."""
+        """Whether numbers are looked at while distributions are made: elsewhere that would wait for
+        the device."""
         params = [row.params for row in self.rows]
         self.all_greedy = all(p.greedy for p in params)
         self.any_greedy = any(p.greedy for p in params)
@@ -73,16 +76,16 @@ class LawMaker:
         self._ends = DeadEnds(self.rows, vocabulary, self._waits)
 
     def __call__(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns the laws ``[B, M, V]`` of the nodes; each sums to 1.
+        """Returns the distributions ``[B, M, V]`` of the nodes; each sums to 1.
 
         logits: ``[B, M, V']``, V' >= V (rows beyond the vocabulary are padding and are cut).
-        float64 logits give float64 laws, all others float32.
+        float64 logits give float64 distributions, all others float32.
         """
         self._ends.begin()
-        return self._laws(logits, branches, history, self._law)
+        return self._probs(logits, branches, history, self._distribution)
 
     def best(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns ``[B, M]``, the token of each node's law where all rows are greedy."""
+        """Returns ``[B, M]``, the token of each node's distribution where all rows are greedy."""
         self._ends.begin()
         if self._leaves_scores_alone and self._is_small(logits):
             values, tokens = highest(self._cut(logits))
@@ -93,12 +96,12 @@ class LawMaker:
         return tokens
 
     def reported(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` laws."""
+        """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` distributions."""
         return self.soft(logits, branches, history).log_()
 
     def soft(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns the laws ``[B, M, V]``, those of greedy rows before the argmax."""
-        return self._laws(logits, branches, history, self._soft)
+        """Returns the distributions ``[B, M, V]``, those of greedy rows before the argmax."""
+        return self._probs(logits, branches, history, self._soft)
 
     def adjusted(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the scores ``[B, M, V]`` before temperature and truncation."""
@@ -106,26 +109,27 @@ class LawMaker:
         self._ends.check(scores.amax(-1), logits, branches)
         return scores
 
-    # -- nodes without a law -------------------------------------------------------------------
+    # -- nodes without a distribution --------------------------------------------------------------
 
     @property
     def dead_ends(self) -> Mapping[int, Mapping[int, RowFault]]:
-        """By row, the drafted nodes of the last laws that have none, each with the reason. Their
-        laws do not matter, but they have to be some: they are even.
+        """By row, the drafted nodes of the last distributions that have none, each with the reason.
+        Their distributions do not matter, but they have to be some: they are even.
 
-        Where the root has no law, the call raises the `RowFault`; on a device other than the CPU,
-        which is not waited for, reading this property does.
+        Where the root has no distribution, the call raises the `RowFault`; on a device other than
+        the CPU, which is not waited for, reading this property does.
         """
         return self._ends.found()
 
     def drafting(self) -> AbstractContextManager[None]:
-        """Makes the laws of one drafter inside. A row all of whose allowed tokens the drafter's
-        vocabulary lacks has an even law at the root, and nothing to draft (`silenced`)."""
+        """Makes the distributions of one drafter inside. A row all of whose allowed tokens the
+        drafter's vocabulary lacks has an even distribution at the root, and nothing to draft
+        (`silenced`)."""
         return self._ends.drafting()
 
     def silenced(self, counts: Sequence[int]) -> list[int]:
         """Returns how many tokens each row drafts: ``counts``, but 0 where the drafter's root has
-        no law, as far as that is known without waiting for the device."""
+        no distribution, as far as that is known without waiting for the device."""
         return self._ends.silenced(counts)
 
     # -- building ------------------------------------------------------------------------------
@@ -191,7 +195,7 @@ class LawMaker:
             yield scores
 
     def _is_small(self, logits: Tensor) -> bool:
-        """Whether all nodes are one piece of work, in a type that laws are made in."""
+        """Whether all nodes are one piece of work, in a type that distributions are made in."""
         whole = logits.shape[0] * logits.shape[1] * self.vocabulary <= largest(logits.device)
         return whole and logits.dtype in (torch.float32, torch.float64)
 
@@ -199,66 +203,70 @@ class LawMaker:
         """The logits ``[B, M, V]`` without the padding of the vocabulary."""
         return logits if logits.shape[-1] == self.vocabulary else logits[..., : self.vocabulary]
 
-    # -- laws ----------------------------------------------------------------------------------
+    # -- distributions -----------------------------------------------------------------------------
 
-    def _laws(
+    def _probs(
         self,
         logits: Tensor,
         branches: Branches,
         history: History,
-        law_of: Callable[[Tensor], tuple[Tensor, Tensor]],
+        distribution_of: Callable[[Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Returns ``[B, M, V]``: the laws that ``law_of`` makes of all nodes' scores.
+        """Returns ``[B, M, V]``: the distributions that ``distribution_of`` makes of all nodes'
+        scores.
 
-        law_of: scores ``[B, m, V]`` to laws of the same shape, and for each node ``[B, m]`` its
-        highest score, or any number that is finite just where that is. Few nodes are handed over
-        at a time, so that all that is ever held of the size of the laws are the laws.
+        distribution_of: scores ``[B, m, V]`` to distributions of the same shape, and for each node
+        ``[B, m]`` its highest score, or any number that is finite just where that is. Few nodes are
+        handed over at a time, so that all that is ever held of the size of the distributions are
+        the distributions.
         """
         rows, nodes = logits.shape[:2]
         if self._leaves_scores_alone and self._is_small(logits):
-            return self._checked(*law_of(self._cut(logits)), logits, branches)
+            return self._checked(*distribution_of(self._cut(logits)), logits, branches)
         made, peaks, begin = None, [], 0
         for scores in self._adjusted(logits, branches, history):
-            law, top = law_of(scores)
+            distribution, top = distribution_of(scores)
             peaks.append(top)
-            end = begin + law.shape[1]
+            end = begin + distribution.shape[1]
             if end - begin == nodes:
-                made = law
+                made = distribution
                 break
             if made is None:
-                made = law.new_empty(rows, nodes, self.vocabulary)
-            made[:, begin:end] = law
+                made = distribution.new_empty(rows, nodes, self.vocabulary)
+            made[:, begin:end] = distribution
             begin = end
         assert made is not None
         return self._checked(made, _joined(peaks), logits, branches)
 
     def _checked(self, made: Tensor, peaks: Tensor, logits: Tensor, branches: Branches) -> Tensor:
-        """The laws ``made`` [B, M, V], even ones at drafted nodes that have none.
+        """The distributions ``made`` [B, M, V], even ones at drafted nodes that have none.
 
-        peaks: ``[B, M]``, as ``law_of`` gives them in `_laws`.
+        peaks: ``[B, M]``, as ``distribution_of`` gives them in `_probs`.
         """
         if self._ends.check(peaks, logits, branches):
-            lawless = ~peaks.isfinite()[..., None]
-            made = torch.where(lawless, 1 / self.vocabulary, made)
+            impossible = ~peaks.isfinite()[..., None]
+            made = torch.where(impossible, 1 / self.vocabulary, made)
         return made
 
-    def _law(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def _distribution(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if self.all_greedy:
             peaks, best = highest(scores)
             return _one_hot(scores, best[..., None]), peaks
-        law, peaks = self._soft(scores)
+        distribution, peaks = self._soft(scores)
         if self.any_greedy:
             certain = _one_hot(scores, highest(scores)[1][..., None])
-            law = torch.where(self._greedy[:, None, None], certain, law)
-        return law, peaks
+            distribution = torch.where(self._greedy[:, None, None], certain, distribution)
+        return distribution, peaks
 
     def _soft(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         if self._temperature is not None:
             scores = scores / self._temperature.to(scores.dtype)
         if self._softmax_alone:
-            law = scores.softmax(-1)
+            distribution = scores.softmax(-1)
             # Where a score is not finite, softmax makes every probability NaN: one of them tells.
-            return law, law[..., 0].clone()  # not a view, which would keep the law alive
+            return distribution, distribution[
+                ..., 0
+            ].clone()  # not a view, which would keep the distribution alive
         peaks = scores.amax(-1)
         if self._top_k is not None:
             scores = keep_top_k(scores, self._top_k, self._largest_k, self._waits)
@@ -277,5 +285,5 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _one_hot(scores: Tensor, best: Tensor) -> Tensor:
-    """The laws ``[..., V]`` that give the token ``best`` [..., 1] with certainty."""
+    """The distributions ``[..., V]`` that give the token ``best`` [..., 1] with certainty."""
     return torch.zeros_like(scores).scatter_(-1, best, 1.0)

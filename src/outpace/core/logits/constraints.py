@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.faults import MaskFault, ProcessorFault, RowFault
-from outpace.core.laws.masks import TokenMask
-from outpace.core.laws.truncation import NEVER
+from outpace.core.logits.masks import TokenMask
+from outpace.core.logits.truncation import NEVER
 from outpace.core.params import LogitsProcessor, SamplingParams
 
 
@@ -34,7 +34,7 @@ class RowOptions:
     mask: TokenMask | None = None
     """What may come next, such as a grammar. No other row has the same one."""
 
-    # As tensors, made once: laws are made anew whenever a row joins or leaves the batch.
+    # As tensors, made once: distributions are made anew whenever a row joins or leaves the batch.
     @cached_property
     def biased(self) -> tuple[Tensor, Tensor]:
         """The tokens of ``logit_bias`` and what each gets."""

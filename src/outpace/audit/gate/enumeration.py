@@ -1,9 +1,9 @@
-"""The law gate: the joint law of the tokens that a rule emits, by enumeration.
+"""The distribution gate: the joint distribution of the tokens that a rule emits, by enumeration.
 
 For tiny models every possible proposal is listed with its probability. All of them go through the
-rule's own `stop` and `next` in one ragged batch, and the law of the emitted tokens, summed over all
-proposals, is compared with the target's joint law of the next tokens. Nothing is sampled, so there
-are no false alarms: an exact rule differs by rounding, about 1e-15.
+rule's own `stop` and `next` in one ragged batch, and the distribution of the emitted tokens, summed
+over all proposals, is compared with the target's joint distribution of the next tokens. Nothing is
+sampled, so there are no false alarms: an exact rule differs by rounding, about 1e-15.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from outpace.audit.gate.drafting import BUILT_IN, ENDING, Drafting, Drafts, of_siblings
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
-from outpace.audit.gate.oracle import best_acceptance, best_of_several, point_acceptance
+from outpace.audit.gate.oracle import best_acceptance, best_of_several, deterministic_acceptance
 from outpace.audit.gate.world import World, make_world, with_small_numbers
-from outpace.core.proposal import Drawn, Point, Proposal, Sampled
+from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
 from outpace.verify.base import Rule
@@ -28,14 +28,15 @@ from outpace.verify.lossy.judge import JudgeHead, JudgeRule
 from outpace.verify.registry import make_rule, rules
 
 TOLERANCE = 1e-12
-"""Largest total variation from the target's law that a lossless rule may have."""
+"""Largest total variation from the target's distribution that a lossless rule may have."""
 
 ROUNDED = 1e-6
-"""By how much what a lossy rule returns may miss being a law: it may compute in float32."""
+"""By how much what a lossy rule returns may miss being a distribution: it may compute in
+float32."""
 
 
 @dataclass(frozen=True)
-class LawRow:
+class DistributionRow:
     """What was found about one rule with one way of drafting on one tree."""
 
     rule: str
@@ -44,9 +45,10 @@ class LawRow:
     shape: str
     pairs: int
     worst_tv: float
-    """Largest total variation from the target's joint law, over all model pairs and draft lengths;
-    infinite where `stop` or `next` returned what is no law, such as a negative probability. Of a
-    lossless rule also over further pairs, with probabilities as small as float32 has them."""
+    """Largest total variation from the target's joint distribution, over all model pairs and draft
+    lengths; infinite where `stop` or `next` returned what is no distribution, such as a negative
+    probability. Of a lossless rule also over further pairs, with probabilities as small as float32
+    has them."""
     mean_tv: float
     accepted: float
     """Mean number of accepted tokens when the whole tree is drafted."""
@@ -55,7 +57,7 @@ class LawRow:
     optimum: float
     """Largest ``one_step`` that any exact rule can have."""
     fault: str = ""
-    """What `stop` or `next` returned that has not even the shape of a law."""
+    """What `stop` or `next` returned that has not even the shape of a distribution."""
 
     @property
     def gap(self) -> float:
@@ -64,7 +66,8 @@ class LawRow:
 
     @property
     def passed(self) -> bool:
-        """Whether a lossless rule is exact; a lossy one passes with any law that is a number."""
+        """Whether a lossless rule is exact; a lossy one passes with any distribution that is a
+        number."""
         return self.worst_tv <= TOLERANCE or (not self.lossless and math.isfinite(self.worst_tv))
 
 
@@ -73,11 +76,11 @@ class LawReport:
     """What the gate found, a row for each rule, way of drafting and tree."""
 
     seed: int
-    rows: tuple[LawRow, ...] = field(default=())
+    rows: tuple[DistributionRow, ...] = field(default=())
     tolerance: float = TOLERANCE
 
     @property
-    def failures(self) -> tuple[LawRow, ...]:
+    def failures(self) -> tuple[DistributionRow, ...]:
         return tuple(row for row in self.rows if not row.passed)
 
     @property
@@ -129,7 +132,7 @@ def audit_law(
             drafts, of_small = (way(each, list(shape.parents)) for each in (world, small))
             for rule in chosen:
                 try:
-                    rule.check(Drawn.by(drafts.law), tree=not shape.is_chain)
+                    rule.check(Drawn.by(drafts.distribution), tree=not shape.is_chain)
                 except IncompatibleRule as error:
                     refusal = error
                     continue
@@ -148,10 +151,12 @@ def audit_law(
     return LawReport(seed, tuple(rows))
 
 
-def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted: str) -> LawRow:
+def audit_one(
+    rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted: str
+) -> DistributionRow:
     """Returns the report's row for one rule with one set of drafts on one tree."""
     found = measure(rule, world, drafts, shape)
-    return LawRow(
+    return DistributionRow(
         rule=rule.name,
         lossless=rule.lossless,
         drafted=drafted,
@@ -170,12 +175,12 @@ def audit_one(rule: Rule, world: World, drafts: Drafts, shape: GateTree, drafted
 class Measured:
     """What a rule does with each of G pairs of models, by the number of drafted nodes."""
 
-    distance: Tensor  # [counts, R or 1, G], total variation of the joint law; R proposals.
-    # Infinite where the rule returned what is no law.
+    distance: Tensor  # [counts, R or 1, G], total variation of the joint distribution; R proposals.
+    # Infinite where the rule returned what is no distribution.
     accepted: Tensor  # [counts, G], mean number of accepted tokens
     one_step: Tensor  # [counts, G], chance that a child of the root is accepted
     optimum: Tensor  # [G], the largest one_step of any rule, all nodes drafted
-    fault: str = ""  # what has not the shape of a law
+    fault: str = ""  # what has not the shape of a distribution
 
 
 def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measured:
@@ -184,7 +189,7 @@ def measure(rule: Rule, world: World, drafts: Drafts, shape: GateTree) -> Measur
     joint = world.complete(case.emitted())  # [counts, proposals or 1, G, V^L]
     distance = (joint - world.target()).abs().sum(-1) / 2
     return Measured(
-        distance=distance.masked_fill(case.lawless(), float("inf")),
+        distance=distance.masked_fill(case.impossible(), float("inf")),
         accepted=case.mean(case.depth),
         one_step=case.mean((case.depth > 0).double()),
         optimum=case.optimum(),
@@ -214,16 +219,16 @@ class _Case:
         self.context = context.repeat(self.sets * world.pairs, 1)  # [B, M]
         pair = torch.arange(world.pairs)[:, None].expand(size[1:]).flatten().repeat(self.sets)
         used = torch.arange(nodes + 1) <= self.counts[:, None]  # [B, M]
-        # Nodes beyond the draft length get other contexts' laws and other tokens.
+        # Nodes beyond the draft length get other contexts' distributions and other tokens.
         seen = torch.where(used, self.context, (self.context + 1) % world.p.shape[1])
         tokens = drafts.tokens.repeat(self.sets * world.pairs, 1)
         tokens = torch.where(used[:, 1:], tokens, (tokens + 1) % world.vocabulary)
-        law, draft = drafts.law, world.q[pair[:, None], self.context[:, parents]]
-        if isinstance(law, Sampled):
-            q = law.q.repeat(self.sets, 1, 1).where(used[:, 1:, None], draft.roll(1, -1))
-            law = replace(law, q=q)
+        distribution, draft = drafts.distribution, world.q[pair[:, None], self.context[:, parents]]
+        if isinstance(distribution, Sampled):
+            q = distribution.q.repeat(self.sets, 1, 1).where(used[:, 1:, None], draft.roll(1, -1))
+            distribution = replace(distribution, q=q)
         tree = Tree.uniform(parents, len(tokens))
-        self.proposal = Proposal(tokens, tree, self.counts, law)
+        self.proposal = Proposal(tokens, tree, self.counts, distribution)
         self.p = world.p[pair[:, None], seen]
         self.pair, self.depth = pair, tree.depth.double()
         self.rule = rule.given(
@@ -240,11 +245,11 @@ class _Case:
         # A rule may answer anything for a proposal that cannot happen.
         happens = self.chance.flatten() > 0
         self.stop = torch.where(happens[:, None], stop, 0.0)
-        self._lawless = happens & ~self._is_law(stop)  # [B]
+        self._impossible = happens & ~self._is_distribution(stop)  # [B]
 
     def _shaped(self, function: str, found: Tensor, width: int) -> Tensor:
-        """Returns what a function of the rule returned, ``[B, width]``; zeros, which are no law, in
-        place of what has another shape, which is noted."""
+        """Returns what a function of the rule returned, ``[B, width]``; zeros, which are no
+        distribution, in place of what has another shape, which is noted."""
         shape = (len(self.p), width)
         if tuple(found.shape) == shape:
             return found.double()
@@ -253,20 +258,20 @@ class _Case:
         )
         return torch.zeros(shape, dtype=torch.float64)
 
-    def _is_law(self, laws: Tensor) -> Tensor:
-        """Returns ``[B]`` bool: whether these are probabilities that sum to 1. laws: ``[B, n]``.
+    def _is_distribution(self, probs: Tensor) -> Tensor:
+        """Returns ``[B]`` bool: whether these are probabilities that sum to 1. probs: ``[B, n]``.
 
         Sums over proposals do not tell: what a rule takes off below 0 in one it may put on in
         another, and no token can be drawn so.
         """
         slack = TOLERANCE if self.rule.lossless else ROUNDED
-        return (laws >= -slack).all(-1) & ((laws.sum(-1) - 1).abs() <= slack)
+        return (probs >= -slack).all(-1) & ((probs.sum(-1) - 1).abs() <= slack)
 
-    def lawless(self) -> Tensor:
-        """Returns ``[counts, 1, G]`` bool: where some `stop` or `next` was no law, once `emitted`
-        has asked for all of them."""
-        lawless = self._lawless | bool(self.fault)
-        return lawless.view(self.chance.shape).any(-1)[:, None]
+    def impossible(self) -> Tensor:
+        """Returns ``[counts, 1, G]`` bool: where some `stop` or `next` was no distribution, once
+        `emitted` has asked for all of them."""
+        impossible = self._impossible | bool(self.fault)
+        return impossible.view(self.chance.shape).any(-1)[:, None]
 
     def emitted(self) -> Tensor:
         """Returns ``[counts, R or 1, G, C V + 1]``: the probability of each emitted text, summed
@@ -282,15 +287,15 @@ class _Case:
         chance = self.chance.flatten()
         for node in range(self.stop.shape[1]):
             at = torch.full_like(self.counts, node).clamp(max=self.counts)
-            law = self.rule.next(self.p, self.proposal, at)
-            law = self._shaped("next", law, self.p.shape[-1])  # [B, V]
+            distribution = self.rule.next(self.p, self.proposal, at)
+            distribution = self._shaped("next", distribution, self.p.shape[-1])  # [B, V]
             weight = chance * self.stop[:, node] * (node <= self.counts)
             asked = weight != 0
-            self._lawless |= asked & ~self._is_law(law)
-            law = torch.where(asked[:, None], law, 0.0)
+            self._impossible |= asked & ~self._is_distribution(distribution)
+            distribution = torch.where(asked[:, None], distribution, 0.0)
             first = start + self.context[:, node] * world.vocabulary + 1
             index = first[:, None] + torch.arange(world.vocabulary)
-            mass.index_add_(0, index.flatten(), (weight[:, None] * law).flatten())
+            mass.index_add_(0, index.flatten(), (weight[:, None] * distribution).flatten())
         return mass.view(self.sets, apart, world.pairs, size)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -300,15 +305,18 @@ class _Case:
 
     def optimum(self) -> Tensor:
         """Returns ``[G]``: the largest chance that any exact rule accepts a child of the root."""
-        law, root = self.drafts.law, [i for i, up in enumerate(self.shape.parents) if up == 0]
+        distribution, root = (
+            self.drafts.distribution,
+            [i for i, up in enumerate(self.shape.parents) if up == 0],
+        )
         p, q = self.world.p[:, 0], self.world.q[:, 0]
-        if isinstance(law, Point):
+        if isinstance(distribution, Deterministic):
             offered = self.drafts.tokens[:, root].expand(self.world.pairs, -1, -1)
-            each = point_acceptance(p[:, None].expand(*offered.shape[:2], -1), offered)
+            each = deterministic_acceptance(p[:, None].expand(*offered.shape[:2], -1), offered)
             return each.mean(-1)
-        if law.several:
+        if distribution.several:
             return best_of_several(p, of_siblings(q, len(root)))
-        return best_acceptance(p, q, len(root), replacement=law.with_replacement)
+        return best_acceptance(p, q, len(root), replacement=distribution.with_replacement)
 
 
 def _ways(drafters: Iterable[str] | dict[str, Drafting] | None) -> dict[str, Drafting]:

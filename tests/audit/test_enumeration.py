@@ -8,8 +8,8 @@ import torch
 from rich.console import Console
 
 from outpace.audit.gate.drafting import BUILT_IN, ENDING
+from outpace.audit.gate.enumeration import audit_law
 from outpace.audit.gate.gate_trees import FAST
-from outpace.audit.gate.law import audit_law
 from outpace.audit.gate.world import KINDS, make_world, with_small_numbers
 from outpace.audit.report import law_findings
 from outpace.core.proposal import Proposal
@@ -124,7 +124,7 @@ def test_nan_fails() -> None:
 
 
 @pytest.mark.parametrize("function", ["stop", "next"])
-def test_what_has_not_the_shape_of_a_law_fails_by_its_name(function: str) -> None:
+def test_what_has_not_the_shape_of_a_distribution_fails_by_its_name(function: str) -> None:
     class Narrow(TokenRule):
         name = "narrow"
 
@@ -165,7 +165,7 @@ def test_a_stop_head_ends_chains_of_every_length() -> None:
 
 
 @pytest.mark.parametrize("drafted", [name for name in BUILT_IN if name != "point"])
-def test_drafts_are_laws(drafted: str) -> None:
+def test_drafts_are_distributions(drafted: str) -> None:
     world = make_world(2 * len(KINDS), 3, 2, seed=0)
     way = BUILT_IN[drafted]
     drafts = way(world, [0, 1] if way in ENDING else [0, 0, 1])
@@ -175,8 +175,8 @@ def test_drafts_are_laws(drafted: str) -> None:
 
 def test_worlds_hold_the_hard_cases() -> None:
     world = make_world(2 * len(KINDS), 4, 1, seed=0)
-    for law in (world.p, world.q, world.second):
-        assert torch.allclose(law.sum(-1), torch.ones(1).double())
+    for distribution in (world.p, world.q, world.second):
+        assert torch.allclose(distribution.sum(-1), torch.ones(1).double())
     p, q = world.p, world.q
     assert (p == q).all(-1).any()
     assert ((p * q).sum(-1) == 0).any()
@@ -188,11 +188,11 @@ def test_worlds_hold_the_hard_cases() -> None:
     assert not make_world(2 * len(KINDS), 4, 1, seed=1).p.equal(p)
 
 
-def test_small_numbers_are_laws_as_small_as_float32_has_them() -> None:
+def test_small_numbers_are_distributions_as_small_as_float32_has_them() -> None:
     world = with_small_numbers(make_world(20, 4, 1, seed=0), seed=0)
-    for law in (world.p, world.q):
-        assert torch.allclose(law.sum(-1), torch.ones(1).double())
-        assert (law[law > 0] < 1e-40).any()
+    for distribution in (world.p, world.q):
+        assert torch.allclose(distribution.sum(-1), torch.ones(1).double())
+        assert (distribution[distribution > 0] < 1e-40).any()
     assert (world.p == world.q).all(-1).any()
 
 

@@ -1,4 +1,4 @@
-"""Which tokens may come next: what a grammar is to a law."""
+"""Which tokens may come next: what a grammar is to a distribution."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 class TokenMask(ABC):
     """Says for each node of a draft which tokens may follow it.
 
-    The answer depends on the tokens of the text alone, never on what was asked before. So the law
-    under a mask is the same in plain decoding and at every node of every draft. A mask may remember
-    where it was asked last, to be faster; so each row has one of its own.
+    The answer depends on the tokens of the text alone, never on what was asked before. So the
+    distribution under a mask is the same in plain decoding and at every node of every draft. A mask
+    may remember where it was asked last, to be faster; so each row has one of its own.
     """
 
     @abstractmethod

@@ -1,7 +1,9 @@
-"""Every drafter's sampled texts follow the target's law, by one seeded statistical test of each.
+"""Every drafter's sampled texts follow the target's distribution, by one seeded statistical test of
+each.
 
 Enumeration proves the rules; this tests that what a drafter says of its draws is true: that tokens
-were drawn from the law it hands over, in the way that it names, with random numbers of their own.
+were drawn from the distribution it hands over, in the way that it names, with random numbers of
+their own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def specimen(method: str) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize(("method", "rule"), PAIRS)
-def test_sampled_texts_follow_the_law(method: str, rule: str) -> None:
+def test_sampled_texts_follow_the_distribution(method: str, rule: str) -> None:
     config = {"method": method, "num_speculative_tokens": 4, "verify": rule, **specimen(method)}
     try:
         llm = LLM(

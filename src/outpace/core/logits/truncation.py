@@ -1,12 +1,12 @@
-"""Which tokens a truncated law keeps: to the letter what transformers' warpers keep.
+"""Which tokens a truncated distribution keeps: to the letter what transformers' warpers keep.
 
 Each function returns the scores ``[B, M, V]`` with those of all other tokens at minus infinity. The
 setting is a ``[B, 1, 1]`` column, and a row in which it is off keeps all. Of several tied tokens at
 the cut those with the larger ids are kept, whatever else is in the batch.
 
-Sorting 152,000 scores takes a CPU some 30 ms, and a law keeps a few dozen of them. So the highest
-scores are looked at first, and the rest is sorted only where they do not decide. On other devices
-sorting is cheap, and asking whether something is decided is not: ``waits`` is false there.
+Sorting 152,000 scores takes a CPU some 30 ms, and a distribution keeps a few dozen of them. So the
+highest scores are looked at first, and the rest is sorted only where they do not decide. On other
+devices sorting is cheap, and asking whether something is decided is not: ``waits`` is false there.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def keep_top_p(scores: Tensor, top_p: Tensor, waits: bool = True) -> Tensor:
         if not len(left) or count >= flat.shape[-1]:
             break
         if seen and not bool((held + last * (count - seen) > mass[left]).any()):
-            continue  # laws as flat as these are not decided by so few of their tokens
+            continue  # distributions as flat as these are not decided by so few of their tokens
         found, decided, held, last = _keep_top_p_among(flat[left], mass[left], count)
         kept[left[decided]] = found[decided]
         open_ = ~decided
@@ -98,9 +98,9 @@ def _keep_top_p_sorted(scores: Tensor, top_p: Tensor) -> Tensor:
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     """Keeps the tokens with at least min_p times the mass of the most probable one."""
-    law = scores.softmax(-1)
-    floor = min_p.to(law.dtype) * law.amax(-1, keepdim=True)
-    return scores.masked_fill(law < floor, NEVER)
+    distribution = scores.softmax(-1)
+    floor = min_p.to(distribution.dtype) * distribution.amax(-1, keepdim=True)
+    return scores.masked_fill(distribution < floor, NEVER)
 
 
 def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outpace.core.laws.branches import Branches
-from outpace.core.laws.constraints import History
-from outpace.core.laws.token_counts import TokenCounts
+from outpace.core.logits.branches import Branches
+from outpace.core.logits.constraints import History
+from outpace.core.logits.token_counts import TokenCounts
 from outpace.core.params import SamplingParams
 
 

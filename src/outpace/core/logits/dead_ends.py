@@ -1,4 +1,4 @@
-"""Nodes without a law: no token is left, or scores are no numbers."""
+"""Nodes without a distribution: no token is left, or scores are no numbers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from outpace.core.faults import Contradiction, NotFinite, RowFault
-from outpace.core.laws.branches import Branches
-from outpace.core.laws.constraints import RowOptions
-from outpace.core.laws.truncation import NEVER
+from outpace.core.logits.branches import Branches
+from outpace.core.logits.constraints import RowOptions
+from outpace.core.logits.truncation import NEVER
 
 _OFF: Mapping[str, Sequence[float | None]] = {
     "temperature": (0, 1),
@@ -23,7 +23,7 @@ _OFF: Mapping[str, Sequence[float | None]] = {
 
 
 class DeadEnds:
-    """The nodes of a round's laws that have none, and why.
+    """The nodes of a round's distributions that have none, and why.
 
     A drafted node may be such an end if the target never reaches it, as after a token that a
     grammar does not know. A root that is one is the row's fault, which is raised.
@@ -35,26 +35,29 @@ class DeadEnds:
         self._rows, self._vocabulary, self._waits = rows, vocabulary, waits
         self._found: dict[int, dict[int, RowFault]] = {}
         self._silent: set[int] | None = None
-        """While laws are a drafter's: the rows in which its root has none. None: they are not."""
+        """While distributions are a drafter's: the rows in which its root has none. None: they are
+        not."""
         self._unread: list[tuple[Tensor, Tensor, Branches]] = []
-        """Laws that nobody has looked at: the highest scores, the logits and the nodes of each."""
+        """Distributions that nobody has looked at: the highest scores, the logits and the nodes of
+        each."""
 
     def begin(self) -> None:
-        """Forgets those of earlier laws."""
+        """Forgets those of earlier distributions."""
         self._unread, self._found = [], {}
 
     def found(self) -> dict[int, dict[int, RowFault]]:
-        """Returns, by row, the drafted nodes without a law, each with the reason; raises the
-        `RowFault` of a root that has none."""
+        """Returns, by row, the drafted nodes without a distribution, each with the reason; raises
+        the `RowFault` of a root that has none."""
         unread, self._unread = self._unread, []
         for given in unread:
             self._look(*given)
-        # Drafters ask for further laws in the same round: what was found must not change by that.
+        # Drafters ask for further distributions in the same round: what was found must not change
+        # by that.
         return {row: dict(nodes) for row, nodes in self._found.items()}
 
     def note(self, node: int, fault: RowFault, at_root: bool) -> None:
-        """Enters a node that has no law; raises the fault of a root, unless it is a drafter's that
-        has no token to offer."""
+        """Enters a node that has no distribution; raises the fault of a root, unless it is a
+        drafter's that has no token to offer."""
         if at_root:
             if self._silent is None or isinstance(fault, NotFinite):
                 raise fault
@@ -62,11 +65,11 @@ class DeadEnds:
         self._found.setdefault(fault.row, {}).setdefault(node, fault)
 
     def check(self, peaks: Tensor, logits: Tensor, branches: Branches) -> bool:
-        """Raises the fault of a row whose committed text has no law; returns whether drafted nodes
-        may have none.
+        """Raises the fault of a row whose committed text has no distribution; returns whether
+        drafted nodes may have none.
 
         peaks: ``[B, M]``, the highest score of each node. It is a finite number where there is a
-        law, since it is not a number where any score is not.
+        distribution, since it is not a number where any score is not.
         """
         if not self._waits:
             self._unread.append((peaks, logits, branches))
@@ -78,7 +81,7 @@ class DeadEnds:
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
-        """Takes the laws made inside for one drafter's.
+        """Takes the distributions made inside for one drafter's.
 
         Its vocabulary may lack every token that a row's options allow. That is no fault of the row:
         the target can go on, and the row has nothing to draft (`silenced`).
@@ -91,7 +94,7 @@ class DeadEnds:
 
     def silenced(self, counts: Sequence[int]) -> list[int]:
         """Returns how many tokens each row drafts: ``counts``, but 0 where the drafter's root has
-        no law, as far as that is known without waiting for the device."""
+        no distribution, as far as that is known without waiting for the device."""
         silent = self._silent or ()
         return [0 if row in silent else count for row, count in enumerate(counts)]
 
@@ -101,7 +104,7 @@ class DeadEnds:
             self.note(node, fault, at_root=not bool(branches.valid[row, node].any()))
 
     def _fault(self, row: int, peak: float, logits: Tensor) -> RowFault:
-        """Why a node has no law. logits: ``[V']``, what the model made of it."""
+        """Why a node has no distribution. logits: ``[V']``, what the model made of it."""
         top = float(logits[: self._vocabulary].amax())
         if not math.isfinite(top):
             if self._silent is not None:

@@ -1,1 +1,0 @@
-"""The parts that the law of a next token is made of."""

@@ -1,0 +1,1 @@
+"""The parts that the distribution of a next token is made of."""
