@@ -28,10 +28,11 @@ from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
+from outpace.targets.hf.invariance import tokens_alike
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.making import make_target
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.targets.hf.slots.prefixes import SavedTexts
+from outpace.targets.hf.target import HFTarget
 from outpace.train.origin import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -146,13 +147,12 @@ def build_engine(
     fixed = None if capture is None else capture(loaded.model)
     if asked.batch_invariant and fixed is None and not tokens_alike(loaded.model):
         fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
-    target = make_target(
+    target = HFTarget(
         loaded.model,
         rows=asked.max_num_seqs,
         max_length=intake.max_length,
         fixed=fixed,
-        saved_texts=saved_texts,
-        saved_tokens=saved_tokens,
+        saved=SavedTexts(saved_texts, saved_tokens),
         invariant=asked.batch_invariant,
     )
     setup = Setup(
@@ -172,16 +172,16 @@ def build_engine(
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
     if drafter.needs.states:  # of every token of a prompt, so that none may be read beforehand
-        target.keep_no_texts()
+        target.reuses = False
         if asked.enable_prefix_caching:
             LOGGER.warning(
                 "outpace: enable_prefix_caching does nothing with method %r, which needs the "
                 "target's states of all tokens of a prompt.",
                 speculation.config.method,
             )
-    if isinstance(target, InvariantTarget):
-        if by_itself and not target.rereads:
-            target.keep_no_texts()
+    if target.invariance is not None:
+        if by_itself and not target.invariance.rereads:
+            target.reuses = False
         count = speculation.config.num_speculative_tokens
         rule, text = verifier.rule, verifier.second_text
         check_invariant(target, drafter, rule, text, count, asked.reads_again)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from outpace.draft.base import Drafter
 from outpace.draft.route.base import Several
 from outpace.errors import ConfigError
-from outpace.targets.hf.invariant.target import InvariantTarget
+from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import Rule
 
 REMEDIES = {
@@ -18,7 +18,7 @@ REMEDIES = {
 
 
 def check_invariant(
-    target: InvariantTarget,
+    target: HFTarget,
     drafter: Drafter,
     rule: Rule,
     second_text: Sequence[int],
@@ -32,7 +32,9 @@ def check_invariant(
     count: the drafted tokens that were asked for. read_again: the names of those arguments of
     ``LLM`` that were given and may have a text read again.
     """
-    if read_again and not target.rereads:
+    alike = target.invariance
+    assert alike is not None
+    if read_again and not alike.rereads:
         raise ConfigError(
             "a text that is read again would be computed in passes of another shape than those "
             f"that wrote it: {REMEDIES[read_again[0]]}."
@@ -40,11 +42,11 @@ def check_invariant(
     if target.chains_only:
         _check_columns(drafter, rule)
     elif drafter.longest:
-        _leave_room(target, lambda nodes: _columns(nodes, drafter, rule, second_text))
-    room = target.tokens // 2 if drafter.longest else target.tokens
+        _leave_room(target, alike.tokens, lambda n: _columns(n, drafter, rule, second_text))
+    room = alike.tokens // 2 if drafter.longest else alike.tokens
     if target.rows > room:
         raise ConfigError(
-            f"under batch_invariant a pass has room for {target.tokens} tokens here, which is too "
+            f"under batch_invariant a pass has room for {alike.tokens} tokens here, which is too "
             f"few for {target.rows} texts at once: lower max_num_seqs to {room} or less."
         )
     most, shape = target.most_nodes, drafter.shape
@@ -52,22 +54,22 @@ def check_invariant(
     if nodes > most:
         raise ConfigError(
             f"under batch_invariant a pass scores {most} drafted tokens of a text at most here, "
-            f"not {nodes}: draft fewer{_fewer_rows(target, nodes)}."
+            f"not {nodes}: draft fewer{_fewer_rows(target, alike.tokens, nodes)}."
         )
 
 
-def _leave_room(target: InvariantTarget, columns: Callable[[int], int]) -> None:
-    """Lets a target score no more nodes than a pass has room for with other columns. columns:
-    those that a row takes with n nodes."""
+def _leave_room(target: HFTarget, tokens: int, columns: Callable[[int], int]) -> None:
+    """Lets a target score no more nodes than a pass has room for with other columns.
+    tokens: of a pass, at most. columns: those that a row takes with n nodes."""
     least = columns(1)
-    if least * target.rows > target.tokens and least > 2:
-        fewer = target.tokens // least
+    if least * target.rows > tokens and least > 2:
+        fewer = tokens // least
         remedy = f"lower max_num_seqs to {fewer} or less" if fewer else "leave batch_invariant out"
         raise ConfigError(
-            f"under batch_invariant a pass has room for {target.tokens} tokens here, and each text "
+            f"under batch_invariant a pass has room for {tokens} tokens here, and each text "
             f"takes {least} with one drafted token and what is scored beside it: {remedy}."
         )
-    while target.most_nodes > 1 and columns(target.most_nodes) * target.rows > target.tokens:
+    while target.most_nodes > 1 and columns(target.most_nodes) * target.rows > tokens:
         target.most_nodes -= 1
 
 
@@ -87,9 +89,9 @@ def _aux_tokens(drafter: Drafter) -> tuple[int, int]:
     return max(row for row, _ in found), max(node for _, node in found)
 
 
-def _fewer_rows(target: InvariantTarget, nodes: int) -> str:
+def _fewer_rows(target: HFTarget, tokens: int, nodes: int) -> str:
     """What else would help, as the end of a sentence."""
-    rows = target.tokens // (nodes + 1)
+    rows = tokens // (nodes + 1)
     return f", or lower max_num_seqs to {rows}" if rows and not target.chains_only else ""
 
 

@@ -25,7 +25,7 @@ from outpace.cli.auditing.audit import app
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.supported import support
-from outpace.targets.hf.vision import target as vision_target
+from outpace.targets.hf.vision import images as vision_images
 from versions import since
 
 FOUND = [
@@ -237,7 +237,7 @@ def test_a_model_that_refuses_its_images_is_refused(monkeypatch: pytest.MonkeyPa
     def refuses(*_: Any) -> Any:
         raise UnsupportedModel("its images cannot be read")
 
-    monkeypatch.setattr(vision_target, "read_prompt", refuses)
+    monkeypatch.setattr(vision_images, "read_prompt", refuses)
     found = last("llava", "image-text")
     assert (found.verdict, found.reason) == ("refused", "its images cannot be read")
 

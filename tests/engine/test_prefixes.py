@@ -166,7 +166,7 @@ def test_what_cannot_be_kept_is_not_and_nobody_who_did_not_ask_is_told(
     config = {"method": method, **({"num_speculative_tokens": 3, **head} if head else {})}
     llm = talkative(speculative_config=config, batch_invariant=method == "none")
     invariant: Any = llm.engine.target
-    kept = method == "none" and invariant.rereads
+    kept = method == "none" and invariant.invariance.rereads
     assert llm.engine.target.reuses is kept
     assert "enable_prefix_caching" not in caplog.text
     for turn in (FIRST, [*FIRST, 7, 7]):

@@ -16,7 +16,7 @@ from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
 from outpace.targets.base import PromptInputs, Source
 from outpace.targets.hf.seq2seq.memory import Memory
-from outpace.targets.hf.seq2seq.target import Seq2SeqTarget
+from outpace.targets.hf.target import HFTarget
 from outpace.targets.hf.turns import TURNS
 from representatives import representatives
 from seq2seq.models import CONTEXT, PROMPTS, drafter, plain, target
@@ -60,7 +60,7 @@ def test_rows_come_and_go() -> None:
     found = ids(llm.generate(FIVE, lengths))
     assert found == [text[:n] for text, n in zip(expected, (3, 8, 5, 1, 8), strict=True)]
     held: Any = llm.engine.target
-    assert held.runner.memory.nbytes == 0
+    assert held.runner.sources.nbytes == 0
 
 
 def test_samples_of_one_prompt_read_its_source_once() -> None:
@@ -155,13 +155,13 @@ def test_or_is_refused(method: str) -> None:
 def test_nobody_else_computes_while_a_pass_has_the_models_head_hooked(what: str) -> None:
     """A pass lets the head see its last columns only, and so does the encoding of a source."""
     model = target("bart")
-    made = Seq2SeqTarget(model, rows=1, max_length=CONTEXT)
+    made = HFTarget(model, rows=1, max_length=CONTEXT)
     made.admit(PromptInputs([2], source=Source(PROMPTS[0])))
     states = torch.zeros(1, 3, model.config.d_model, dtype=torch.float64)
     calls: dict[str, Callable[[], object]] = {
-        "encode": lambda: made.runner.encode(0, 9),
+        "encode": lambda: made.runner.sources.encode(0, 9),
         "head": lambda: made.head(states),
-        "read": lambda: made.runner.side.read(states, torch.zeros(1, 1, dtype=torch.long)),
+        "read": lambda: made.runner.model.read(states, torch.zeros(1, 1, dtype=torch.long)),
     }
     with ThreadPoolExecutor(1) as pool:
         with TURNS.of(model):

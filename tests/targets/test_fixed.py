@@ -46,7 +46,7 @@ class Remembering(AsTheyCome):
 
 def fix(runner: Runner) -> Remembering:
     player = Remembering()
-    runner.fixed = FixedShapes(runner.model, player, pads=True)
+    runner.run_fixed(FixedShapes(runner.model, player, pads=True))
     return player
 
 

@@ -13,10 +13,8 @@ from outpace.engine.alike import try_alike
 from outpace.errors import ConfigError, ParamsError
 from outpace.targets.base import Plan, Scores
 from outpace.targets.cpu.contention import ThreadLimit
-from outpace.targets.hf.invariant import target as invariant
-from outpace.targets.hf.invariant.runner import COLUMNS, OneShapeRunner
-from outpace.targets.hf.invariant.target import InvariantTarget, tokens_alike
-from outpace.targets.hf.loading.making import make_target
+from outpace.targets.hf import target as target_module
+from outpace.targets.hf.invariance import COLUMNS, tokens_alike
 from outpace.targets.hf.target import HFTarget
 from seq2seq.models import target as source_model
 
@@ -71,7 +69,7 @@ def decoder(
 
 
 def test_a_trial_finds_out_that_passes_depend_on_their_shape(by_shape: Any) -> None:
-    ordinary = make_target(by_shape, 4, CONTEXT)
+    ordinary = HFTarget(by_shape, 4, CONTEXT)
     with pytest.raises(ConfigError, match=r"llama on \S+ in float64 gives .* batch_invariant out"):
         try_alike(ordinary, "llama", VOCABULARY)
     assert ordinary.active == 0
@@ -103,7 +101,7 @@ def test_what_is_written_is_the_models(
     family: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some rows write while others have read a part of their prompts, which padding must spare."""
-    monkeypatch.setattr(invariant, "PREFILL_CHUNK", 3)
+    monkeypatch.setattr(target_module, "PREFILL_CHUNK", 3)
     limits: dict[str, Any] = {"max_num_seqs": rows, "max_model_len": CONTEXT}
     config = {"method": "ngram", "num_speculative_tokens": 3}
     plain = LLM(target(family), speculative_config={"method": "none"}, **limits)
@@ -132,8 +130,8 @@ def test_passes_over_texts_have_one_shape(by_shape: Any) -> None:
 def test_our_own_passes_need_no_padding() -> None:
     llm = on_a_cpu(speculative_config={"method": "suffix"}, max_num_seqs=4)
     found = llm.engine.target
-    assert isinstance(found, InvariantTarget)
-    assert not isinstance(found.runner, OneShapeRunner)
+    assert found.invariance is not None
+    assert found.runner.fixed is None
     assert found.most_nodes == tokens_alike(llm.target.model) // 4 - 1
     texts = ["Once upon a time", "The captain", "A dog and a cat", "Lily"]
     together = llm.generate(texts, greedy(40))
@@ -276,7 +274,7 @@ def test_a_hook_on_our_own_layers_is_refused() -> None:
 def test_the_number_of_threads_stays_what_it_is(by_shape: Any) -> None:
     """A target gives way to other programs by computing with fewer threads, which add up in
     another order."""
-    assert isinstance(make_target(by_shape, 1, CONTEXT).computing(), ThreadLimit)
+    assert isinstance(HFTarget(by_shape, 1, CONTEXT).computing(), ThreadLimit)
     assert not isinstance(decoder(by_shape).engine.target.computing(), ThreadLimit)
 
 

@@ -79,7 +79,7 @@ def recorded(llm: LLM) -> Iterator[Traced]:
     for runner in (engine.target.runner, getattr(engine.drafter, "runner", None)):
         if runner is not None:
             steps = Traced()
-            runner.fixed = FixedShapes(runner.model, steps, pads=True)
+            runner.run_fixed(FixedShapes(runner.model, steps, pads=True))
             yield steps
 
 
@@ -280,11 +280,11 @@ def test_what_cannot_be_recorded_is_played_as_it_comes_unless_it_must_be(
 ) -> None:
     plain, found = (LLM(target("llama"), max_num_seqs=3, max_model_len=CONTEXT) for _ in range(2))
     runner: Any = found.engine.target.runner
-    runner.fixed = FixedShapes(runner.model, Unwilling(), pads=True, required=False)
+    runner.run_fixed(FixedShapes(runner.model, Unwilling(), pads=True, required=False))
     assert ids(found.generate(PROMPTS, greedy(6))) == ids(plain.generate(PROMPTS, greedy(6)))
-    assert runner.fixed is None
+    assert not runner.fixed.records
     assert caplog.text.count("LlamaForCausalLM cannot be recorded (RuntimeError: operation") == 1
-    runner.fixed = FixedShapes(runner.model, Unwilling(), pads=True)
+    runner.run_fixed(FixedShapes(runner.model, Unwilling(), pads=True))
     with pytest.raises(ConfigError, match=r"not permitted .* leave compile out"):
         found.generate(PROMPTS, greedy(6))
 

@@ -357,7 +357,7 @@ def test_a_model_that_ignores_its_state_when_it_reads_several_tokens_is_not_trus
 
 
 def test_recorded_passes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"go on from a state.*leave compile out"):
+    with pytest.raises(ConfigError, match=r"goes on from a state.*leave compile out"):
         LLM(target("mamba2"), compile=True)
 
 

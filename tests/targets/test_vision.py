@@ -18,12 +18,12 @@ from outpace.engine.capture import AsTheyCome
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.hf import speculative
 from outpace.targets.hf import runner
+from outpace.targets.hf import target as target_module
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.turns import TURNS
-from outpace.targets.hf.vision import target as vision_target
-from outpace.targets.hf.vision.families import IDENTICAL
-from outpace.targets.hf.vision.trial import try_images
+from outpace.targets.hf.vision import images as vision_images
+from outpace.targets.hf.vision.images import IDENTICAL, try_images
 from representatives import representatives
 
 from .families import BASE, noised
@@ -122,7 +122,7 @@ def test_prompts_are_read_in_pieces(
     family: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "PREFILL_CHUNK", chunk)
-    monkeypatch.setattr(vision_target, "PREFILL_CHUNK", chunk)
+    monkeypatch.setattr(target_module, "PREFILL_CHUNK", chunk)
     llm = decoder(family, "ngram")
     assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
     assert llm.engine.target.lengths == []
@@ -227,7 +227,7 @@ def test_sampled_texts_are_those_of_plain_decoding(family: str) -> None:
 def test_passes_of_fixed_shapes_stand_where_the_others_do(family: str) -> None:
     llm = decoder(family, "ngram")
     own: Any = llm.engine.target
-    own.runner.fixed = FixedShapes(own.model, AsTheyCome(), pads=True)
+    own.runner.run_fixed(FixedShapes(own.model, AsTheyCome(), pads=True))
     assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
 
 
@@ -257,7 +257,7 @@ def test_generate_with_the_images_of_several_prompts_is_refused() -> None:
 def test_a_family_that_nobody_knows_is_tried_with_its_first_image(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(vision_target, "IDENTICAL", frozenset())
+    monkeypatch.setattr(vision_images, "IDENTICAL", frozenset())
     for family in SOME:
         llm = decoder(family)
         assert ids(llm.generate(prompts(family), greedy(4))) == [

@@ -31,10 +31,10 @@ from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.fixed import WITH_STATES
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.making import make_runner
 from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
-from outpace.targets.hf.runner import PREFILL_CHUNK, WITH_STATES, Runner
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.origin import origin_of
 
@@ -174,7 +174,7 @@ class DraftModel(Drafter):
                 "the other: leave the drafter's device out, or move its model to the target's."
             )
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
-        return make_runner(drafter.model, setup.rows, drafter.max_length, fixed)
+        return Runner(drafter.model, setup.rows, drafter.max_length, fixed)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from outpace.draft.models.sight import REMEDY, ShownPrompt, Sight
 from outpace.draft.remembered import Remembered
 from outpace.errors import PromptError, UnsupportedModel
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.vision.feeding import feed
+from outpace.targets.hf.vision.images import feed
 
 
 class Looking:

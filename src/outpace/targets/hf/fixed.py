@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+from outpace.core.transfer import to_device
+from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.slots.placement import Placement
+from outpace.targets.hf.output import PassOutput
+from outpace.targets.hf.slots.cache import SlotCache
+from outpace.targets.hf.slots.masks import MaskMaker, chain_layout, tree_layout
+from outpace.targets.hf.slots.placement import PassSlots, Placement
 
 LOGGER = logging.getLogger("outpace")
 
@@ -31,6 +39,9 @@ and come in any number."""
 SLOTS = 256
 """A pass of fixed shape sees slots in multiples of this; one that is recorded, in this times a
 power of two."""
+
+WITH_STATES: Mapping[str, Any] = {"output_hidden_states": True}
+"""Arguments with which a model gives its hidden states."""
 
 Forward = Callable[..., Any]
 Outputs = tuple[Tensor, ...]
@@ -102,12 +113,21 @@ class FixedShapes:
     forward: stands for the model in them. steps: runs them. pads: whether few shapes are wanted:
     rows, columns and slots in powers of two.
     required: whether a user has asked for it, so that what has no such passes is refused.
+    columns: if given, all passes over texts that are being written have this many columns and as
+    many rows as there can be: one shape. What is left over is padding.
+
+    A library picks the kernel of a product by the product's shape, and each kernel adds up in an
+    order of its own. In passes of one shape the same kernel computes each token, and no row of a
+    product depends on another. So a token's logits have the same bits alone and in company, drafted
+    and fed one by one. Prompts are read as they come, one at a time, and so are passes that leave
+    parts of the model out: these only draft.
     """
 
     forward: Forward
     steps: StepRunner
     pads: bool
     required: bool = True
+    columns: int | None = None
 
     def left_out(self, reason: str) -> None:
         """Says that a model's passes are played as they come after all, and why; raises
@@ -133,6 +153,140 @@ class FixedShapes:
         if self.pads:  # few numbers, since each is recorded anew; what is masked costs little
             seen = power_of_two(seen)
         return min(seen * SLOTS, longest)
+
+
+class FixedPasses:
+    """The passes of fixed shapes of one model over its cache."""
+
+    def __init__(
+        self, shapes: FixedShapes, model: Any, cache: SlotCache, mask: MaskMaker, max_length: int
+    ) -> None:
+        self.shapes = shapes
+        self.records = True
+        """Whether its passes can be recorded, as far as is known."""
+        self._name, self._device = type(model).__name__, model.device
+        self._cache, self._mask, self._last = cache, mask, max_length - 1
+        self._generation = cache.generation  # that recorded passes know
+
+    def reserve(self, first: int, slots: Sequence[int]) -> None:
+        """As `SlotCache.reserve`. Recordings end where buffers move: with any, these only grow."""
+        self._cache.reserve(first, slots, shrink=not self.shapes.pads)
+        if self._cache.generation != self._generation:
+            self._generation = self._cache.generation
+            self.shapes.steps.forget()
+
+    def run(
+        self,
+        tokens: Tensor,
+        keep: int,
+        tree: Tree | None,
+        options: Mapping[str, Any],
+        lengths: Sequence[int],
+        offsets: Sequence[int],
+    ) -> PassOutput | None:
+        """Returns the output of a pass over the first rows, as `Runner.forward` does; None where
+        the pass has no fixed shape.
+
+        lengths, offsets: of all rows, those that wait included.
+        """
+        width = self._width(tokens.shape[1], tree, options)
+        if width is None:
+            return None
+        rows, columns = tokens.shape
+        shape = self._shape(rows, width, lengths)
+        more = shape.rows - rows
+        # A row that waits is padded behind what it has cached, which is overwritten later.
+        starts, shifts = ([*of, *[0] * shape.rows][: shape.rows] for of in (lengths, offsets))
+        inputs = [pad(tokens, (0, width - columns, 0, more)), to_device(starts, self._device)]
+        shifted = to_device(shifts, self._device) if any(shifts) else torch.zeros_like(inputs[1])
+        inputs.append(shifted[:, None])
+        pending = None  # all that shapes a chain is its width
+        if tree is not None and not tree.is_chain:
+            pending = columns - tree.size
+            inputs.append(pad(tree.parents, (0, width - columns, 0, more)))  # children of the root
+        states = bool(options)
+        step = partial(self._step, shape, states, pending or 0)
+        outputs = self._play(("pass", shape.key, pending, states), step, inputs)
+        if outputs is None:
+            return None
+        logits, *layers = outputs
+        # Drafters keep states until later rounds, and the next pass writes over these.
+        kept = tuple(layer[:rows, :columns].clone() for layer in layers) or None
+        return PassOutput(logits=logits[:rows, columns - keep : columns], hidden_states=kept)
+
+    def _width(self, columns: int, tree: Tree | None, options: Mapping[str, Any]) -> int | None:
+        """The columns to pad a pass to, None where it has no fixed shape."""
+        known = not options or options == WITH_STATES
+        if self.shapes.columns is not None:
+            if tree is None:
+                return None  # a prompt
+            if not (known and tree.is_chain and columns <= self.shapes.columns):
+                raise AssertionError("a pass of one shape over more than chains of few tokens")
+            return self.shapes.columns
+        # The first pass of all makes the cache's buffers.
+        if not (known and self.records and self._cache.layers):
+            return None
+        pending = columns - (0 if tree is None else tree.size)
+        return self.shapes.width(columns) if pending <= PENDING else None
+
+    def _shape(self, count: int, width: int, lengths: Sequence[int]) -> FixedShape:
+        """The shape of a pass over the first rows, padded to ``width`` columns."""
+        shapes, cache = self.shapes, self._cache
+        # Where all passes have one shape rows are looked up on the device, also while all of them
+        # are there and evenly spaced.
+        one = shapes.columns is not None and cache.rows > 1
+        rows = cache.rows if one else shapes.rows(count, cache.rows)
+        ends = [length + width for length in lengths[:rows]]  # of rows that wait, too
+        self.reserve(0, ends)
+        in_place = not one and rows == count and (cache.begins or not shapes.pads)
+        placement = cache.placement(0, rows) if in_place else cache.padded_placement(rows)
+        return FixedShape(rows, width, shapes.slots(max(ends), cache.longest), placement)
+
+    def _play(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs | None:
+        """What a step gives; None for one that is not recorded and need not have this shape."""
+        # In passes of one shape the first of all makes the cache's buffers, which is no part of any
+        # other.
+        if self.records and self._cache.layers:
+            try:
+                return self.shapes.steps.run(key, step, inputs)
+            except CannotRecord as error:
+                self.records = False
+                self.shapes.left_out(f"the passes of {self._name} cannot be recorded ({error})")
+        return None if self.shapes.columns is None else step(*inputs)
+
+    def _step(
+        self,
+        shape: FixedShape,
+        states: bool,
+        pending: int,
+        tokens: Tensor,
+        starts: Tensor,
+        offsets: Tensor,
+        parents: Tensor | None = None,
+    ) -> Outputs:
+        """Returns the logits ``[A, T, V]`` of the first rows, and with ``states`` the hidden states
+        ``[A, T, H]`` of each layer, with nothing decided on the host but shapes: what a
+        `StepRunner` may repeat, as long as the shape's key is the same.
+
+        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
+        parents: of those after the pending ones, if they make a tree.
+        """
+        columns, slots = shape.columns, shape.slots
+        self._cache.slots = PassSlots(shape.placement, starts, None, columns, slots).worked_out()
+        if parents is None:
+            layout = chain_layout(starts, columns, slots)
+        else:
+            layout = tree_layout(starts, pending, Tree(parents), slots)
+        output = self.shapes.forward(
+            input_ids=tokens,
+            position_ids=layout.positions.clamp(max=self._last) + offsets,
+            attention_mask=self._mask(layout),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=0,
+            **(WITH_STATES if states else {}),
+        )
+        return output.logits, *(output.hidden_states if states else ())
 
 
 def power_of_two(count: int) -> int:

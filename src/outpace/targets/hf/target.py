@@ -1,9 +1,10 @@
-"""A target that is a transformers causal language model."""
+"""A target that is a model of transformers: its cache and what it needs besides, in one runner."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,17 +14,23 @@ from torch import Tensor, nn
 from outpace.core.proposal import AuxTokens, Precomputed
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, States, SubLayers, Target
 from outpace.targets.cpu.contention import ThreadLimit
 from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
 from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.partial.riding import Carriage, boarding, with_aux_tokens
 from outpace.targets.hf.partial.view import LowerLayersView, PartView, pass_behind
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.sharpness import Sharpness
 from outpace.targets.hf.slots.prefixes import SavedTexts
 from outpace.targets.hf.supported.plainly import forward_mask, rounds_inputs
 from outpace.targets.hf.turns import TURNS
+from outpace.targets.hf.vision.images import Images, feed_piece
+from outpace.targets.hf.vision.prompt import ImagePrompt
+from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
 
 PADDING = 1.25
@@ -31,8 +38,21 @@ PADDING = 1.25
 more than a quarter of their tokens."""
 
 
+@dataclass(eq=False)
+class _Row:
+    """What is read of a row before its first round."""
+
+    prompt: Sequence[int]
+    images: ImagePrompt | None = None
+    """Its prompt with images, until all of it is read."""
+
+
 class HFTarget(Target):
-    """Rows of a transformers model over a slot cache.
+    """Rows of a transformers model.
+
+    It is composed: the runner has the model, its cache and what the kind of model needs besides
+    (recurrent states, sources of an encoder, fixed shapes). Images of prompts and passes that are
+    alike are two more such parts.
 
     >>> target = HFTarget(model, rows=2, max_length=64)     # doctest: +SKIP
     >>> target.admit(PromptInputs([3, 1, 4]))               # doctest: +SKIP
@@ -45,32 +65,56 @@ class HFTarget(Target):
         rows: int,
         max_length: int,
         fixed: FixedShapes | None = None,
-        saved_texts: int = 0,
-        saved_tokens: int | None = None,
+        saved: SavedTexts | None = None,
+        invariant: bool = False,
     ) -> None:
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
-        saved_texts: how many ended texts stay cached for texts that begin alike. saved_tokens: how
-        many tokens they may have together; None: any number."""
-        self.rows, self.max_length = rows, max_length
-        self.runner = self._runner(model, fixed)
+        saved: where ended texts stay cached for texts that begin alike. invariant: a token's logits
+        shall not depend on what else is in a pass; ``fixed`` is then unset where the model's own
+        passes compute tokens alike.
+
+        Raises ``ConfigError`` for what the model cannot do.
+        """
         self.model: Any = model
+        self.rows, self.max_length = rows, max_length
+        self._saved = SavedTexts(0) if saved is None else saved
+        self.reuses = self._saved.limit > 0
+        shown = not is_encoder_decoder(model) and bool(placeholders(self.model.config))
+        self._images = Images(model) if shown else None
+        self._check_composition(invariant)
+        self.invariance: BatchInvariance | None = None
+        """How its passes are alike, if they shall be."""
+        if invariant:
+            self.invariance = BatchInvariance.of(model, rows, one_shape=fixed is not None)
+            self.chains_only, self.most_nodes = fixed is not None, self.invariance.most_nodes
+            fixed = None if fixed is None else replace(fixed, columns=COLUMNS)
+        self.runner = Runner(model, rows, max_length, fixed)
         self.device, self.dtype = self.runner.device, self.runner.dtype
-        self.reuses = saved_texts > 0
-        """Whether texts that end stay cached for others that begin like them."""
         self._sharpness = Sharpness.of(self.runner.config)
-        self._saved = SavedTexts(saved_texts, saved_tokens)
-        # A state that has read padding would be of no use to a shorter row.
-        self._padding = PADDING if self.runner.steps is None else 1.0
-        self._prompts: list[Sequence[int]] = []
+        self._padding = PADDING if self.runner.reads_padding else 1.0
+        self._rows: list[_Row] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
         # By number of layers: the first so many, without norm and head, and those behind them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
         self._carriage: Carriage | None = None
-        self._limit = ThreadLimit() if self.device.type == "cpu" else None
+        # With another number of threads torch adds up in another order.
+        limited = self.device.type == "cpu" and not invariant
+        self._limit = ThreadLimit() if limited else None
 
-    def _runner(self, model: nn.Module, fixed: FixedShapes | None) -> Runner:
-        return Runner(model, self.rows, self.max_length, fixed)
+    def _check_composition(self, invariant: bool) -> None:
+        """Raises ``ConfigError`` for parts that do not go together."""
+        name, sources = type(self.model).__name__, is_encoder_decoder(self.model)
+        if invariant and (sources or self._images is not None):
+            raise ConfigError(
+                f"{name} reads more than tokens, which passes of one shape cannot: leave "
+                "batch_invariant out."
+            )
+        if sources and self.reuses:
+            raise ConfigError(
+                f"{name} is an encoder-decoder, whose texts begin alike only where their sources "
+                "are the same: leave enable_prefix_caching out."
+            )
 
     def computing(self) -> AbstractContextManager[None]:
         return nullcontext() if self._limit is None else self._limit
@@ -90,11 +134,14 @@ class HFTarget(Target):
         return self.runner.lengths
 
     def admit(self, inputs: PromptInputs) -> int:
+        images = None if self._images is None else self._images.look(inputs)
         self.runner.admit(1, inputs.source)
-        self._prompts.append(inputs.token_ids)
+        self._rows.append(_Row(inputs.token_ids, images))
         row = self.active - 1
         self.runner.pin(row, len(inputs.token_ids) - 1)
-        if inputs.reuse and self.reuses:
+        if images is not None:
+            self.runner.offsets[row] = images.offset
+        elif inputs.reuse and self.reuses:
             length, saved = self._saved.find(inputs.token_ids[:-1])  # the last one stays pending
             if length:
                 self.runner.restore(row, saved, length)
@@ -103,30 +150,28 @@ class HFTarget(Target):
     def fork(self, row: int, whole: bool = False) -> int:
         if self._ready < self.active:
             raise AssertionError("a row is forked while prompts are being read")
-        self.runner.fork(row, self.lengths[row] if whole else len(self._prompts[row]) - 1)
-        self._prompts.append(self._prompts[row])
+        prompt = self._rows[row].prompt
+        self.runner.fork(row, self.lengths[row] if whole else len(prompt) - 1)
+        self._rows.append(_Row(prompt))
         self._ready += 1
         return self.active - 1
 
     def reset(self) -> None:
         self.runner.reset()
-        self._prompts, self._ready = [], 0
+        self._rows, self._ready = [], 0
         self.forget_texts()
 
     def forget_texts(self) -> None:
         self._saved.clear()
 
-    def keep_no_texts(self) -> None:
-        """Is told that nobody would be lent what is cached of texts that have ended."""
-        self.reuses = False
-
     def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:
         for row, text in (texts or {}).items():
             length = min(self.lengths[row], len(text))
-            if self.reuses and length:
+            shown = self._images is not None and self._images.shown_in(text)
+            if self.reuses and length and not shown:
                 self._saved.add(text[:length], self.runner.save(row, length))
         self.runner.retain(rows)
-        self._prompts = [self._prompts[row] for row in rows]
+        self._rows = [self._rows[row] for row in rows]
         self._ready = sum(row < self._ready for row in rows)
 
     # -- prompts -------------------------------------------------------------------------------
@@ -134,6 +179,10 @@ class HFTarget(Target):
     def fill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
     ) -> list[ReadPart]:
+        """As `Target.fill`. The tokens of sources count as those of prompts do."""
+        if self.runner.sources is not None:
+            spent = self.runner.sources.encode(self._ready, token_budget)
+            token_budget = max(1, token_budget - spent)
         if self._ready and self._left(0) > 0:
             self._ready = 0  # their first round, which was to read the rest, came to nothing
         # Where states are wanted they are there before the first round, however prompts are read.
@@ -141,8 +190,8 @@ class HFTarget(Target):
         if self._ready == 0 and first and self._fit_the_first_pass(token_budget):
             self._ready = self.active
             return []
-        unread = self._prompts[self._ready :]
-        self.runner.reserve(self._ready, [len(prompt) + 1 for prompt in unread])
+        unread = self._rows[self._ready :]
+        self.runner.reserve(self._ready, [len(row.prompt) + 1 for row in unread])
         found = []
         while self._skip_read_rows() < self._readable and token_budget > 0:
             chunk = self._read_some(token_budget, layers)
@@ -153,16 +202,21 @@ class HFTarget(Target):
     @property
     def _readable(self) -> int:
         """How many rows, from the first on, have all that reading their prompts needs."""
-        return self.active
+        sources = self.runner.sources
+        return self.active if sources is None else sources.encoded
 
     def _fit_the_first_pass(self, token_budget: int) -> bool:
         """Whether all rows have as much left to read, and little enough, that the pass of their
         first round can read it: one pass less before the first token."""
+        if self.invariance is not None:  # a draft behind a prompt gives the pass another shape
+            return False
+        if self._readable < self.active or any(row.images is not None for row in self._rows):
+            return False
         left = [self._left(row) for row in range(self.active)]
         return len(set(left)) == 1 and left[0] < PREFILL_CHUNK and sum(left) <= token_budget
 
     def _left(self, row: int) -> int:
-        return len(self._prompts[row]) - 1 - self.runner.lengths[row]
+        return len(self._rows[row].prompt) - 1 - self.runner.lengths[row]
 
     def _skip_read_rows(self) -> int:
         """Counts as ready the rows whose prompts are read, up to the first that is not."""
@@ -172,34 +226,49 @@ class HFTarget(Target):
 
     def _next_chunk(self, budget: int) -> list[list[int]]:
         """The tokens that the next rows read in one pass."""
+        if self.invariance is not None:
+            budget = PREFILL_CHUNK  # pieces depend on nothing but the prompt's length
         found: list[list[int]] = []
         width = total = 0
         for row in range(self._ready, self._readable):
             begin = self.runner.lengths[row]
             size = min(self._left(row), PREFILL_CHUNK, budget - total)
             width, total = max(width, size), total + size
-            apart = size == 0 or self._reads_alone(row)
+            apart = size == 0 or self._rows[row].images is not None or self.invariance is not None
             if found and (apart or width * (len(found) + 1) > self._padding * total):
                 break
-            found.append(list(self._prompts[row][begin : begin + size]))
+            found.append(list(self._rows[row].prompt[begin : begin + size]))
         return found
-
-    def _reads_alone(self, row: int) -> bool:
-        """Whether a row's prompt is read in passes of its own."""
-        return False
 
     def _read_some(self, budget: int, layers: frozenset[int]) -> ReadPart:
         """Reads what the next rows read in one pass."""
-        return self._read(self._next_chunk(budget), layers)
-
-    def _read(self, tokens: list[list[int]], layers: frozenset[int]) -> ReadPart:
         first = self._ready
+        images = self._rows[first].images
+        if images is not None:
+            return self._read_images(first, images, budget, layers)
+        tokens = self._next_chunk(budget)
         output = self.runner.prefill(first, tokens, **asking_for(layers))
         return ReadPart(range(first, first + len(tokens)), tokens, states_of(output, layers))
+
+    def _read_images(
+        self, row: int, images: ImagePrompt, budget: int, layers: frozenset[int]
+    ) -> ReadPart:
+        """Reads the next piece of a prompt with images."""
+        # The last token of a prompt is read with those that see it. It is the root of the first
+        # round all the same, which writes it to its slot once more as it is.
+        prompt, lengths = self._rows[row].prompt, self.runner.lengths
+        begin, last, size = lengths[row], len(prompt) - 1, min(budget, PREFILL_CHUNK)
+        output = feed_piece(self.runner, row, images, prompt, last, size, **asking_for(layers))
+        known = list(prompt[begin : lengths[row]])
+        if lengths[row] >= min(last, len(images)):
+            self._rows[row].images = None
+        return ReadPart([row], [known], states_of(output, layers, len(known)))
 
     # -- rounds --------------------------------------------------------------------------------
 
     def score(self, plan: Plan) -> Scores:
+        if self.invariance is not None:
+            plan = self.invariance.of_plan(plan)
         pending = to_device(plan.pending, self.device)  # [B, P]
         tokens = torch.cat([pending, plan.tokens], 1) if plan.tree.size else pending
         self._scored = pending.shape[1], plan.tree.is_chain
@@ -224,11 +293,12 @@ class HFTarget(Target):
     @torch.inference_mode()
     def _score_with_aux(self, plan: Plan, tokens: Tensor, aux_tokens: AuxTokens) -> Scores:
         """Scores a draft and the auxiliary tokens behind it in one pass."""
+        if aux_tokens.enter or aux_tokens.made is not None:
+            self._check_layers("let drafts join it behind one of its layers")
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
         with boarding(self.model, tokens, nodes, aux_tokens) as (all_tokens, options):
-            # Auxiliary tokens that enter later change the model for this pass: it is run as it
-            # comes.
-            options["eager"] = aux_tokens.enter > 0
+            if aux_tokens.enter:  # they change the model for this pass: it is run as it comes
+                options["through"] = self.runner.model
             output = self._pass(plan, all_tokens, with_aux_tokens(plan.tree, aux_tokens), **options)
         states = states_of(output, plan.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
@@ -272,21 +342,33 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.model.get_input_embeddings()(tokens)
+        found: Tensor = self.runner.model.get_input_embeddings()(tokens)
         return found
 
     @torch.inference_mode()
     def head(self, states: Tensor) -> Tensor:
+        if self.runner.sources is not None:
+            return self.runner.sources.decoder.head(states)
         return self._sharpness(self.model.get_output_embeddings()(states.to(self.dtype)))
 
     def bounded(self, logits: Tensor) -> Tensor:
         return self._sharpness.bounded(logits)
 
+    def _check_layers(self, what: str) -> None:
+        """Raises ``UnsupportedModel`` for a model whose layers are not taken apart."""
+        if self.runner.sources is not None:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder, and outpace cannot {what}: "
+                "draft with a look-up or with another model."
+            )
+
     def view(self, skipped: SubLayers) -> PartView:
+        self._check_layers("leave out some of its layers")
         part = WithoutSubLayers(self.model, skipped)
         return PartView(self.runner, lambda: self._ready, part)
 
     def lower(self, layers: int) -> LowerLayersView:
+        self._check_layers("stop after some of its layers")
         lower = LowerLayers(self.model, layers)
         rest = LowerLayers(self.model, layers, stops=True)
         self._halves[layers] = rest, UpperLayers(self.model, layers)
@@ -294,6 +376,13 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+        if self.runner.sources is not None:
+            raise UnsupportedModel(
+                f"{type(self.model).__name__} is an encoder-decoder: it reads no text without a "
+                "source."
+            )
+        if self._images is not None and not self._images.reads_forward:
+            return super().plain(token_ids, last)
         ids = torch.tensor([list(token_ids)], device=self.device)
         if rounds_inputs(self.model):
             return self._plain_in_own_code(ids, last or len(token_ids))
@@ -319,6 +408,7 @@ class HFTarget(Target):
         return torch.cat(found)[-last:]
 
     def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
+        self._check_layers("try auxiliary tokens of a trained head in it")
         if self._carriage is None:
             self._carriage = Carriage(self.model, self.max_length)
         ids = torch.tensor([list(token_ids)], device=self.device)

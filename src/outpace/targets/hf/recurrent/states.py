@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from torch.nn.functional import pad
 
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.slots.cache import SlotCache, SlotLayer
+from outpace.targets.hf.slots.prefixes import SavedText
 
 Columns = Sequence[int | Sequence[int]]
 """For each column of a pass the one whose state it starts from: a number for all rows, or one for
@@ -391,6 +392,14 @@ class StateCache(SlotCache):
             kept = history.rows[row]
             moved = {start + at: kept.get(start + node) for at, node in enumerate(nodes, 1)}
             kept.update({slot: state for slot, state in moved.items() if state is not None})
+
+    def saved(self, row: int, length: int) -> SavedText:
+        return replace(super().saved(row, length), states=self.saved_states(row, length))
+
+    def restore(self, row: int, saved: SavedText, length: int) -> None:
+        super().restore(row, saved, length)
+        assert saved.states is not None
+        self.restore_states(row, saved.states, [length - 1])
 
     def saved_states(self, row: int, length: int) -> States:
         """Returns copies of the states of a row behind its first tokens, where there are any."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.core.trees.tree import Tree
+from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.recurrent.mixers import Mixer, Parts, finding_mixers, stepping
 from outpace.targets.hf.recurrent.own_states import places_of
 from outpace.targets.hf.recurrent.states import Name, Reading, StateCache, States, parents_of
 from outpace.targets.hf.supported.plainly import some_tokens
 
-if TYPE_CHECKING:
-    from outpace.targets.hf.runner import Runner
+Runner = Any
+"""What runs a model over rows (`hf.runner`), and these steps among others."""
 
 TRIAL = 16
 """Tokens that a runner holds on which a model is tried out."""
@@ -25,12 +25,15 @@ _LOUD, _LOUDER = 8.0, 64.0
 _TOLERANCE = 0.05
 
 
-class Steps:
-    """How one runner's passes read their columns.
+class Steps(Extra):
+    """How the passes of one model with recurrent states read their columns.
 
     All that may be taken back is read column by column, so that the state behind each is there.
     Committed tokens in front of it are read at once, as transformers reads a prompt.
     """
+
+    reads_padding = False
+    prevents_fixed = "goes on from a state"
 
     def __init__(self, cache: StateCache, another: Callable[[], Runner]) -> None:
         """another: makes a runner of the same model, with one row, to try something out."""
@@ -48,21 +51,17 @@ class Steps:
         self._mixers = found
 
     @contextmanager
-    def reading(
-        self, first: int, starts: Sequence[int], columns: int, tree: Tree | None, certain: int
-    ) -> Iterator[None]:
-        """Lets the model read a pass over the rows from ``first`` on while the block runs.
-
-        certain: n first columns are committed, whatever the verdict; of these only the state
-        behind the last is kept.
-        """
-        cache = self._cache
-        parents = parents_of(columns, tree)
-        cache.begin(Reading(first, starts, parents, certain, end=columns))
-        parts = self._parts(columns, certain, max(starts) > 0)
-        with stepping(self._mixers, cache, parts):
+    def around(self, given: Pass) -> Iterator[None]:
+        """Lets the model read a pass while the block runs. Of the columns that are committed,
+        whatever the verdict, only the state behind the last is kept."""
+        parents = parents_of(given.columns, given.tree)
+        self._cache.begin(
+            Reading(given.first, given.starts, parents, given.certain, end=given.columns)
+        )
+        parts = self._parts(given.columns, given.certain, max(given.starts) > 0)
+        with stepping(self._mixers, self._cache, parts):
             yield
-        cache.end()
+        self._cache.end()
 
     def _parts(self, columns: int, certain: int, goes_on: bool) -> Parts:
         at_once = certain if certain > 1 and (not goes_on or self.continues) else 0
@@ -93,11 +92,11 @@ def _near(state: Tensor, other: Tensor) -> bool:
 @torch.inference_mode()
 def _states_of_trial(runner: Runner, continues: bool, loudness: float) -> dict[Name, Tensor]:
     """The states after a few tokens, of which those after loud states are read at once or not."""
+    cache = runner.cache
     assert runner.steps is not None
+    assert isinstance(cache, StateCache)
     runner.steps.continues = continues
     runner.admit(1)
-    cache = runner.cache
-    assert isinstance(cache, StateCache)
     runner.forward(_tokens(runner, 2), keep=1)
     runner.advance([2])
     cache.restore_states(0, _scaled(cache.saved_states(0, 2), loudness), [1])

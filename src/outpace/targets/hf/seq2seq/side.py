@@ -13,17 +13,18 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from outpace.targets.hf.output import PassOutput
-from outpace.targets.hf.seq2seq.masks import SelfMask
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.seq2seq.placing import Places, Placing
 from outpace.targets.hf.slots.attended import as_attended
 from outpace.targets.hf.turns import TURNS
+from outpace.targets.hf.weights import pass_bytes
 
 
 class DecoderSide:
     """Takes what a causal language model takes, and returns logits and hidden states.
 
-    What its rows see of their sources is set before each pass, as ``seen``.
+    What its rows see of their sources is set before each pass, as ``seen``, and as
+    ``slot_positions`` where the slots of its own cache stand.
     """
 
     def __init__(self, model: Any) -> None:
@@ -31,6 +32,7 @@ class DecoderSide:
         self.model: Any = model
         self.config: Any = self.model.config
         self.seen: Seen
+        self.slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
         self.drops_short_masks = self.config.model_type == "led"
         """Whether the model ignores the mask of a pass over one column."""
         self._placing = Placing(model)
@@ -58,6 +60,31 @@ class DecoderSide:
         training: bool = self.model.training
         return training
 
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of the decoder's weights that one pass reads. Those that made the keys and values
+        of sources are not told apart from the others."""
+        return pass_bytes(self.model.get_decoder()) + pass_bytes(self.get_output_embeddings())
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The decoder's."""
+        found: nn.Module = self.model.get_decoder().get_input_embeddings()
+        return found
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        found: nn.Module = self.model.get_output_embeddings()
+        return found
+
+    def head(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of states ``[..., H]`` as the last layer leaves them."""
+        scale = getattr(self.config, "scale_decoder_outputs", False)
+        scaled = states * self.model.model_dim**-0.5 if scale else states
+        with TURNS.of(self.model):  # a pass may have hooked it, to let it see the last columns only
+            logits: Tensor = self.get_output_embeddings()(scaled)
+        bias = getattr(self.model, "final_logits_bias", None)
+        return logits if bias is None else logits + bias
+
     def modules(self) -> Iterator[nn.Module]:
         """Yields the decoder's modules, to which more may have to be told than their places."""
         return iter(self.model.get_decoder().modules())
@@ -70,7 +97,7 @@ class DecoderSide:
         self,
         *,
         position_ids: Tensor,
-        attention_mask: SelfMask,
+        attention_mask: Tensor,
         past_key_values: Cache,
         logits_to_keep: int,
         input_ids: Tensor | None = None,
@@ -79,14 +106,15 @@ class DecoderSide:
         **options: Any,
     ) -> PassOutput:
         """Returns logits ``[A, keep, V]`` of the last columns, and hidden states if they are asked
-        for. attention_mask: as the runner's `DecoderMasks` makes it."""
+        for. attention_mask: ``[A, 1, T, S]``, over the slots of its own cache; always given, since
+        a decoder would count its own columns from the longest row."""
         rows = position_ids.shape[0]
-        places = Places(position_ids, attention_mask.slot_positions, input_ids)
+        places = Places(position_ids, self.slot_positions, input_ids)
         with self._placing.told(places) as told, _keeping(self.model, logits_to_keep):
             output = self.model(
                 decoder_input_ids=input_ids,
                 decoder_inputs_embeds=inputs_embeds,
-                decoder_attention_mask=attention_mask.mask,
+                decoder_attention_mask=attention_mask,
                 attention_mask=self._source_mask(position_ids.shape[1]),
                 encoder_outputs=self._stand_in(rows),
                 past_key_values=_BothCaches(past_key_values, self.seen.layers),

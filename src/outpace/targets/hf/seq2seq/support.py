@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import Source
+from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.audio import FEATURES, heard_shape
-from outpace.targets.hf.seq2seq.runner import DecoderRunner
 from outpace.targets.hf.supported.comparing import (
     BRANCHES,
     COARSE,
@@ -110,8 +110,8 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 @torch.inference_mode()
 def _fault(model: nn.Module, tolerance: float) -> str | None:
     """Returns what is wrong with the logits that the model gives drafts, None if nothing is."""
-    runner = DecoderRunner(model, rows=2, max_length=PREFIX + len(PARENTS))
-    lengths = _SOURCES if runner.side.masks_sources else (_SOURCES[0],) * 2
+    runner = Runner(model, rows=2, max_length=PREFIX + len(PARENTS))
+    lengths = _SOURCES if runner.model.masks_sources else (_SOURCES[0],) * 2
     sources = [_source(model, length, row) for row, length in enumerate(lengths)]
     texts = [_tokens(model, PREFIX - row, first=3 + row) for row in range(2)]
     nodes = _tokens(model, len(PARENTS), first=9)
@@ -142,7 +142,7 @@ def _source(model: nn.Module, length: int, seed: int) -> Source:
 
 
 def _score_as_draft(
-    runner: DecoderRunner,
+    runner: Runner,
     sources: Sequence[Source],
     texts: Sequence[Sequence[int]],
     nodes: Sequence[int],
@@ -165,19 +165,19 @@ def _score_as_draft(
     ]
 
 
-def _columns(runner: DecoderRunner, tokens: Sequence[Sequence[int]]) -> Tensor:
+def _columns(runner: Runner, tokens: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor([list(row) for row in tokens], device=runner.device)
 
 
 def _read_plainly(
-    runner: DecoderRunner, source: Source, text: Sequence[int], nodes: Sequence[int]
+    runner: Runner, source: Source, text: Sequence[int], nodes: Sequence[int]
 ) -> Tensor:
     """Returns ``[P, V]``: the same from one plain pass for each path."""
     assert source.states is not None
     read: list[Tensor] = []
     for branch in BRANCHES:
         ids = _columns(runner, [[*text, *(nodes[node - 1] for node in branch)]])
-        logits = runner.side.read(source.states[None], ids, use_cache=False).logits[0]
+        logits = runner.model.read(source.states[None], ids, use_cache=False).logits[0]
         if not read:
             read.append(logits[len(text) - PENDING, None])
         read.append(logits[-len(branch) - 1 :])

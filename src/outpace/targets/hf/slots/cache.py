@@ -34,6 +34,7 @@ from outpace.targets.hf.slots.extents import (
     rounded,
 )
 from outpace.targets.hf.slots.placement import PassSlots, Placement, spacing_of
+from outpace.targets.hf.slots.prefixes import SavedText
 
 SPARSE = 4
 """The buffers are made smaller when the rows need no more than one in n of their slots."""
@@ -287,16 +288,29 @@ class SlotCache(Cache):
             new[:, :length] = old[:, :length]
         return row
 
-    def saved(self, row: int, length: int) -> list[Tensor]:
-        """Returns copies of the first ``length`` slots of a row, one for each buffer."""
-        return [slots[:, :length].clone() for slots in self.row(row)]
+    def saved(self, row: int, length: int) -> SavedText:
+        """Returns copies of what is cached of the first ``length`` tokens of a row."""
+        return SavedText([slots[:, :length].clone() for slots in self.row(row)])
 
     @torch.inference_mode()
-    def restore(self, row: int, saved: Sequence[Tensor], length: int) -> None:
-        """Writes the first ``length`` slots of a row that was `saved` into another row."""
+    def restore(self, row: int, saved: SavedText, length: int) -> None:
+        """Writes the first ``length`` tokens of a text that was `saved` into a row."""
         self.reserve(row, [length])
-        for slots, kept in zip(self.row(row), saved, strict=True):
+        for slots, kept in zip(self.row(row), saved.slots, strict=True):
             slots[:, :length] = kept[:, :length]
+
+    # What a cache with states (`recurrent.states`) has more to do for.
+
+    def reach(self, row: int, length: int) -> int:
+        """Returns the greatest length up to ``length`` at which a row can go on: any."""
+        return length
+
+    def pin(self, row: int, length: int) -> None:
+        """Sees to it that a row can be forked after its first ``length`` tokens, however long it
+        grows."""
+
+    def settle(self, lengths: Sequence[int], behind: int) -> None:
+        """Takes the rows' lengths for good: none will go back by more than ``behind`` tokens."""
 
     def reserve(self, first: int, needed: Sequence[int], shrink: bool = True) -> None:
         """Makes sure that the rows from ``first`` on have at least n slots; what is cached

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
+from typing import Any
 
 from torch import Tensor
-
-from outpace.targets.hf.recurrent.states import States
 
 WORTHWHILE = 16
 """Tokens in common from which copying is worth its while."""
@@ -22,7 +21,7 @@ class SavedText:
 
     slots: Sequence[Tensor] = ()
     """Its part of each buffer, ``[H, T, D]``."""
-    states: States | None = None
+    states: Mapping[int, Mapping[Any, Tensor]] | None = None
     """The model's states behind some slots, by slot, where it keeps any. Only behind these can
     another text go on."""
 

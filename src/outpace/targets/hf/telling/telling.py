@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from torch import nn
 
+from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.targets.hf.slots.masks import Layout
 from outpace.targets.hf.telling import alibi, blocks, local, tables, temperature
@@ -22,8 +23,11 @@ KINDS: tuple[Callable[[nn.Module], Iterator[Teller]], ...] = (
 """Each finds the parts of a model that it knows how to tell."""
 
 
-class Telling:
+class Telling(Extra):
     """What one model has to be told; for most models nothing, since they take ``position_ids``."""
+
+    needs_layout = True
+    prevents_fixed = "counts positions by slots of the cache"
 
     def __init__(self, model: nn.Module) -> None:
         # The decoder of an encoder-decoder is told in another way (`seq2seq.placing`).
@@ -35,12 +39,13 @@ class Telling:
         """Whether any part of the model counts otherwise than by ``position_ids``."""
         return bool(self._tellers)
 
-    def told(self, layout: Layout | None) -> AbstractContextManager[None]:
-        """Tells the model a layout while the block runs."""
-        return nullcontext() if layout is None or not self._tellers else self._telling(layout)
+    def around(self, given: Pass) -> AbstractContextManager[None]:
+        assert given.layout is not None
+        return self.told(given.layout)
 
     @contextmanager
-    def _telling(self, layout: Layout) -> Iterator[None]:
+    def told(self, layout: Layout) -> Iterator[None]:
+        """Tells the model a layout while the block runs."""
         with ExitStack() as stack:
             for teller in self._tellers:
                 stack.enter_context(teller.told(layout))
