@@ -10,8 +10,8 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+from outpace.targets.hf import trials
 from outpace.targets.hf.loading import load
-from outpace.targets.hf.supported import support
 
 torch.set_num_threads(1)
 
@@ -31,21 +31,21 @@ def _same_global_generator() -> None:
 
 
 class _Probing:
-    """The module `support`, whose probe remembers the models that passed it.
+    """The module `trials`, whose probe remembers the models that passed it.
 
     Most tests share a few models, and for each of them, whenever it is handed over anew, the probe
     would find the same as before; it takes as long as a short text. A model that has not passed is
-    probed, and so is one that is read from a folder; `support` itself is left as it is."""
+    probed, and so is one that is read from a folder; `trials` itself is left as it is."""
 
     def __init__(self) -> None:
         self.passed: WeakSet[nn.Module] = WeakSet()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(support, name)
+        return getattr(trials, name)
 
     def probe(self, model: nn.Module, coarse: bool = False) -> None:
         if model not in self.passed:
-            support.probe(model, coarse)
+            trials.probe(model, coarse)
             self.passed.add(model)
 
 
@@ -56,4 +56,4 @@ def _probing() -> _Probing:
 
 @pytest.fixture(autouse=True)
 def _no_model_is_probed_twice(_probing: _Probing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "support", _probing)
+    monkeypatch.setattr(load, "trials", _probing)

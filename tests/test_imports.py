@@ -150,7 +150,7 @@ def test_the_engine_the_rules_and_the_audit_know_models_through_the_protocol_onl
     asks which types of models are no targets."""
     asked = {
         ("outpace.engine.capture", "outpace.targets.hf.fixed"),
-        ("outpace.audit.families.trial", "outpace.targets.hf.supported.support"),
+        ("outpace.audit.families.trial", "outpace.targets.hf.support"),
     }
     wrong = [
         where(path, line, name)

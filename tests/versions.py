@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import transformers
 
-from outpace.targets.hf.versions import older_than, too_old_for
+from outpace.targets.hf.kinds import older_than, too_old_for
 
 
 def since(version: str, what: str) -> pytest.MarkDecorator:

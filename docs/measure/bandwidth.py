@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 from usage import usage
 
-from outpace.targets.cpu.linear import BLOCK, RowLinear
-from outpace.targets.cpu.weights.packed import PackedLinear
+from outpace.targets.cpu.linear import BLOCK, PackedLinear, RowLinear
 
 usage(__doc__)
 

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.functional import linear
 from usage import usage
 
-from outpace.targets.cpu.linear import RowLinear
-from outpace.targets.cpu.weights.packed import PackedLinear
+from outpace.targets.cpu.linear import PackedLinear, RowLinear
 from outpace.targets.cpu.weights.quantize import Int8Linear
 
 usage(__doc__, needed=1)

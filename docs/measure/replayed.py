@@ -45,7 +45,7 @@ from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.base import Outcome, affordable
 from outpace.policy.routing import Routing
-from outpace.targets.hf.slots.prefixes import SavedText, SavedTexts
+from outpace.targets.hf.prefixes import SavedText, SavedTexts
 
 usage(__doc__, needed=2)
 

@@ -80,7 +80,7 @@ def answers(llm: Any, found: list[Prompt], done: int) -> Iterator[tuple[int, lis
     """Yields the answers that are still missing, in order."""
     from outpace import SamplingParams
     from outpace.chats import rendered
-    from outpace.targets.hf.tokenizing import tokenized
+    from outpace.targets.hf.tokenizer import tokenized
 
     numbers = range(done, len(found))
     asked, params = [], []

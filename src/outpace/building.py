@@ -29,9 +29,9 @@ from outpace.policy.making import make_controller
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import tokens_alike
+from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.slots.prefixes import SavedTexts
+from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.target import HFTarget
 from outpace.train.origin import origin_of
 from outpace.verify.base import Rule

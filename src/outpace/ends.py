@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.targets.hf.loading.end import TEMPLATE, TOKENIZER, End
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import TEMPLATE, TOKENIZER, End, Loaded
 
 QUESTION, ANSWER = "a question", "a text to look for"
 

@@ -45,11 +45,10 @@ from outpace.targets.hf.generating.calls import (
     unpadded,
 )
 from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
-from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
-from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
-from outpace.targets.hf.seq2seq.calls import of_decoder, sources_of
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.supported.setting import Setting
+from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary, check_tokenizer
+from outpace.targets.hf.seq2seq.inputs import of_decoder, sources_of
+from outpace.targets.hf.setting import Setting
 
 
 def speculative(

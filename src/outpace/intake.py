@@ -37,11 +37,9 @@ from outpace.prompts import (
 from outpace.sources import SourceReader
 from outpace.targets.base import Media
 from outpace.targets.hf.generating import generation, processors
-from outpace.targets.hf.loading.end import End
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.shared_tokenizer import SharedTokenizer
-from outpace.targets.hf.tokenizing import tokenized
+from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.loading.loaded import End, Loaded
+from outpace.targets.hf.tokenizer import SharedTokenizer, tokenized
 from outpace.verify.base import Rule
 
 SEED_STEP = 0x9E3779B97F4A7C15

@@ -13,11 +13,11 @@ from outpace.chats import Conversation
 from outpace.errors import PromptError
 from outpace.images import opened
 from outpace.targets.base import Illustrated, Media
+from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.shared_tokenizer import SharedTokenizer
-from outpace.targets.hf.supported.plainly import reads_forward
+from outpace.targets.hf.plain import reads_forward
+from outpace.targets.hf.tokenizer import SharedTokenizer
 from outpace.targets.hf.vision.processor import mark_of, prepared
-from outpace.targets.hf.vision.tokens import placeholders
 
 _MARK = "a text to look for"
 

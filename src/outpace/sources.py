@@ -10,9 +10,9 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError, PromptTooLong
 from outpace.prompts import Prompt, unwrapped
 from outpace.targets.base import Source
+from outpace.targets.hf.kinds import longest_source
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.seq2seq.audio import AudioReader, reads_audio
-from outpace.targets.hf.seq2seq.lengths import longest_source
+from outpace.targets.hf.seq2seq.inputs import AudioReader, reads_audio
 
 _OF_BOTH = {"encoder_prompt", "decoder_prompt"}
 _AUDIO = "multi_modal_data"

@@ -14,9 +14,9 @@ from engine.tokenizers_made import byte_level
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import PromptTooLong
-from outpace.targets.hf import shared_tokenizer
+from outpace.targets.hf import tokenizer
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.tokenizing import tokenized
+from outpace.targets.hf.tokenizer import tokenized
 from targets.families import PROMPTS, build, plain, target
 from targets.generating import greedy, ids
 
@@ -26,7 +26,7 @@ THREADS, CALLS = 8, 1000
 def test_who_gives_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama", vocab_size=len(byte_level()))
     llm = LLM(model, tokenizer=byte_level(), speculative_config={"method": "none"})
-    text = "the little dog " * (shared_tokenizer.LONG // 15 + 1)
+    text = "the little dog " * (tokenizer.LONG // 15 + 1)
     known = tokenized(llm.tokenizer, text, add_special_tokens=False)
     begun, going_on = threading.Event(), threading.Event()
 
@@ -36,7 +36,7 @@ def test_who_gives_a_long_text_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPa
             assert going_on.wait(20)
         return tokenized(tokenizer, given, add_special_tokens=add_special_tokens)
 
-    monkeypatch.setattr(shared_tokenizer, "tokenized", slow)
+    monkeypatch.setattr(tokenizer, "tokenized", slow)
     with ThreadPoolExecutor(2) as pool:
         found, refused = pool.submit(llm.token_ids, text), pool.submit(llm.prompt_ids, text)
         assert begun.wait(20)

@@ -23,8 +23,8 @@ from outpace.audit.families.sizes import CHUNK, VOCABULARY, WINDOW
 from outpace.audit.families.walk import Limits
 from outpace.cli.auditing.audit import app
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.hf.slots.masks import Layout
-from outpace.targets.hf.supported import support
+from outpace.targets.hf import support, trials
+from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.vision import images as vision_images
 from versions import since
 
@@ -140,7 +140,7 @@ def test_a_mask_without_the_window_is_refused_at_load(monkeypatch: pytest.Monkey
 
 
 def test_what_the_check_at_load_misses_is_different(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(support, "probe", lambda model, coarse=False: None)
+    monkeypatch.setattr(trials, "probe", lambda model, coarse=False: None)
     monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
     found = last("mistral")
     assert (found.verdict, found.failed) == ("DIFFERENT", True)

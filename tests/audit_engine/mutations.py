@@ -24,9 +24,9 @@ from outpace.engine import engine
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.engine.verifier import Judgement, Verifier
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.masks import Layout, tree_layout
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.masks import Layout, tree_layout
 from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import draw, normalised, rows_of, walk
 from outpace.verify.lossless.token import TokenRule

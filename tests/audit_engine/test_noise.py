@@ -8,8 +8,8 @@ import pytest
 
 from outpace.audit.letters import letter_model
 from outpace.audit.noise import measure
-from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.extents import GRAIN
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.extents import GRAIN
 from outpace.targets.hf.target import HFTarget
 
 TEXTS = ([1, 2, 3, 4, 5], [6], [7, 8, 7, 8])

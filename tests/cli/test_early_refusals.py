@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from outpace.cli.flags.names import DTYPES
-from outpace.targets.hf.loading.places import DTYPES as KNOWN
+from outpace.targets.hf.loading.load import DTYPES as KNOWN
 from processes import START_SECONDS
 
 PROGRAM = """

@@ -32,11 +32,11 @@ from outpace.targets.cpu.native_layers.blocks import (
     use_block_kernels,
 )
 from outpace.targets.cpu.native_layers.layer import use_native_layers
-from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import use_native_model
-from outpace.targets.cpu.some_tokens import SomeTokens
+from outpace.targets.cpu.native_layers.product import Layout
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
+from outpace.targets.hf.logits import VocabularySubset
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.hf.weights import pass_bytes
@@ -328,11 +328,12 @@ def test_models_give_the_numbers_of_widened_weights(family: str) -> None:
 @torch.inference_mode()
 def test_logits_of_the_first_tokens_have_the_same_bits() -> None:
     runner = Runner(played("llama"), rows=2, max_length=64)
-    assert runner.says_fewer
+    assert runner.supports_partial_logits
     tokens = torch.randint(0, 101, (2, 5))
     found = []
-    some, all_ = SomeTokens(40), SomeTokens(1000)
-    for options in ({}, {"say": some}, {"say": all_}, {"say": some, "output_hidden_states": True}):
+    some, all_ = VocabularySubset(40), VocabularySubset(1000)
+    asked = ({}, {"subset": some}, {"subset": all_}, {"subset": some, "output_hidden_states": True})
+    for options in asked:
         runner.admit(2)
         found.append(runner.forward(tokens, keep=3, **options).logits)
         runner.retain([])
@@ -352,9 +353,9 @@ def test_logits_of_other_tokens_have_the_same_bits(form: str, rows: int, keep: i
     size = model.config.vocab_size
     tokens, found = torch.randint(0, 101, (rows, 5)), []
     others = tuple(token for token in others if token < size)
-    for say in (None, SomeTokens(40, others), SomeTokens(40, others[1:3])):
+    for subset in (None, VocabularySubset(40, others), VocabularySubset(40, others[1:3])):
         runner.admit(rows)
-        found.append(runner.forward(tokens, keep=keep, say=say).logits)
+        found.append(runner.forward(tokens, keep=keep, subset=subset).logits)
         runner.retain([])
     every, some, fewer = found
     assert some.shape == every.shape

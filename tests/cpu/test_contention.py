@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from outpace import LLM, SamplingParams
-from outpace.targets.cpu import contention
-from outpace.targets.cpu.contention import FIRST_REST, LONGEST_REST, WINDOW, ThreadLimit
+from outpace.targets.cpu import threads as contention
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.linear import native_linear
+from outpace.targets.cpu.threads import FIRST_REST, LONGEST_REST, WINDOW, ThreadLimit
 from processes import START_SECONDS
 
 STEP = WINDOW / 10
@@ -130,7 +130,7 @@ def test_one_thread_is_never_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WAITING = """
 import os, time
-from outpace.targets.cpu.contention import seconds_waited
+from outpace.targets.cpu.threads import seconds_waited
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 if os.fork() == 0:
     end = time.monotonic() + 0.6

@@ -16,9 +16,13 @@ from typing import Any
 import pytest
 
 from outpace.targets.cpu import native
-from outpace.targets.cpu.library import library_cache
-from outpace.targets.cpu.library.compiler import find_compiler
-from outpace.targets.cpu.library.library_cache import LibraryCache, NotTrusted, cache_folders
+from outpace.targets.cpu.library import compiler as library_cache
+from outpace.targets.cpu.library.compiler import (
+    LibraryCache,
+    NotTrusted,
+    cache_folders,
+    find_compiler,
+)
 from processes import START_SECONDS, killed_after
 
 PAGE = 4096
@@ -161,7 +165,7 @@ def test_a_link_is_no_library(cache: LibraryCache, tmp_path: Path) -> None:
 MAKE = """
 import sys, time
 from pathlib import Path
-from outpace.targets.cpu.library.library_cache import LibraryCache
+from outpace.targets.cpu.library.compiler import LibraryCache
 
 folder, log, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
 

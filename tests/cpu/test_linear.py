@@ -19,11 +19,10 @@ from outpace.errors import ConfigError
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu.kernels import SMALLEST, Kernel, preferred, speed_up
 from outpace.targets.cpu.library.processor import Processor, levels_below, this_processor
-from outpace.targets.cpu.linear import RowLinear
+from outpace.targets.cpu.linear import PackedLinear, RowLinear, available
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.cpu.weights.layers import exchange
-from outpace.targets.cpu.weights.packed import PackedLinear, available
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 

@@ -34,7 +34,6 @@ from outpace.targets.cpu import native, race
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import Native
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_native_layers
-from outpace.targets.cpu.native_layers.layout import Layout
 from outpace.targets.cpu.native_layers.linear import (
     FEW,
     WIDE_LANES,
@@ -46,13 +45,13 @@ from outpace.targets.cpu.native_layers.linear import (
     share_products,
 )
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
-from outpace.targets.cpu.native_layers.product import NativeProduct
-from outpace.targets.cpu.native_layers.rotary import Rotary
+from outpace.targets.cpu.native_layers.passes import Rotary
+from outpace.targets.cpu.native_layers.product import Layout, NativeProduct
 from outpace.targets.cpu.weights.narrow import narrowed
 from outpace.targets.cpu.weights.quantize import native_int4
+from outpace.targets.hf.extents import PassSlots
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.placement import PassSlots
 
 FOUND = native.native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")

@@ -26,8 +26,7 @@ from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear, native_int8
 from outpace.targets.cpu.weights import quantize as quantising
-from outpace.targets.cpu.weights.blocks import in_blocks
-from outpace.targets.cpu.weights.four_bits import to_four_bits
+from outpace.targets.cpu.weights.blocks import in_blocks, to_four_bits
 from outpace.targets.cpu.weights.layers import linear_layers
 from outpace.targets.cpu.weights.quantize import (
     Int8Linear,

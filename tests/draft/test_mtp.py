@@ -18,7 +18,7 @@ from outpace import LLM
 from outpace.draft.base import Rows
 from outpace.draft.trained.attending.mtp import MtpDrafter
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.versions import older_than
+from outpace.targets.hf.kinds import older_than
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids
 

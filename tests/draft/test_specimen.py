@@ -15,7 +15,7 @@ from outpace.targets.cpu.native import native
 from outpace.targets.cpu.weights import quantize as quantising
 from outpace.targets.cpu.weights.quantize import Int8Linear, int8_levels
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.output_rows import output_rows
+from outpace.targets.hf.logits import output_rows
 from targets.families import CONTEXT, build
 from targets.generating import greedy, ids
 

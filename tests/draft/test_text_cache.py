@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.draft.trained.text_cache import TextCache
 from outpace.heads.attending.base import Entries
-from outpace.targets.hf.slots.extents import GRAIN
+from outpace.targets.hf.extents import GRAIN
 
 GROUPS, KEY, VALUE, ROWS = 2, 3, 5, 8
 

@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.api import BUNDLED
 from outpace.draft.models.usual import HELD, MOST, RARE, RECENT, UsualTokens, marks
 from outpace.errors import ConfigError
-from outpace.targets.cpu.some_tokens import SomeTokens
+from outpace.targets.hf.logits import VocabularySubset
 from targets.families import VOCABULARY, drafter, target
 from targets.generating import ids
 
@@ -39,25 +39,25 @@ NEVER = -torch.inf
 def test_rare_tokens_that_no_text_has_are_left_out() -> None:
     usual, logits = UsualTokens(4), torch.arange(12.0).view(2, 1, 6)
     usual.look_at([[1, 2, 3], [5] * 9], [True, False])
-    assert usual.needed == SomeTokens(4)
+    assert usual.needed == VocabularySubset(4)
     assert torch.equal(usual.only(logits), logits[..., :4])
 
 
 def test_a_text_keeps_the_rare_tokens_that_it_has_had() -> None:
     usual, logits = UsualTokens(4), torch.arange(14.0).view(2, 1, 7)
     usual.look_at([[5, 1, 2], [6, 2, 6]], [True, True])
-    assert usual.needed == SomeTokens(4, (5, 6))
+    assert usual.needed == VocabularySubset(4, (5, 6))
     found = usual.only(logits)[:, 0]
     assert found[0].tolist() == [0, 1, 2, 3, NEVER, 5, NEVER]
     assert found[1].tolist() == [7, 8, 9, 10, NEVER, NEVER, 13]
     usual.look_at([[4, *[1] * HELD]], [True])
-    assert usual.needed == SomeTokens(4), "it is too long ago"
+    assert usual.needed == VocabularySubset(4), "it is too long ago"
 
 
 def test_only_the_latest_of_very_many_rare_tokens_are_kept() -> None:
     usual = UsualTokens(4)
     usual.look_at([[*range(4, 4 + 2 * MOST), *[1] * RECENT]], [True])
-    assert usual.needed == SomeTokens(4, tuple(range(4 + MOST, 4 + 2 * MOST)))
+    assert usual.needed == VocabularySubset(4, tuple(range(4 + MOST, 4 + 2 * MOST)))
 
 
 def test_a_text_with_many_rare_tokens_needs_them_all() -> None:
@@ -76,7 +76,7 @@ def test_a_text_with_many_rare_tokens_needs_them_all() -> None:
 def test_some_tokens_are_usual_whatever_their_numbers() -> None:
     usual = UsualTokens(4, always=[2, 5])
     usual.look_at([[1, 2, 3]], [True])
-    assert usual.needed == SomeTokens(4, (5,))
+    assert usual.needed == VocabularySubset(4, (5,))
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "target")
     assert tokenizer.eos_token_id in marks(tokenizer)
     assert set(tokenizer.encode("```", add_special_tokens=False)) <= set(marks(tokenizer))

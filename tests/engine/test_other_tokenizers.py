@@ -22,7 +22,7 @@ from outpace.draft.models.text import TextModel
 from outpace.draft.models.translation import LONGEST, Translation, beginning, continuation, spoken
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.supported.plainly import read_plainly
+from outpace.targets.hf.plain import read_plainly
 from representatives import representatives
 from targets.families import build, drafter, plain, target
 from targets.generating import greedy, ids

@@ -10,7 +10,7 @@ from outpace import LLM
 from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedText, SavedTexts
+from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy
 

@@ -20,7 +20,7 @@ from outpace.draft.registry import find_drafter
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.supported.plainly import read_plainly
+from outpace.targets.hf.plain import read_plainly
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 

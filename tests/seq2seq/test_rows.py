@@ -15,9 +15,9 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
 from outpace.targets.base import PromptInputs, Source
+from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.seq2seq.memory import Memory
 from outpace.targets.hf.target import HFTarget
-from outpace.targets.hf.turns import TURNS
 from representatives import representatives
 from seq2seq.models import CONTEXT, PROMPTS, drafter, plain, target
 
@@ -164,7 +164,7 @@ def test_nobody_else_computes_while_a_pass_has_the_models_head_hooked(what: str)
         "read": lambda: made.runner.model.read(states, torch.zeros(1, 1, dtype=torch.long)),
     }
     with ThreadPoolExecutor(1) as pool:
-        with TURNS.of(model):
+        with model_lock(model):
             waiting = pool.submit(calls[what])
             _, waits = wait([waiting], timeout=0.3)
             assert waits

@@ -11,9 +11,9 @@ from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from outpace import LLM
+from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import NAME, grouped_attention, use_grouped
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.supported import support
 from representatives import representatives
 
 from .families import CONTEXT, FAMILIES, drafter, target
@@ -42,7 +42,7 @@ def test_the_text_is_the_same(family: str) -> None:
         return
     plain = LLM(target(family), max_num_seqs=3, max_model_len=CONTEXT)
     support.check(model)
-    support.probe(model)
+    trials.probe(model)
     config = {"model": drafter(family), "method": "draft_tree", "branching": [2, 1]}
     llm = LLM(model, speculative_config=config, max_num_seqs=3, max_model_len=CONTEXT)
     assert ids(llm.generate(PROMPTS, greedy(16))) == ids(plain.generate(PROMPTS, greedy(16)))

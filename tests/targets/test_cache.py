@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from devices import on_device
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.extents import GRAIN, PassSlots
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.extents import GRAIN
-from outpace.targets.hf.slots.placement import PassSlots
 
 from .families import CONTEXT, target
 from .generating import decoder, greedy, ids

@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.targets import describe as describing
-from outpace.targets.computed_parts import computed_parts
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu import threads
 from outpace.targets.cpu.kernels import SMALLEST
@@ -22,6 +21,7 @@ from outpace.targets.cpu.native import Build, native
 from outpace.targets.cpu.native_layers import layer as native_layer
 from outpace.targets.cpu.native_layers import model as native_model
 from outpace.targets.cpu.threads import processors, use_threads
+from outpace.targets.describe import computed_parts
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.targets.hf.slots.extents import (
+from outpace.targets.hf.extents import (
     GRAIN,
     NO_SLOTS,
     Extent,

@@ -16,8 +16,8 @@ from outpace import LLM, SamplingParams
 from outpace.engine.capture import AsTheyCome, CudaGraphs
 from outpace.errors import ConfigError
 from outpace.targets.hf.fixed import SLOTS, WIDEST, CannotRecord, FixedShapes, Outputs, Step
+from outpace.targets.hf.position_patches import PositionPatches
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.telling.telling import Telling
 from representatives import representatives
 
 from .families import CONTEXT, FAMILIES, VOCABULARY, drafter, target
@@ -53,7 +53,7 @@ def fix(runner: Runner) -> Remembering:
 @torch.inference_mode()
 @pytest.mark.parametrize("family", representatives(FAMILIES, SOME))
 def test_padded_trees_equal_plain_forwards(family: str) -> None:
-    if Telling(target(family)).needed:
+    if PositionPatches(target(family)).needed:
         with pytest.raises(ConfigError, match="leave compile out"):
             LLM(target(family), compile=True)
         return

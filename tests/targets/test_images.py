@@ -22,7 +22,7 @@ from outpace.errors import ConfigError, ModelLoadError, OutpaceError, PromptErro
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
-from outpace.targets.hf.versions import older_than
+from outpace.targets.hf.kinds import older_than
 from outpace.targets.hf.vision.processor import prepared
 
 from .vision_processors import TEXTS_ONLY, llava, llava_processor, picture, save_qwen

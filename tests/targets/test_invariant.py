@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.engine.alike import try_alike
 from outpace.errors import ConfigError, ParamsError
 from outpace.targets.base import Plan, Scores
-from outpace.targets.cpu.contention import ThreadLimit
+from outpace.targets.cpu.threads import ThreadLimit
 from outpace.targets.hf import target as target_module
 from outpace.targets.hf.invariance import COLUMNS, tokens_alike
 from outpace.targets.hf.target import HFTarget

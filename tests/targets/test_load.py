@@ -19,12 +19,12 @@ from outpace import LLM
 from outpace.api import BUNDLED
 from outpace.draft.models.options import DraftModelOptions
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
+from outpace.targets.hf import trials
+from outpace.targets.hf.kinds import INSTALLED
 from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.loading.reading import read_tokenizer
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
-from outpace.targets.hf.supported import support
-from outpace.targets.hf.versions import INSTALLED
 from targets.families import build, target
 from targets.generating import greedy
 from targets.gguf.files import tiny, write
@@ -311,8 +311,8 @@ def test_each_step_is_reported_and_drafts_are_checked(
 ) -> None:
     steps: list[tuple[str, float]] = []
     probes: list[Any] = []
-    probe = support.probe
-    monkeypatch.setattr(support, "probe", lambda *args, **how: probes.append(probe(*args, **how)))
+    probe = trials.probe
+    monkeypatch.setattr(trials, "probe", lambda *args, **how: probes.append(probe(*args, **how)))
     load(folder, progress=lambda text, done: steps.append((text, done)), **options)
     shares = [done for _, done in steps]
     assert shares == sorted(shares)

@@ -12,9 +12,9 @@ import torch
 from devices import on_device
 from outpace import LLM
 from outpace.core.trees.tree import Tree
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.extents import GRAIN
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.extents import GRAIN
 from representatives import representatives
 
 from .families import VOCABULARY, build, noised

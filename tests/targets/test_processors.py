@@ -13,7 +13,7 @@ from transformers.generation import logits_process as hf
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
 from outpace.targets.hf.generating.processors import check, of_row, split
-from outpace.targets.hf.versions import older_than
+from outpace.targets.hf.kinds import older_than
 
 from .families import target
 from .generating import decoder, greedy, ids

@@ -16,12 +16,12 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import runner as runner_module
+from outpace.targets.hf import support, trials
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.targets.hf.recurrent.states import History, StateCache
 from outpace.targets.hf.recurrent.steps import Steps
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.supported import support
 
 from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
 from .generating import decoder, greedy, ids
@@ -338,14 +338,14 @@ def test_faster_layers_compute_what_the_plain_ones_do(
 def test_states_that_do_not_come_back_are_found_when_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    support.probe(target("lfm2"))
+    trials.probe(target("lfm2"))
     monkeypatch.setattr(History, "keep", lambda self, reading: None)
     with pytest.raises(UnsupportedModel):
-        support.probe(target("lfm2"))
+        trials.probe(target("lfm2"))
     monkeypatch.undo()
     monkeypatch.setattr(StateCache, "move_path", lambda self, row, start, nodes: None)
     with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
-        support.probe(target("mamba2"))
+        trials.probe(target("mamba2"))
 
 
 def test_a_model_that_ignores_its_state_when_it_reads_several_tokens_is_not_trusted(

@@ -14,16 +14,13 @@ from torch import Tensor
 from devices import on_device
 from outpace import LLM
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.hf import versions
+from outpace.targets.hf import kinds, position_patches, support, trials
+from outpace.targets.hf.cache import SlotLayer
+from outpace.targets.hf.kinds import WRONG_BEFORE
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.masks import Layout, chunk_of, window_of, with_span
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.cache import SlotLayer
-from outpace.targets.hf.slots.masks import Layout
-from outpace.targets.hf.supported import support
-from outpace.targets.hf.supported.windows import chunk_of, window_of, with_span
-from outpace.targets.hf.telling import telling
-from outpace.targets.hf.versions import WRONG_BEFORE
 from versions import since
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target
@@ -142,7 +139,7 @@ def test_the_probe_catches_a_model_that_ignores(kind: type, dtype: torch.dtype) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3", "mixtral"])
 def test_the_probe_accepts_narrower_types(family: str, dtype: torch.dtype) -> None:
-    support.probe(build(family).to(dtype))
+    trials.probe(build(family).to(dtype))
 
 
 FAILS: dict[str, tuple[str, str]] = {
@@ -226,7 +223,7 @@ def test_the_probe_asks_for_fewer_logits_than_it_feeds_tokens(
     forward = Runner.forward
     monkeypatch.setattr(Runner, "forward", first_columns)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
-        support.probe(target("llama"))
+        trials.probe(target("llama"))
 
 
 def test_whisper_as_a_language_model_is_decoded() -> None:
@@ -274,7 +271,7 @@ def test_trying_windows_leaves_the_model_as_it_was() -> None:
     model = build("mistral", sliding_window=40)
     with with_span(model, "sliding_window", 2):
         assert model.config.sliding_window == model.model.config.sliding_window == 2
-    support.probe(model)
+    trials.probe(model)
     assert model.config.sliding_window == model.model.config.sliding_window == 40
 
 
@@ -301,19 +298,19 @@ def test_the_probe_crosses_a_window_of_any_length(
 ) -> None:
     """What it would not see otherwise: masks without the window."""
     model = build(family, sliding_window=100)
-    support.probe(model)
+    trials.probe(model)
     monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
-        support.probe(model)
+        trials.probe(model)
 
 
 def test_the_probe_picks_fewer_tokens_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it would not see otherwise: an attention that ignores what an indexer picks."""
     model = build("deepseek_v32", index_topk=2048)
-    support.probe(model)
+    trials.probe(model)
     monkeypatch.setattr(SlotLayer, "update_indexer", lambda self, states: states * 0)
     with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
-        support.probe(model)
+        trials.probe(model)
 
 
 @pytest.mark.parametrize("family", ["bart", "bloom", "falcon-alibi", "gpt_neo", "llama4"])
@@ -322,11 +319,11 @@ def test_a_model_that_is_not_told_positions_is_refused_and_none_is_changed(
 ) -> None:
     model = build(family, **({"floor_scale": 4} if family == "llama4" else {}))
     before = [{**vars(module)} for module in model.modules()]
-    support.probe(model)
+    trials.probe(model)
     assert [{**vars(module)} for module in model.modules()] == before
-    monkeypatch.setattr(telling, "KINDS", ())
+    monkeypatch.setattr(position_patches, "KINDS", ())
     with pytest.raises(UnsupportedModel, match="cannot be decoded speculatively"):
-        support.probe(model)
+        trials.probe(model)
 
 
 def test_a_model_that_is_told_positions_cannot_be_compiled() -> None:
@@ -337,11 +334,11 @@ def test_a_model_that_is_told_positions_cannot_be_compiled() -> None:
 @pytest.mark.parametrize("size", [100, 8192])
 def test_the_probe_crosses_the_end_of_a_chunk(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build("llama4", attention_chunk_size=size)
-    support.probe(model)
+    trials.probe(model)
     assert model.config.attention_chunk_size == size
     monkeypatch.setattr(Layout, "within_chunk", lambda self, size: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
-        support.probe(model)
+        trials.probe(model)
 
 
 def test_a_chunk_as_long_as_the_context_is_none() -> None:
@@ -354,11 +351,11 @@ def test_a_chunk_as_long_as_the_context_is_none() -> None:
 def test_a_model_whose_code_was_wrong_is_refused_with_the_version_that_it_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(versions, "INSTALLED", "5.17.0")
+    monkeypatch.setattr(kinds, "INSTALLED", "5.17.0")
     for kind in WRONG_BEFORE:
         with pytest.raises(UnsupportedModel, match=r"5\.17\.0, .* transformers 5\.18 or later\."):
             support.check_type(kind)
-    monkeypatch.setattr(versions, "INSTALLED", "5.18.0")
+    monkeypatch.setattr(kinds, "INSTALLED", "5.18.0")
     for kind in WRONG_BEFORE:
         support.check_type(kind)
 
@@ -409,5 +406,5 @@ def test_other_scaled_angles_do_not_change(kind: str) -> None:
     if kind == "llama3":
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = build("llama", rope_parameters=rope)
-    support.probe(model)
+    trials.probe(model)
     assert Loaded(model, None, "llama").max_length == 128

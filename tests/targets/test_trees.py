@@ -9,8 +9,8 @@ import torch
 
 from devices import on_device
 from outpace.core.trees.tree import Tree
+from outpace.targets.hf import support, trials
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.supported import support
 
 from .families import CONTEXT, FAMILIES, VOCABULARY, target
 
@@ -21,7 +21,7 @@ TOLERANCE = 1e-5
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_probe_accepts(family: str) -> None:
     support.check(target(family))
-    support.probe(target(family))
+    trials.probe(target(family))
 
 
 class Rows:

@@ -21,7 +21,7 @@ from outpace.targets.hf import runner
 from outpace.targets.hf import target as target_module
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.turns import TURNS
+from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.vision import images as vision_images
 from outpace.targets.hf.vision.images import IDENTICAL, try_images
 from representatives import representatives
@@ -278,7 +278,7 @@ def test_windows_in_prompts_that_are_read_both_ways_are_refused() -> None:
 def test_nobody_else_computes_while_a_model_is_tried_with_images() -> None:
     """Modules that another thread has hooked or exchanged for a pass would spoil the trial."""
     model, given = build("llava"), with_image("llava", PROMPTS[0])
-    turn: Any = TURNS.of(model)
+    turn: Any = model_lock(model)
     taken: list[bool] = []
     with ThreadPoolExecutor(1) as others:
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError
-from outpace.targets.cpu.weights.four_bits import to_four_bits
+from outpace.targets.cpu.weights.blocks import to_four_bits
 from outpace.targets.cpu.weights.quantize import QUANTIZATIONS, quantize
 from outpace.train.losses import FORWARD_KL
 from outpace.train.rounding import RoundedWeights

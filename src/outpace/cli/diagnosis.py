@@ -12,7 +12,7 @@ from rich.console import Console
 
 from outpace.bench.report.diagnosis import Diagnosis, DraftCost, DrafterResult, KindResult, PassCost
 from outpace.cli.tables import table
-from outpace.targets.computed_parts import ComputedPart
+from outpace.targets.describe import ComputedPart
 
 BUSY = 0.5
 """Load for each processor from which the figures are said to be unsure."""

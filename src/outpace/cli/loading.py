@@ -77,7 +77,7 @@ def load_llm(
 
         params = SamplingParams(**sampling)
         from outpace.api import LLM
-        from outpace.targets.hf.loading.bars import hide_progress_bars
+        from outpace.targets.hf.loading.reading import hide_progress_bars
     # A download has its own bar, with bytes and time left; a folder is read in seconds.
     local = model is None or os.path.exists(model)
     shown = local or not console.is_terminal

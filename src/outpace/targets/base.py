@@ -1,8 +1,8 @@
 """The protocol of a target: what the engine, the policy and the audit know of a model.
 
 A target keeps rows, each with its own committed length. Between rounds it admits rows and reads
-their prompts in chunks; in a round it scores a `Plan` in one pass and is then told which path of
-every row was accepted. It never decides anything about a text.
+their prompts in chunks; in a round it scores a `Plan` in one pass, and then commits each row's
+accepted path. It never decides anything about a text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Illustrated:
     """With the target's mark at the place of each image."""
     images: Sequence[Any]
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What the processor is told besides."""
+    """Further arguments of the processor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,8 +100,8 @@ class Plan:
     """One pass over all ready rows: what is fed, and what is wanted of it.
 
     pending: each row's committed tokens that are not cached yet, as many in all rows; the last of
-    them is the root. tokens, tree: the drafted nodes behind it. aux_tokens: further columns that
-    see the draft and that nothing sees. layers: those whose hidden states are wanted. precomputed:
+    them is the root. tokens, tree: the drafted nodes after it. aux_tokens: further columns that see
+    the draft and that nothing sees. layers: those whose hidden states are wanted. precomputed:
     columns that have been through the first layers; a target may compute them all the same.
     """
 
@@ -267,7 +267,7 @@ class Target(ABC):
         raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")
 
     def lower(self, layers: int) -> LowerView:
-        """Returns the target's first n layers, with its head behind them: the same weights
+        """Returns the first ``layers`` layers of the target, followed by its head: the same weights
         and slots, so that the target's own pass can go on from where they ended."""
         raise NotImplementedError(f"{type(self).__name__} cannot stop after some layers.")
 
@@ -285,7 +285,7 @@ class Target(ABC):
         )
 
     def another(self, rows: int) -> Target:
-        """Returns a target of the same model, as long, with n rows of its own."""
+        """Returns a target of the same model, as long, with ``rows`` rows of its own."""
         raise NotImplementedError(f"{type(self).__name__} has no more rows to give.")
 
 

@@ -19,7 +19,7 @@ from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
 from outpace.heads.saving import saving
 from outpace.prompts import ChatIds
-from outpace.targets.hf.tokenizing import tokenized
+from outpace.targets.hf.tokenizer import tokenized
 from outpace.train.data import Written, conversation, items, naming, plain_chat
 
 FILE = "answers.jsonl"

@@ -15,7 +15,7 @@ from outpace.chats import rendered, with_text
 from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
 from outpace.records import ROLES, Record, holds_records, question, records
-from outpace.targets.hf.tokenizing import tokenized
+from outpace.targets.hf.tokenizer import tokenized
 from outpace.text_files import read_text
 
 SEPARATOR = "\n<|endoftext|>\n"

@@ -20,10 +20,9 @@ from outpace.heads.saving import saving
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.targets.hf.loading.source import locate, names_gguf
-from outpace.targets.hf.partial.shorter import with_layers
+from outpace.targets.hf.partial.layers import with_layers
 
 DRAFT_MODEL = "draft_model"
 PRUNED, RANDOM = "pruned", "random"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError
-from outpace.targets.cpu.weights.four_bits import to_four_bits
+from outpace.targets.cpu.weights.blocks import to_four_bits
 from outpace.targets.cpu.weights.layers import linear_layers, matrix_of
 from outpace.targets.cpu.weights.narrow import to_int8
 from outpace.targets.cpu.weights.quantize import Quantization

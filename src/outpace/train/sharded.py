@@ -23,9 +23,8 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from outpace.core.progress import Progress
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.loading.load import load_plain
+from outpace.targets.hf.loading.load import load_plain, pick_device
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.places import pick_device
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.train.ranks import Ranks
 

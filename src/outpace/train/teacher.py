@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
+from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.partial.riding import Carriage
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.lessons import Kept, Lessons
 from outpace.train.readout import Readout
 

@@ -10,9 +10,9 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.gguf.likeness import likeness_of, small_config
+from outpace.targets.hf import trials
+from outpace.targets.hf.gguf.building import likeness_of, small_config
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.supported import support
 from targets.gguf.files import tiny, write
 from targets.gguf.tiny_families import FAMILIES
 
@@ -36,7 +36,7 @@ def test_it_is_small_and_of_the_same_kind(arch: str) -> None:
             assert less[name] == large[name]
     attention = "eager" if arch == "gemma2" else None
     before = torch.get_rng_state()
-    support.probe(likeness_of(config, torch.float32, attention))
+    trials.probe(likeness_of(config, torch.float32, attention))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -45,7 +45,7 @@ def test_packed_models_are_tried_on_it_and_read_once(
 ) -> None:
     path = write(tmp_path / "model.gguf", "llama", tiny("llama"), "Q8_0")
     tried: list[Any] = []
-    monkeypatch.setattr(support, "probe", lambda model, **_: tried.append(model))
+    monkeypatch.setattr(trials, "probe", lambda model, **_: tried.append(model))
     loaded = load(path, cpu_kernels="off")
     assert [model.config.vocab_size for model in tried] == [64]
     assert loaded.config.vocab_size != 64

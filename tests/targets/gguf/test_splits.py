@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from outpace.bench.peers.llama_server import LLAMA_CPP, LlamaServer
-from outpace.targets.hf.gguf.bytelevel import SPELLING, splitter
 from outpace.targets.hf.gguf.splits import SPLITS
+from outpace.targets.hf.gguf.tokenizers import SPELLING, splitter
 from outpace.targets.hf.loading.reading import read_tokenizer
 from targets.gguf.files import tiny, write
 from targets.gguf.words import BYTES

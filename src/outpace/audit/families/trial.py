@@ -23,7 +23,7 @@ from outpace.audit.families.prompts import (
 from outpace.audit.families.sizes import CONTEXT
 from outpace.core.params import SamplingParams
 from outpace.errors import OutpaceError, PromptError, UnsupportedModel, reason_of
-from outpace.targets.hf.supported.support import check_type
+from outpace.targets.hf.support import check_type
 
 LENGTH = 24
 NOISE = 0.05

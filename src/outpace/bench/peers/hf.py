@@ -12,7 +12,7 @@ from outpace.bench.library import transformers
 from outpace.bench.peers.registry import Models, drafter_of, is_gguf
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.targets.hf.gguf.load import read_widened
-from outpace.targets.hf.loading.places import pick_device, pick_dtype
+from outpace.targets.hf.loading.load import pick_device, pick_dtype
 
 SETTINGS = {
     "3": (3, "constant", 0.0),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from outpace.bench.stats.interval import Interval
 from outpace.bench.stats.payoff import Payoff
-from outpace.targets.computed_parts import ComputedPart
+from outpace.targets.describe import ComputedPart
 
 SCHEMA = 1
 """Number of the JSON format; it is raised when a field changes its meaning."""

@@ -31,11 +31,10 @@ from outpace.bench.stats.payoff import (
     predicted_payoff,
 )
 from outpace.bench.stats.theory import Times
-from outpace.targets.computed_parts import computed_parts
 from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.cpu.threads import processors, wanted_threads
-from outpace.targets.describe import describe, short_name
+from outpace.targets.describe import computed_parts, describe, short_name
 
 FEATURES = ("amx_int8", "avx512_vnni", "avx_vnni", "asimddp", "i8mm")
 """Instructions that multiply small numbers, by the names that Linux gives them."""

@@ -18,7 +18,7 @@ from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import Plan
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
+from outpace.targets.hf.kinds import is_encoder_decoder
 
 Result = TypeVar("Result")
 

@@ -13,9 +13,8 @@ from outpace.api import LLM
 from outpace.bench.library import transformers
 from outpace.draft.route.base import Several
 from outpace.targets.hf.attention import key_heads
+from outpace.targets.hf.kinds import has_experts, is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.supported.experts import has_experts
 from outpace.targets.hf.weights import pass_bytes
 
 

@@ -20,7 +20,7 @@ from outpace.bench.synthetic.tokens import byte_tokenizer
 from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
 from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.targets.hf.loading.places import DTYPES, pick_device
+from outpace.targets.hf.loading.load import DTYPES, pick_device
 
 TARGET, DRAFTER, FACTS = "target", "drafter", "pair.json"
 """What a pair is written to: two folders, and a file that says how they were made."""

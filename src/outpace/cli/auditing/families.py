@@ -62,7 +62,7 @@ def families(
         from outpace.audit.families.walk import Limits
         from outpace.bench.report.outputs import check_file
         from outpace.targets.cpu.threads import processors
-        from outpace.targets.hf.loading.places import pick_device
+        from outpace.targets.hf.loading.load import pick_device
 
     check_file("--json", as_json)
     check_file("--markdown", markdown)

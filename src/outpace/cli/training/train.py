@@ -375,8 +375,8 @@ def _target(console: Console, model: ModelFlags, sharing: Ranks | None) -> Loade
         from outpace.api import BUNDLED
         from outpace.errors import PromptError
         from outpace.targets.cpu.threads import use_threads
-        from outpace.targets.hf.loading.bars import hide_progress_bars
         from outpace.targets.hf.loading.load import load
+        from outpace.targets.hf.loading.reading import hide_progress_bars
     arguments = model.arguments()
     use_threads(arguments.pop("threads", None))
     name = BUNDLED / "target" if model.model is None else model.model

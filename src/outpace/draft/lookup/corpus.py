@@ -8,7 +8,7 @@ from typing import Any
 
 from outpace.errors import ConfigError, PromptError
 from outpace.records import ROLES, Record, holds_records, question, records
-from outpace.targets.hf.tokenizing import tokenized
+from outpace.targets.hf.tokenizer import tokenized
 from outpace.text_files import pieces
 
 BLOCK = 1 << 20

@@ -22,7 +22,7 @@ from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
 from outpace.draft.lookup.matching import MatchOptions
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.supported.plainly import of_texts
+from outpace.targets.hf.plain import of_texts
 
 COUNTED = 256
 """Places whose continuations are counted: of more, as many evenly from their order."""

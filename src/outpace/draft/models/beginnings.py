@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
+from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.prefixes import WORTHWHILE, SavedText, SavedTexts
 
 TEXTS = 4
 """Texts of which the beginnings are kept, unless it is said how many."""

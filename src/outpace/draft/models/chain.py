@@ -32,10 +32,9 @@ from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.fixed import WITH_STATES
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
 from outpace.train.origin import origin_of
 
 CATCH_UP = 16
@@ -145,11 +144,11 @@ class DraftModel(Drafter):
                 "draft_vocab_size is for a draft model with the target's own tokens: leave it out."
             )
         if size == AUTO:
-            size = USUAL if self.runner.says_fewer and own >= 2 * USUAL else None
+            size = USUAL if self.runner.supports_partial_logits and own >= 2 * USUAL else None
         if size is not None and shared and size < own:
             always = [token for token in marks(self.loaded.tokenizer) if token < own]
             self._usual = UsualTokens(size, always)
-            if self.runner.says_fewer:
+            if self.runner.supports_partial_logits:
                 self.pass_bytes -= self.runner.head_bytes * (own - size) // own
 
     @staticmethod
@@ -419,8 +418,8 @@ class DraftModel(Drafter):
         if self._usual is None:
             output = self.runner.forward(tokens, keep=keep, **options)
             return self._vocabulary.logits(output.logits), _last(output)
-        if self.runner.says_fewer and self._usual.needed is not None:
-            options["say"] = self._usual.needed
+        if self.runner.supports_partial_logits and self._usual.needed is not None:
+            options["subset"] = self._usual.needed
         output = self.runner.forward(tokens, keep=keep, **options)
         return self._vocabulary.logits(self._usual.only(output.logits)), _last(output)
 

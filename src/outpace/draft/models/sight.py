@@ -18,8 +18,7 @@ from outpace.errors import ConfigError, OutpaceError, PromptError
 from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.vision.processor import mark_of, prepare_alike, prepared
-from outpace.targets.hf.vision.prompt import ImagePrompt
-from outpace.targets.hf.vision.reading import read_prompt
+from outpace.targets.hf.vision.prompt import ImagePrompt, read_prompt
 
 AUTO = "auto"
 REMEDY = "give the text and its images to LLM, or set 'images' of the drafter to false"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits.truncation import NEVER
-from outpace.targets.cpu.some_tokens import SomeTokens
+from outpace.targets.hf.logits import VocabularySubset
 
 USUAL = 49_152
 """Tokens that "auto" takes for the usual ones. They are 97 to 98 % of English texts and of Python
@@ -54,7 +54,7 @@ class UsualTokens:
         self.first = first
         self._always = frozenset(token for token in always if token >= first)
         self._others: list[frozenset[int] | None] = []  # by row; None: it may draft any token
-        self._needed: SomeTokens | None = None
+        self._needed: VocabularySubset | None = None
         self._allowed: Tensor | None = None
 
     def look_at(self, texts: Sequence[Sequence[int]], live: Sequence[bool]) -> None:
@@ -65,7 +65,7 @@ class UsualTokens:
             for text, on in zip(texts, live, strict=True)
         ]
         some = [others for others in self._others if others is not None]
-        needed = SomeTokens(self.first, tuple(sorted(frozenset[int]().union(*some))))
+        needed = VocabularySubset(self.first, tuple(sorted(frozenset[int]().union(*some))))
         self._needed = needed if len(some) == len(self._others) else None
 
     def _others_of(self, text: Sequence[int]) -> frozenset[int] | None:
@@ -76,7 +76,7 @@ class UsualTokens:
         return self._always.union(list(had)[:MOST])
 
     @property
-    def needed(self) -> SomeTokens | None:
+    def needed(self) -> VocabularySubset | None:
         """The tokens of which logits are needed, None for all."""
         return self._needed
 

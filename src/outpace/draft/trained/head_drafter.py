@@ -31,7 +31,7 @@ from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.output_rows import output_rows
+from outpace.targets.hf.logits import output_rows
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
 NOISE = 0.02

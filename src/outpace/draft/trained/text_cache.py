@@ -10,8 +10,8 @@ from torch import Tensor
 
 from outpace.core.transfer import to_device
 from outpace.heads.attending.base import Entries, Sight
-from outpace.targets.hf.slots.cache import SlotCache, seen
-from outpace.targets.hf.slots.placement import PassSlots
+from outpace.targets.hf.cache import SlotCache, seen
+from outpace.targets.hf.extents import PassSlots
 
 
 class Beginning(Protocol):

@@ -14,15 +14,14 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, did_you_mean
+from outpace.targets.cpu import linear as packed
 from outpace.targets.cpu.library.processor import Processor, this_processor
-from outpace.targets.cpu.linear import RowConv1D, RowLinear
+from outpace.targets.cpu.linear import PackedLinear, RowConv1D, RowLinear
 from outpace.targets.cpu.native import build
 from outpace.targets.cpu.native_layers.linear import DTYPES as NATIVE_DTYPES
 from outpace.targets.cpu.native_layers.linear import native_linear
 from outpace.targets.cpu.race import fastest
-from outpace.targets.cpu.weights import packed
 from outpace.targets.cpu.weights.layers import exchange, linear_layers, matrix_of
-from outpace.targets.cpu.weights.packed import PackedLinear
 
 LOGGER = logging.getLogger("outpace")
 

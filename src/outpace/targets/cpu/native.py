@@ -1,7 +1,7 @@
 """Our own code for passes over a few tokens (`native.cpp`), and how Python calls it.
 
 The library may come with the wheel (`prebuilt`). Otherwise the source is compiled on the machine
-that uses it, once, and kept in the user's cache folder (`library_cache`). Where there is no
+that uses it, once, and kept in the user's cache folder (`library.compiler`). Where there is no
 compiler either there is no library, and models are computed by torch alone.
 """
 
@@ -132,7 +132,7 @@ def part(weight: Weight) -> Part:
 
 
 def first_outputs(of: Part, outputs: int) -> Part:
-    """Returns at least n first outputs of a layer, as a layer over the same weights."""
+    """Returns the first ``outputs`` outputs of a layer or more, as a layer of the same weights."""
     cut = Part.from_buffer_copy(of)
     cut.outputs = min(-(-outputs // LINE) * LINE, of.outputs)  # whole panels
     return cut
@@ -361,7 +361,7 @@ def _loaded() -> Native:
     process only."""
     if os.name != "posix":
         raise CompilerError("they are made for Linux and macOS")
-    from outpace.targets.cpu.library.library_cache import (  # locks of POSIX
+    from outpace.targets.cpu.library.compiler import (  # locks of POSIX
         LibraryCache,
         cache_folders,
     )

@@ -17,7 +17,7 @@ FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti"),
     "-ffp-contract=off",  # else the bits of a result depend on how a loop was unrolled
 )
-"""What every compiler is told, on the user's machine too."""
+"""What every compiler is given, on the user's machine too."""
 
 _V3 = frozenset({"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
@@ -32,7 +32,7 @@ LEVELS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "x86-64-v3-vnni": (("-march=x86-64-v3", "-mavxvnni"), _V3 | {"avx_vnni"}),
     "x86-64-v3": (("-march=x86-64-v3",), _V3),
 }
-"""The kinds of x86-64 that a wheel has kernels for, the strongest first: what the compiler is told,
+"""The kinds of x86-64 that a wheel has kernels for, the strongest first: what a compiler is given,
 and the features that a processor of this kind has, by the names that Linux gives them."""
 
 

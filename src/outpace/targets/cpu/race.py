@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.weights.layers import matrix_of
 
 RACE_ELEMENTS = 1 << 24
@@ -57,10 +56,10 @@ def fastest(layers: Sequence[Any], makers: Mapping[str, Callable[[Any], nn.Modul
     return min(took, key=lambda name: took[name] * HANDICAP[name])
 
 
-def native_reads_prompts(layer: NativeLinear) -> bool:
-    """Returns whether native products of many rows are not much slower than oneDNN's."""
+def native_reads_prompts(layer: Any) -> bool:
+    """Returns whether our products of many rows are not much slower than oneDNN's."""
     matrix = layer.layout.rows(layer.read)
-    ours = NativeLinear(layer.library, nn.Parameter(matrix, requires_grad=False), None)
+    ours = type(layer)(layer.library, nn.Parameter(matrix, requires_grad=False), None)
     inputs = [torch.ones(PROMPT_ROWS, layer.in_features)]
     lanes = {"ours": _passes([_ready(ours)], inputs), "onednn": lambda: layer.dense(inputs[0])}
     took = best_seconds(lanes)
@@ -105,6 +104,7 @@ def _copy(layer: Any) -> nn.Linear:
 
 def _ready(layer: nn.Module) -> nn.Module:
     """Returns a layer in the form in which a loaded model uses it."""
-    if isinstance(layer, NativeLinear) and layer.can_be_laid_out:
-        layer.lay_out()
+    own: Any = layer
+    if getattr(own, "can_be_laid_out", False):
+        own.lay_out()
     return layer

@@ -1,4 +1,5 @@
-"""Attention for grouped queries (several query heads share a key head) without copies of keys.
+"""Attention for grouped queries (several query heads share a key head) without copies of keys, and
+masks in the form that attention functions take.
 
 When there is a mask, transformers repeats keys and values once for every query head before it calls
 torch's kernel: each layer copies all that is cached, in every pass that scores a draft. Here the
@@ -114,3 +115,16 @@ def grouped_attention(
         below, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling
     )
     return seen.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
+
+
+def as_attended(seen: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
+    """Returns a mask as an attention function takes it, ``[A, 1, T, S]``.
+
+    seen: ``[A, T, S]`` bool. The result is of booleans, or else of numbers in the model's dtype,
+    which are added to the attention scores.
+    """
+    mask = seen[:, None]
+    if attn_implementation in BOOLEAN:
+        return mask
+    zero = torch.zeros((), dtype=dtype, device=seen.device)
+    return torch.where(mask, zero, torch.finfo(dtype).min)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import Source
-from outpace.targets.hf.slots.masks import Layout
+from outpace.targets.hf.masks import Layout
 
 
 @dataclass(frozen=True, eq=False)

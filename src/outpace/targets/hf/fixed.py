@@ -22,10 +22,10 @@ from torch.nn.functional import pad
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.output import PassOutput
-from outpace.targets.hf.slots.cache import SlotCache
-from outpace.targets.hf.slots.masks import MaskMaker, chain_layout, tree_layout
-from outpace.targets.hf.slots.placement import PassSlots, Placement
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.extents import PassSlots, Placement
+from outpace.targets.hf.logits import PassOutput
+from outpace.targets.hf.masks import MaskMaker, chain_layout, tree_layout
 
 LOGGER = logging.getLogger("outpace")
 

@@ -12,7 +12,7 @@ from torch import nn
 from outpace.core.trees.tree_shape import LARGEST
 from outpace.errors import ConfigError
 from outpace.targets.base import Plan
-from outpace.targets.hf.supported.experts import has_experts
+from outpace.targets.hf.kinds import has_experts
 
 COLUMNS = 16
 """Columns of each pass over texts that are being written: the last token of a text and up to 15

@@ -17,31 +17,31 @@ from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
+from outpace.targets.hf.extents import PassSlots
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.fixed import FixedPasses, FixedShapes
-from outpace.targets.hf.output import PassOutput
-from outpace.targets.hf.recurrent.own_states import (
-    FIRST_LAYER_FIRST,
-    cache_arguments,
-    cache_for,
-)
-from outpace.targets.hf.recurrent.states import StateCache
-from outpace.targets.hf.recurrent.steps import TRIAL, Steps
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.seq2seq.sources import Sources
-from outpace.targets.hf.slots.masks import (
+from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.logits import PassOutput
+from outpace.targets.hf.masks import (
     Layout,
     MaskMaker,
     chain_layout,
     chain_positions,
     tree_layout,
 )
-from outpace.targets.hf.slots.placement import PassSlots
-from outpace.targets.hf.slots.prefixes import SavedText
-from outpace.targets.hf.supported.setting import Setting
-from outpace.targets.hf.telling.telling import Telling
-from outpace.targets.hf.turns import TURNS
-from outpace.targets.hf.vision.reading import text_offset
+from outpace.targets.hf.position_patches import PositionPatches
+from outpace.targets.hf.prefixes import SavedText
+from outpace.targets.hf.recurrent.families import (
+    FIRST_LAYER_FIRST,
+    cache_arguments,
+    cache_for,
+)
+from outpace.targets.hf.recurrent.states import StateCache
+from outpace.targets.hf.recurrent.steps import TRIAL, Steps
+from outpace.targets.hf.seq2seq.sources import Sources
+from outpace.targets.hf.setting import Setting
+from outpace.targets.hf.vision.prompt import text_offset
 from outpace.targets.hf.weights import pass_bytes
 
 PREFILL_CHUNK = 512
@@ -61,8 +61,9 @@ class Runner:
         self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes | None = None
     ) -> None:
         """fixed: how to run passes whose shapes come again and again, if not as they come."""
+        loaded: Any = model  # nn.Module says of no attribute what it is
         self.sources = Sources(model, rows) if is_encoder_decoder(model) else None
-        self.model: Any = model if self.sources is None else self.sources.decoder
+        self.model: Any = loaded if self.sources is None else self.sources.decoder
         self._name = type(model).__name__
         self.config: Any = self.model.config.get_text_config()
         self.max_length = max_length
@@ -77,13 +78,13 @@ class Runner:
         self.cache = cache_for(self.model, rows, self.device)
         self.text_offset = text_offset(self.model)  # of a row without images
         self.setting = Setting.of(self.model)
-        self._lock = TURNS.of(model)
+        self._lock = model_lock(model)
         self._mask = MaskMaker(self.model, max_length)
         self._cached = cache_arguments(self.model, self.cache)
         self.steps: Steps | None = None
         if isinstance(self.cache, StateCache):
             self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
-        positions = Telling(model)
+        positions = PositionPatches(model)
         found = (self.sources, self.steps, positions if positions.needed else None)
         self.extras: list[Extra] = [extra for extra in found if extra is not None]
         self._needs_layout = any(extra.needs_layout for extra in self.extras)
@@ -151,10 +152,10 @@ class Runner:
         return self.cache.nbytes + sum(extra.nbytes for extra in self.extras)
 
     @property
-    def says_fewer(self) -> bool:
-        """Whether the model takes ``say``, the tokens whose logits are needed (`SomeTokens`), and
-        needs less time for few."""
-        return bool(getattr(self.model.forward, "says_fewer", False))
+    def supports_partial_logits(self) -> bool:
+        """Whether the model takes ``subset``, the tokens whose logits are needed
+        (`VocabularySubset`), and needs less time for few."""
+        return bool(getattr(self.model.forward, "supports_partial_logits", False))
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -235,7 +236,7 @@ class Runner:
     # -- passes --------------------------------------------------------------------------------
 
     def reserve(self, first: int, slots: Sequence[int]) -> None:
-        """Gives each of the rows from ``first`` on n slots. Rows that get theirs in one call
+        """Gives each of the rows from ``first`` on this many slots. Rows that get theirs together
         lie next to each other."""
         if self.fixed is None:
             self.cache.reserve(first, slots)
@@ -276,7 +277,7 @@ class Runner:
         first: the first of the rows.
         through: stands for the model in this pass, which is then neither compiled nor recorded: a
         part of the model, or the model itself with modules that are changed for this pass.
-        certain: n first columns are committed in any case, so that no row will go on from
+        certain: how many first columns are committed in any case, so that no row will go on from
         within them; by default those without logits.
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.

@@ -16,21 +16,26 @@ from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, States, SubLayers, Target
-from outpace.targets.cpu.contention import ThreadLimit
+from outpace.targets.cpu.threads import ThreadLimit
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
-from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
+from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
+from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.logits import LogitScaling
+from outpace.targets.hf.partial.parts import (
+    LowerLayers,
+    LowerLayersView,
+    PartView,
+    UpperLayers,
+    WithoutSubLayers,
+    pass_behind,
+)
 from outpace.targets.hf.partial.riding import Carriage, boarding, with_aux_tokens
-from outpace.targets.hf.partial.view import LowerLayersView, PartView, pass_behind
+from outpace.targets.hf.plain import forward_mask, rounds_inputs
+from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder
-from outpace.targets.hf.sharpness import Sharpness
-from outpace.targets.hf.slots.prefixes import SavedTexts
-from outpace.targets.hf.supported.plainly import forward_mask, rounds_inputs
-from outpace.targets.hf.turns import TURNS
 from outpace.targets.hf.vision.images import Images, feed_piece
 from outpace.targets.hf.vision.prompt import ImagePrompt
-from outpace.targets.hf.vision.tokens import placeholders
 from outpace.targets.hf.weights import weight_bytes
 
 PADDING = 1.25
@@ -90,12 +95,12 @@ class HFTarget(Target):
             fixed = None if fixed is None else replace(fixed, columns=COLUMNS)
         self.runner = Runner(model, rows, max_length, fixed)
         self.device, self.dtype = self.runner.device, self.runner.dtype
-        self._sharpness = Sharpness.of(self.runner.config)
+        self._scaling = LogitScaling.of(self.runner.config)
         self._padding = PADDING if self.runner.reads_padding else 1.0
         self._rows: list[_Row] = []
         self._ready = 0
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
-        # By number of layers: the first so many, without norm and head, and those behind them.
+        # By number of layers: the first ones, without norm and head, and those after them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
         self._carriage: Carriage | None = None
         # With another number of threads torch adds up in another order.
@@ -348,11 +353,12 @@ class HFTarget(Target):
     @torch.inference_mode()
     def head(self, states: Tensor) -> Tensor:
         if self.runner.sources is not None:
-            return self.runner.sources.decoder.head(states)
-        return self._sharpness(self.model.get_output_embeddings()(states.to(self.dtype)))
+            logits: Tensor = self.runner.sources.decoder.head(states)
+            return logits
+        return self._scaling(self.model.get_output_embeddings()(states.to(self.dtype)))
 
     def bounded(self, logits: Tensor) -> Tensor:
-        return self._sharpness.bounded(logits)
+        return self._scaling.bounded(logits)
 
     def _check_layers(self, what: str) -> None:
         """Raises ``UnsupportedModel`` for a model whose layers are not taken apart."""
@@ -389,7 +395,7 @@ class HFTarget(Target):
         wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
         if last is not None:
             wanted["logits_to_keep"] = last
-        with TURNS.of(self.model):
+        with model_lock(self.model):
             logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 
@@ -425,5 +431,5 @@ def asking_for(layers: Iterable[int]) -> dict[str, Any]:
 
 
 def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
-    """Returns the hidden states of the first n columns of a pass, by layer."""
+    """Returns the hidden states of a pass's first ``columns`` columns, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}

@@ -19,8 +19,7 @@ from outpace.heads.classifiers.judge import Judge, JudgeConfig
 from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
 from outpace.heads.registry import find_classifier
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.same_vocabulary import check_same_vocabulary
+from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.train.marks import Recipe
 from outpace.train.measures import BalancedAccuracy
 from outpace.train.origin import origin_of

@@ -19,7 +19,7 @@ from outpace.heads.base import Head
 from outpace.heads.blocks.diffusion import Denoised, Diffusion
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.supported.plainly import read_plainly
+from outpace.targets.hf.plain import read_plainly
 
 
 class DiffusionDrafter(TrainedDrafter):

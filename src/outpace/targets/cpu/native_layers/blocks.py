@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.targets.cpu.linear import opaque
 from outpace.targets.cpu.native import BlockShape, Native, Prepared, Weight, native
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
-from outpace.targets.cpu.opaque import opaque
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
-from outpace.targets.cpu.weights.held import ShowsWeight
+from outpace.targets.cpu.weights.layers import ShowsWeight
 
 WIDTH = 16
 """Outputs of a panel, on all processors (`block_layout.h`)."""

@@ -10,6 +10,7 @@ kinds, are left to transformers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,9 +19,8 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
+from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.product import NativeProduct
-from outpace.targets.cpu.native_layers.rotary import Angles
 from outpace.targets.cpu.native_layers.stack import (
     HEAD_NORMS,
     NORMS,
@@ -29,10 +29,9 @@ from outpace.targets.cpu.native_layers.stack import (
     can_run,
     eps_of,
 )
-from outpace.targets.cpu.native_layers.unchanged import Unchanged
 from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.runner import Runner
-from outpace.targets.hf.slots.cache import SlotCache
 
 CHILDREN = {"self_attn", "mlp", *NORMS}
 """The parts of such a layer: one with others computes something else."""
@@ -278,3 +277,31 @@ def _takes(linear: Any) -> bool:
     if type(linear) is nn.Linear:
         return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
     return isinstance(linear, NativeProduct) and linear.as_weight().matrix.is_contiguous()
+
+
+class Unchanged:
+    """The children and the ``forward`` of some modules, as they were when this was made.
+
+    Our own code reads the weights of a layer's modules itself. It would not notice that somebody
+    has put another module in the place of one (an adapter, a quantised layer), or another function
+    in the place of one's ``forward``.
+    """
+
+    def __init__(self, parents: Sequence[nn.Module], modules: Sequence[nn.Module]) -> None:
+        """parents: those whose children stay; modules: those that keep their ``forward``."""
+        self._parents = [parent for parent in parents if parent._modules]
+        self._modules = list(modules)
+        self._children_then = self._children()
+        self._forwards_then = self._forwards()
+
+    def __bool__(self) -> bool:
+        """Whether they still are as they were. It is asked in each pass, and takes some
+        microseconds for a model."""
+        return self._children_then == self._children() and self._forwards_then == self._forwards()
+
+    def _children(self) -> list[Any]:
+        return list(chain.from_iterable(module._modules.values() for module in self._parents))
+
+    def _forwards(self) -> list[Any]:
+        """The ``forward`` of each module that has one of its own; None for others."""
+        return [module.__dict__.get("forward") for module in self._modules]

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
+from outpace.targets.cpu import linear as packed
+from outpace.targets.cpu.linear import opaque
 from outpace.targets.cpu.native import Native, Prepared, Weight, laid_out, native
-from outpace.targets.cpu.native_layers.layout import Layout
-from outpace.targets.cpu.native_layers.product import NativeProduct, Together, in_panels
-from outpace.targets.cpu.opaque import opaque
-from outpace.targets.cpu.weights import packed
+from outpace.targets.cpu.native_layers.product import Layout, NativeProduct, Together, in_panels
+from outpace.targets.cpu.race import native_reads_prompts
 from outpace.targets.cpu.weights.layers import matrix_of
 from outpace.targets.cpu.weights.narrow import narrowed, to_int8
-from outpace.targets.hf.supported.plainly import read_plainly
+from outpace.targets.hf.plain import read_plainly
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes of models whose layers can be replaced by these."""
@@ -256,8 +256,6 @@ def reads_prompts(layer: NativeLinear, tune: bool = False) -> bool:
     """Returns whether our products are used for many rows too, and not oneDNN's."""
     if not tune:
         return layer.library.lanes >= WIDE_LANES
-    from outpace.targets.cpu.race import native_reads_prompts  # which races these very layers
-
     return native_reads_prompts(layer)
 
 

@@ -18,17 +18,14 @@ from torch import Tensor, nn
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, small_draft
-from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
-from outpace.targets.cpu.native_layers.rotary import Rotary
+from outpace.targets.cpu.native_layers.layer import NativeLayer, Unchanged, agree, small_draft
+from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs, Rotary
 from outpace.targets.cpu.native_layers.stack import LayerStack, eps_of, few
-from outpace.targets.cpu.native_layers.unchanged import Unchanged
-from outpace.targets.cpu.some_tokens import SomeTokens
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
-from outpace.targets.hf.output import PassOutput
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.logits import PassOutput, VocabularySubset
 from outpace.targets.hf.partial.layers import Joining, changing
-from outpace.targets.hf.slots.cache import SlotCache
 
 CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of such a model besides its head: one with others computes something else."""
@@ -59,7 +56,7 @@ class NativeModel:
         return {**self.__dict__, "_made": None, "_made_halves": {}}
 
     @property
-    def says_fewer(self) -> bool:
+    def supports_partial_logits(self) -> bool:
         """Whether a pass is shorter where logits are needed of a part of the vocabulary."""
         return self._is_as_it_was() and self._stack.has_head
 
@@ -103,12 +100,13 @@ class NativeModel:
         output_hidden_states: bool | None = None,
         inputs_embeds: Tensor | None = None,
         joining: Joining | None = None,
-        say: SomeTokens | None = None,
+        subset: VocabularySubset | None = None,
         **rest: Any,
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``. joining: states that join
-        behind one of its first layers. say: the tokens whose logits are needed; unset: all. Where
-        only the first ones are, ``[A, keep, V']``, with maybe more of them than asked for."""
+        behind one of its first layers. subset: the tokens whose logits are needed; unset: all.
+        Where only the first ones are, ``[A, keep, V']``, with maybe more of them than asked
+        for."""
         read = input_ids if inputs_embeds is None else inputs_embeds
         asked = rest or not use_cache or read is None or position_ids is None
         if asked or not self.takes(read, attention_mask, past_key_values):
@@ -130,15 +128,15 @@ class NativeModel:
             x = inputs_embeds.clone(memory_format=torch.contiguous_format)
         given = self.inputs(x, position_ids, past_key_values, attention_mask)
         if output_hidden_states or joining is not None:
-            return self._with_states(given, logits_to_keep, joining, say)
-        return PassOutput(self.logits(self._stack, given, logits_to_keep, say))
+            return self._with_states(given, logits_to_keep, joining, subset)
+        return PassOutput(self.logits(self._stack, given, logits_to_keep, subset))
 
     def _with_states(
         self,
         given: PassInputs,
         keep: int | Tensor,
         joining: Joining | None,
-        say: SomeTokens | None,
+        subset: VocabularySubset | None,
     ) -> PassOutput:
         """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
         pass that nobody asks for them."""
@@ -151,7 +149,7 @@ class NativeModel:
             if joining.layer:
                 before.run(given._replace(states=states[: joining.layer]))
             rest = given._replace(x=joining(x), states=states[joining.layer :])
-        return PassOutput(self.logits(stack, rest, keep, say), (embedded, *states))
+        return PassOutput(self.logits(stack, rest, keep, subset), (embedded, *states))
 
     def inputs(
         self, x: Tensor, positions: Tensor, cache: SlotCache, mask: Tensor | None
@@ -176,13 +174,13 @@ class NativeModel:
         stack: LayerStack,
         given: PassInputs,
         keep: int | Tensor,
-        say: SomeTokens | None = None,
+        subset: VocabularySubset | None = None,
     ) -> Tensor:
         """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. keep: how many of
-        each row's last tokens, 0 for all, or which ones. say: the tokens whose logits are needed;
-        unset: all."""
+        each row's last tokens, 0 for all, or which ones. subset: the tokens whose logits are
+        needed; unset: all."""
         if isinstance(keep, int) and stack.has_head:
-            return stack.logits(given, keep or given.x.shape[1], say)
+            return stack.logits(given, keep or given.x.shape[1], subset)
         stack.run(given)
         found: Tensor = self._head(given.x[:, _kept(keep)])
         return found
@@ -220,7 +218,7 @@ class NativeModel:
 
 
 def _kept(keep: int | Tensor) -> slice | Tensor:
-    """The columns whose logits are kept: the last so many, all of them for 0."""
+    """The columns whose logits are kept: the last ``keep``, all of them for 0."""
     return slice(-keep, None) if isinstance(keep, int) else keep
 
 

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.cpu.native import Native, Prepared, Weight
+from outpace.core.logits.truncation import NEVER
+from outpace.targets.cpu.native import Native, Part, Prepared, Weight, in_rows, part
+
+
+class Layout(Enum):
+    """How a layer with N outputs and K inputs holds its weight, and as which parameter."""
+
+    ROWS = "rows", "weight"
+    """``[N, K]``."""
+    TRANSPOSED = "transposed", "weight"
+    """``[K, N]``, over memory that holds rows: what GPT-2's layers show."""
+    PANELS = "panels", "panels"
+    """``[N / panel, K, panel]`` (`native.laid_out`)."""
+
+    def __init__(self, _: str, parameter: str) -> None:
+        self.parameter = parameter
+        """The name of the parameter."""
+
+    def for_products(self, held: Tensor) -> Tensor:
+        """Returns the parameter as our products read it: in rows or in panels, nothing copied."""
+        return held.t() if self is Layout.TRANSPOSED else held
+
+    def rows(self, held: Tensor) -> Tensor:
+        """Returns the weight ``[N, K]``: a copy, if it is held in panels."""
+        return in_rows(held) if self is Layout.PANELS else self.for_products(held)
+
 
 UNLIMITED = 1 << 60
 
@@ -147,3 +174,58 @@ class Together:
             found = pointers, Prepared([layer.as_weight() for layer in self._layers])
             self._prepared = found
         return found[1]
+
+
+@dataclass(frozen=True)
+class OtherTokens:
+    """A copy of what a head has for some tokens, as a small head of its own."""
+
+    tokens: tuple[int, ...]
+    pointer: int
+    """To the weight that theirs was copied from."""
+    weight: Weight
+    """Alive as long as `part` may be read."""
+    part: Part
+    at: Tensor
+    """The tokens."""
+    where: Tensor
+    """Where they are among the outputs of `part`."""
+    size: int
+    """Tokens of the vocabulary, V."""
+
+    @classmethod
+    def of(cls, tokens: tuple[int, ...], head: NativeProduct) -> OtherTokens:
+        """Copies what a head has for these tokens."""
+        weight, where = head.some(tokens)
+        return cls(
+            tokens=tokens,
+            pointer=head.read.data_ptr(),
+            weight=weight,
+            part=part(weight),
+            at=torch.tensor(tokens),
+            where=torch.tensor(where),
+            size=head.out_features,
+        )
+
+    def are(self, tokens: tuple[int, ...], head: NativeProduct) -> bool:
+        """Whether they are these tokens of this head."""
+        return self.tokens == tokens and self.pointer == head.read.data_ptr()
+
+    def spread(self, found: Tensor, first: int) -> Tensor:
+        """Returns logits ``[A, keep, V]`` from those of the first tokens and of these, ``[A, keep,
+        first + outputs of the part]``; all others are -inf."""
+        logits = found.new_full((*found.shape[:-1], self.size), NEVER)
+        logits[..., :first] = found[..., :first]
+        logits[..., self.at] = found[..., first:][..., self.where]
+        return logits
+
+
+def side_by_side(logits: Tensor, first: int) -> None:
+    """Puts what two heads wrote one after the other, ``[A, keep, first]`` and ``[A, keep, rest]``,
+    side by side, in place: ``[A, keep, first + rest]``."""
+    rows, keep, both = logits.shape
+    if rows * keep == 1:
+        return
+    flat, border = logits.view(-1).clone(), rows * keep * first
+    logits[..., :first] = flat[:border].view(rows, keep, first)
+    logits[..., first:] = flat[border:].view(rows, keep, both - first)

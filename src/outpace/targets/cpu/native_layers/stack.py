@@ -27,12 +27,11 @@ from outpace.targets.cpu.native import (
 )
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import FEW
-from outpace.targets.cpu.native_layers.others import OtherTokens, side_by_side
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
-from outpace.targets.cpu.native_layers.product import NativeProduct
-from outpace.targets.cpu.some_tokens import SomeTokens
+from outpace.targets.cpu.native_layers.product import NativeProduct, OtherTokens, side_by_side
 from outpace.targets.cpu.weights.layers import hooks_of
-from outpace.targets.hf.slots.cache import SlotCache
+from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.logits import VocabularySubset
 
 PARTS = (
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
@@ -123,13 +122,15 @@ class LayerStack:
         for _, some in given.in_parts():
             self._run(description, some, NO_LOGITS)
 
-    def logits(self, given: PassInputs, keep: int, say: SomeTokens | None = None) -> Tensor:
+    def logits(
+        self, given: PassInputs, keep: int, subset: VocabularySubset | None = None
+    ) -> Tensor:
         """Returns the logits of each row's last tokens, ``[A, keep, V]``, where it `has_head`.
-        say: as for `NativeModel`."""
+        subset: as for `NativeModel`."""
         description = self._description()
         assert description.head is not None
-        head = description.head if say is None else first_outputs(description.head, say.first)
-        others = self._others(say.others) if say is not None and say.others else None
+        head = description.head if subset is None else first_outputs(description.head, subset.first)
+        others = self._others(subset.others) if subset is not None and subset.others else None
         heads = (Part * 1)(head) if others is None else (Part * 2)(head, others.part)
         found = given.x.new_empty(len(given.x), keep, sum(each.outputs for each in heads))
         for rows, some in given.in_parts():

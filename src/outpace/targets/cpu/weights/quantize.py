@@ -31,15 +31,13 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
+from outpace.targets.cpu.linear import opaque
 from outpace.targets.cpu.native import Native, build, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear, native_int8
 from outpace.targets.cpu.native_layers.model import NativeModel
-from outpace.targets.cpu.opaque import opaque
-from outpace.targets.cpu.weights.blocks import in_blocks
-from outpace.targets.cpu.weights.four_bits import BLOCK, to_four_bits
-from outpace.targets.cpu.weights.held import LaidOut
-from outpace.targets.cpu.weights.layers import exchange, linear_layers, matrix_of
+from outpace.targets.cpu.weights.blocks import BLOCK, in_blocks, to_four_bits
+from outpace.targets.cpu.weights.layers import LaidOut, exchange, linear_layers, matrix_of
 from outpace.targets.cpu.weights.narrow import SMALLEST_SCALE, to_int8
 
 Quantization = Literal["int8", "int4"]

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from outpace.errors import ConfigError, PromptError
-from outpace.targets.hf.vision.tokens import placeholders
+from outpace.targets.hf.kinds import placeholders
 
 PLAIN = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 """Ways to generate that outpace speeds up."""

@@ -12,8 +12,14 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from outpace.core.faults import name_of
 from outpace.errors import ConfigError
-from outpace.targets.hf.generating.processors import AsGenerate
-from outpace.targets.hf.generating.trials import answer, apart, described, forgets, same
+from outpace.targets.hf.generating.processors import (
+    AsGenerate,
+    answer,
+    apart,
+    described,
+    forgets,
+    same,
+)
 
 Criterion = Callable[[Tensor, Any], Any]
 

@@ -27,7 +27,7 @@ from outpace.errors import ModelLoadError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = 32
-"""Tensors begin at multiples of n bytes, unless a file says otherwise."""
+"""Tensors begin at multiples of this many bytes, unless a file says otherwise."""
 
 STRING, ARRAY = 8, 9
 NUMBERS = {

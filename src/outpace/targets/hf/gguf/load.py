@@ -12,13 +12,12 @@ from torch import nn
 
 from outpace.errors import ConfigError, OutpaceError, UnsupportedModel, reason_of
 from outpace.targets.cpu.weights.blocks import KINDS, block_bytes
+from outpace.targets.hf import support, trials
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
-from outpace.targets.hf.gguf.building import empty_model, filled
+from outpace.targets.hf.gguf.building import empty_model, filled, likeness_of
 from outpace.targets.hf.gguf.file import GGUFModel, of_layers, read_model
-from outpace.targets.hf.gguf.likeness import likeness_of
 from outpace.targets.hf.gguf.vocabulary import end_tokens, generation_config_of, tokenizer_of
-from outpace.targets.hf.partial.shorter import with_layers
-from outpace.targets.hf.supported import support
+from outpace.targets.hf.partial.layers import with_layers
 
 LOGGER = logging.getLogger("outpace")
 
@@ -113,7 +112,7 @@ def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype, attention: 
     except Exception as error:  # as for the model itself
         raise no_such_model(model, error) from error
     support.check(likeness)
-    support.probe(likeness)
+    trials.probe(likeness)
 
 
 def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> torch.dtype:

@@ -11,10 +11,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
-from outpace.targets.hf.gguf.bytelevel import CONTROL, USER_DEFINED, byte_level
 from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
-from outpace.targets.hf.gguf.sentencepiece import sentencepiece
 from outpace.targets.hf.gguf.splits import SPLITS
+from outpace.targets.hf.gguf.tokenizers import CONTROL, USER_DEFINED, byte_level, sentencepiece
 
 LOGGER = logging.getLogger("outpace")
 

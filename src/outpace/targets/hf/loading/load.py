@@ -20,25 +20,23 @@ from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.quantize import Quantization, pays
 from outpace.targets.cpu.weights.quantize import check as check_quantization
+from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
-from outpace.targets.hf.loading.bars import without_loading_bars
+from outpace.targets.hf.kinds import compute_in_float64, reads_sources
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
-from outpace.targets.hf.loading.places import named_device, pick_device, pick_dtype
 from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
 from outpace.targets.hf.loading.reading import (
     attention_for,
     read_config,
     read_tokenizer_of,
     read_weights,
+    without_loading_bars,
 )
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
-from outpace.targets.hf.seq2seq.lengths import reads_sources
-from outpace.targets.hf.supported import support
-from outpace.targets.hf.supported.experts import compute_in_float64
-from outpace.targets.hf.supported.plainly import rounds_inputs
+from outpace.targets.hf.plain import rounds_inputs
 from outpace.targets.hf.vision.processor import check_processor, read_processor
 
 
@@ -94,7 +92,7 @@ def load(
             return model  # It was loaded and checked here.
         report("checking the model", 0.5)
         support.check(model.model)
-        support.probe(model.model, coarse=rounds_inputs(model.model))
+        trials.probe(model.model, coarse=rounds_inputs(model.model))
         return model
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
@@ -306,3 +304,64 @@ def _from_gguf(
             "model's Hugging Face folder."
         )
     return Loaded(model, known, name, packed=packed, ends=ends)
+
+
+# -- where a model runs, and in which numbers ------------------------------------------------------
+
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def named_device(device: str | torch.device) -> torch.device:
+    """Returns the device of a name, whether or not it exists here; ``ConfigError`` for what is no
+    name of a device."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f"unknown device {shown(device)}: use 'auto', 'cpu' or 'cuda'."
+        ) from error
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """Returns the device to load a model on; ``ConfigError`` if torch does not compute there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = named_device(device)
+    if chosen.type not in ("cpu", "cuda"):
+        _check_computes(chosen)
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device 'cuda' was asked for, but torch sees no CUDA device: use 'cpu'.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {str(device)!r} was asked for, but torch sees {torch.cuda.device_count()} "
+            "CUDA device(s), counted from 0."
+        )
+    return chosen
+
+
+def _check_computes(device: torch.device) -> None:
+    """Raises ``ConfigError`` for a kind of device on which torch computes nothing here."""
+    try:
+        torch.zeros(1, device=device).tolist()
+    except Exception as error:  # each kind of device raises another one
+        raise ConfigError(
+            f"torch does not compute on the device {str(device)!r} here: use 'auto', 'cpu' or "
+            "'cuda'."
+        ) from error
+
+
+def pick_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype | str:
+    """Returns the dtype to load weights in ("auto" is left to the checkpoint on a GPU)."""
+    if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
+        return dtype
+    if isinstance(dtype, str) and dtype == "auto":
+        return torch.float32 if device.type == "cpu" else "auto"
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ConfigError(f"unknown dtype {shown(dtype)}: choose from auto, {', '.join(DTYPES)}.")
+    return DTYPES[dtype]

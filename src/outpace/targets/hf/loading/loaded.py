@@ -9,18 +9,44 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.weights.quantize import Quantization
-from outpace.targets.hf.loading.end import GENERATION_CONFIG, TOKENIZER
-from outpace.targets.hf.recurrent.own_states import WITHOUT_CACHE
-from outpace.targets.hf.seq2seq.lengths import is_encoder_decoder, longest_text
-from outpace.targets.hf.vision.tokens import placeholders
+from outpace.targets.hf.kinds import is_encoder_decoder, longest_text, placeholders
+from outpace.targets.hf.plain import forward_mask
+from outpace.targets.hf.recurrent.families import WITHOUT_CACHE
 from outpace.targets.hf.weights import weight_bytes
+
+GENERATION_CONFIG = "generation_config"
+TOKENIZER = "the tokenizer's eos_token"
+TEMPLATE = "the chat template"
+
+
+@dataclass(frozen=True)
+class End:
+    """``str()`` gives the token with its sources.
+
+    >>> str(End(2, "</s>", ("generation_config", "the chat template")))
+    "'</s>' (generation_config, the chat template)"
+    """
+
+    token: int
+    text: str
+    """As the vocabulary writes it; its number without a tokenizer."""
+    sources: tuple[str, ...]
+    """Who names it: the model's generation_config, the tokenizer, the chat template; of a GGUF
+    file, the field of the file, or its text by which it is known."""
+    chats_only: bool = False
+    """Whether it ends the answers of chats, and no other texts."""
+
+    def __str__(self) -> str:
+        chats = " in chats" if self.chats_only else ""
+        return f"{self.text!r}{chats} ({', '.join(self.sources)})"
+
 
 ANY_LENGTH = 1 << 20
 """The longest text of a model that has room for any."""
@@ -151,3 +177,55 @@ def check_tokenizer(tokenizer: Any) -> None:
             f"tokenizer must be a loaded tokenizer, not {shown(tokenizer)}: load it with "
             "transformers.AutoTokenizer.from_pretrained()."
         )
+
+
+def check_same_vocabulary(target: Loaded, drafter: Loaded) -> None:
+    """Raises ``VocabularyMismatch`` unless every token id means the same text in both models."""
+    if drafter.same_tokens:
+        return
+    if target.tokenizer is None or drafter.tokenizer is None:
+        ours, theirs = target.config.vocab_size, drafter.config.vocab_size
+        if ours != theirs:
+            raise VocabularyMismatch(
+                f"the target has {ours} tokens and the drafter {theirs}, and without both "
+                "tokenizers nothing tells that they agree: give the tokenizer of each, or use a "
+                "drafter with the target's vocabulary."
+            )
+        return
+    ours, theirs = target.tokenizer.get_vocab(), drafter.tokenizer.get_vocab()
+    different = [token for token in theirs if ours.get(token, theirs[token]) != theirs[token]]
+    unknown = [token for token in theirs if token not in ours]
+    if different or len(unknown) > max(64, len(ours) // 100):
+        example = (different or unknown)[0]
+        raise VocabularyMismatch(
+            f"drafter and target have different tokenizers: the target's has {len(ours)} tokens, "
+            f"the drafter's {len(theirs)}, and {example!r} is {ours.get(example, 'absent')} in the "
+            f"first and {theirs[example]} in the second; use a drafter trained with the target's "
+            "tokenizer."
+        )
+
+
+LENGTH = 8
+"""Tokens of the text. They are arbitrary ones, the same for every model of a vocabulary."""
+
+
+@torch.no_grad()
+def probe_states(loaded: Loaded) -> Tensor:
+    """Returns the last hidden states ``[LENGTH - 1, H]`` in the fixed text, in float32 on the CPU.
+    That at the first token is left out: many models have the same outsized one for any text."""
+    model: Any = loaded.model
+    if is_encoder_decoder(model):
+        raise UnsupportedModel(
+            f"{loaded.name} is an encoder-decoder, and classifiers learn from texts without a "
+            "source: use a decoder-only model."
+        )
+    size = loaded.vocabulary
+    tokens = [(7 + 31 * at) % size for at in range(LENGTH)]
+    output = model(
+        input_ids=torch.tensor([tokens], device=loaded.device),
+        use_cache=False,
+        output_hidden_states=True,
+        **forward_mask(model, LENGTH),
+    )
+    states: Tensor = output.hidden_states[-1][0, 1:]
+    return states.float().cpu()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import MtpModel
 
 from outpace.errors import UnsupportedModel
+from outpace.targets.hf.kinds import older_than
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.versions import older_than
 
 FULL = "full_attention"
 OR_LATER = ", or install transformers 5.20 or later, which reads more of them"

@@ -28,13 +28,13 @@ from outpace.targets.cpu.weights.quantize import (
     quantize,
     rounds_activations,
 )
+from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import use_grouped
-from outpace.targets.hf.gguf.likeness import likeness_of
+from outpace.targets.hf.gguf.building import likeness_of
+from outpace.targets.hf.kinds import compute_in_float64
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.reading import attention_for
-from outpace.targets.hf.supported import support
-from outpace.targets.hf.supported.experts import compute_in_float64
-from outpace.targets.hf.supported.plainly import read_plainly, some_tokens
+from outpace.targets.hf.plain import read_plainly, some_tokens
 
 LOGGER = logging.getLogger("outpace")
 
@@ -76,16 +76,16 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
     rounded = plan.rounds(model)
     if rounded:
         # Checked exactly before, because rounding cannot be told from an ignored mask afterwards.
-        support.probe(model)
+        trials.probe(model)
     in_blocks = _replace_layers(model, plan)
     if in_blocks and not _in_native_code(model):
         _widen(loaded, plan.kernels)
         in_blocks = False
     report("checking that drafts are scored as plain text is", 0.7)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
-        support.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
+        trials.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
     else:
-        support.probe(model, coarse=rounded or in_blocks)
+        trials.probe(model, coarse=rounded or in_blocks)
     if plan.kernels in NATIVE and not in_blocks:
         report("trying whole layers in native code", 0.85)
         _in_native_code(model)

@@ -7,10 +7,17 @@ Each function reads from ``source`` and calls the model ``name`` in errors.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 from safetensors import SafetensorError
 from torch import nn
 from transformers import (
@@ -21,15 +28,14 @@ from transformers import (
     AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
 )
+from transformers.utils import logging as transformers_logging
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError, reason_of
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
+from outpace.targets.hf.kinds import INSTALLED, reads_sources, sees_images
 from outpace.targets.hf.loading.source import has_tokenizer, is_pickled, locate
-from outpace.targets.hf.seq2seq.lengths import reads_sources
-from outpace.targets.hf.versions import INSTALLED
-from outpace.targets.hf.vision.tokens import sees_images
 
 AGAIN = "download or save the model again."
 UNKNOWN_TYPE = re.compile(r"has model type `([^`]*)` but Transformers does not recognize")
@@ -168,3 +174,32 @@ def _reason(error: BaseException) -> str:
     # The text of errors such as KeyError says nothing without their name.
     speaks = isinstance(error, (OSError, ImportError)) or type(error) in (ValueError, RuntimeError)
     return reason_of(error, named=not speaks)
+
+
+# -- loading bars of transformers and of its hub ---------------------------------------------------
+
+
+def hide_progress_bars(*, downloads: bool) -> None:
+    """Silences transformers' loading bars, for programs that show their own progress.
+
+    downloads: those of the hub too. Changes the whole process.
+    """
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # hides both kinds
+    if not downloads:
+        enable_progress_bars()
+
+
+@contextmanager
+def without_loading_bars() -> Iterator[None]:
+    """Hides transformers' loading bars for a while, and leaves those of downloads as they are."""
+    if not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    hub = not are_progress_bars_disabled()
+    hide_progress_bars(downloads=not hub)
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+        if not hub:
+            disable_progress_bars()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.turns import TURNS
+from outpace.targets.hf.lock import model_lock
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "mlstm_layer")
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -40,7 +41,7 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     """Leaves out parts of layers while the block runs: they add nothing to the residual stream.
     Nobody else computes with the model meanwhile."""
     layers = decoder_layers(model)
-    with TURNS.of(model), ExitStack() as stack:
+    with model_lock(model), ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
             if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
@@ -68,7 +69,7 @@ def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> It
         if stop:
             raise _Reached
 
-    with TURNS.of(model):
+    with model_lock(model):
         hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
         try:
             yield
@@ -112,7 +113,7 @@ def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
     layer = decoder_layers(model)[joining.layer]
-    with TURNS.of(model):
+    with model_lock(model):
         hook = layer.register_forward_pre_hook(exchange, with_kwargs=True)
         try:
             yield
@@ -171,3 +172,15 @@ def exchanged_forward(module: Any, forward: Any) -> Iterator[None]:
             del module.forward
         else:
             module.forward = before
+
+
+def with_layers(config: Any, count: int, kept: Sequence[int], wanted: int | None = None) -> Any:
+    """Returns a configuration with the layers of ``kept``, of a model that has ``count`` of them.
+    wanted: how many it has; where these are more, the kinds of ``kept`` come again."""
+    found = copy.deepcopy(config)
+    found.num_hidden_layers = len(kept) if wanted is None else wanted
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and len(kinds) == count:
+        again = [kinds[place] for place in kept]
+        found.layer_types = [again[at % len(again)] for at in range(found.num_hidden_layers)]
+    return found

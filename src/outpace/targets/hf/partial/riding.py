@@ -13,11 +13,11 @@ from outpace.core.proposal import AuxTokens
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.native_layers.model import NativeModel
+from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.masks import MaskMaker, tree_layout
 from outpace.targets.hf.partial.layers import Joining, changing
-from outpace.targets.hf.recurrent.own_states import keeps_states
-from outpace.targets.hf.slots.masks import MaskMaker, tree_layout
-from outpace.targets.hf.telling.telling import Telling
-from outpace.targets.hf.turns import TURNS
+from outpace.targets.hf.position_patches import PositionPatches
+from outpace.targets.hf.recurrent.families import keeps_states
 
 
 def with_aux_tokens(tree: Tree, aux_tokens: AuxTokens) -> Tree:
@@ -74,7 +74,7 @@ class Carriage:
                 "that ride in its passes: use a head that is a network of its own, such as medusa."
             )
         self._model = loaded
-        self._mask, self._telling = MaskMaker(model, max_length), Telling(model)
+        self._mask, self._patches = MaskMaker(model, max_length), PositionPatches(model)
         self._last = max_length - 1
 
     def __call__(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
@@ -90,9 +90,9 @@ class Carriage:
         start = torch.zeros(1, dtype=torch.long, device=tokens.device)
         layout = tree_layout(start, 1, tree, length + aux_tokens.size)
         with (
-            TURNS.of(self._model),
+            model_lock(self._model),
             frozen(self._model),
-            self._telling.told(layout.of_rows(rows)),
+            self._patches.applied(layout.of_rows(rows)),
             boarding(self._model, tokens, length, aux_tokens) as (columns, options),
         ):
             output = self._model(

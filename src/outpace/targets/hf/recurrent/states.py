@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.core.trees.tree import Tree
-from outpace.targets.hf.slots.cache import SlotCache, SlotLayer
-from outpace.targets.hf.slots.prefixes import SavedText
+from outpace.targets.hf.cache import SlotCache, SlotLayer
+from outpace.targets.hf.prefixes import SavedText
 
 Columns = Sequence[int | Sequence[int]]
 """For each column of a pass the one whose state it starts from: a number for all rows, or one for

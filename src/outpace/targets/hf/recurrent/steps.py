@@ -1,20 +1,35 @@
-"""Passes of a model with states: which columns are read at once, and which one by one."""
+"""Passes of a model with states: which columns are read at once, and which one by one.
+
+transformers' modules give the state behind the last column that they have read. To have it behind
+every drafted column they read them one after the other, with the code that plain decoding uses.
+What costs most of the time, the projections of a module's input and of its result, is done for all
+columns at once: it knows no state.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.targets.hf.extra import Extra, Pass
-from outpace.targets.hf.recurrent.mixers import Mixer, Parts, finding_mixers, stepping
-from outpace.targets.hf.recurrent.own_states import places_of
-from outpace.targets.hf.recurrent.states import Name, Reading, StateCache, States, parents_of
-from outpace.targets.hf.supported.plainly import some_tokens
+from outpace.targets.hf.partial.layers import exchanged_forward
+from outpace.targets.hf.plain import some_tokens
+from outpace.targets.hf.recurrent.families import Places, places_of
+from outpace.targets.hf.recurrent.states import (
+    Name,
+    Reading,
+    StateCache,
+    States,
+    Untouched,
+    parents_of,
+)
 
 Runner = Any
 """What runs a model over rows (`hf.runner`), and these steps among others."""
@@ -114,3 +129,216 @@ def _scaled(states: States, by: float) -> States:
 
 def _tokens(runner: Runner, count: int) -> Tensor:
     return torch.tensor([some_tokens(runner.model, count)], device=runner.device)
+
+
+# -- the modules that keep a state -----------------------------------------------------------------
+
+
+Parts = Sequence[tuple[int, int]]
+"""Beginning and end of the columns that are read at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mixer:
+    """A module that keeps a state.
+
+    entries: its parts that read its input as it is. early: others that make the inputs of its
+    convolution or scan, before any state is known. exit: the part whose result is its own. places:
+    where it looks for its states.
+    """
+
+    module: nn.Module
+    entries: Sequence[nn.Module] = ()
+    early: Sequence[nn.Module] = ()
+    exit: nn.Module | None = None
+    places: Places = field(default_factory=Places)
+
+
+# -- finding them ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Call:
+    """A module that is running, and the parts of it that have run."""
+
+    module: nn.Module
+    given: Any
+    parts: list[tuple[nn.Module, Any, Any]] = field(default_factory=list)
+    """Modules without parts of their own, with what they were given and have returned."""
+    early: int | None = None
+    """How many of these had run when a state was changed first, if that was the inputs of a
+    convolution: what runs before these are known knows no state."""
+
+
+@contextmanager
+def finding_mixers(
+    model: nn.Module, cache: StateCache, known: Mapping[nn.Module, Places], found: list[Mixer]
+) -> Iterator[None]:
+    """Puts the modules that keep states into a list while the block runs a pass over one token.
+
+    known: those that look for them elsewhere than in the cache. The others ask it.
+    """
+    running: list[_Call] = []
+    asking: dict[nn.Module, _Call] = {}
+
+    def enter(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        running.append(_Call(module, _input_of(module.forward, args, options)))
+
+    def leave(module: nn.Module, args: Any, options: Any, output: Any) -> None:
+        call = running.pop()
+        if module in asking or module in known:
+            found.append(_mixer(call, output, known.get(module) or Places()))
+        elif next(module.children(), None) is None:
+            for outer in running:
+                outer.parts.append((module, call.given, output))
+
+    def note(name: Name, changes: bool) -> None:
+        call = running[-1]
+        asking[call.module] = call
+        if changes and call.early is None:
+            call.early = len(call.parts) if name.kind == "conv" else 0
+
+    with ExitStack() as stack:
+        for module in model.modules():
+            for hook in (
+                module.register_forward_pre_hook(enter, with_kwargs=True),
+                module.register_forward_hook(leave, with_kwargs=True),
+            ):
+                stack.callback(hook.remove)
+        cache.listener = note
+        stack.callback(setattr, cache, "listener", None)
+        for places in known.values():
+            stack.enter_context(places.watched())
+        yield
+
+
+def _mixer(call: _Call, output: Any, places: Places) -> Mixer:
+    own = output[0] if isinstance(output, tuple) else output
+    entries = [part for part, given, made in call.parts if given is call.given and made is not own]
+    exits = [part for part, _, made in call.parts if made is own]
+    stateless = call.parts if places.shifts else call.parts[: call.early or 0]
+    early = [part for part, _, _ in stateless if part not in (*entries, *exits)]
+    return Mixer(call.module, entries, early, exits[0] if exits else None, places)
+
+
+def _input_of(forward: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return args[0] if args else options.get(_parameters(forward)[0])
+
+
+def _parameters(forward: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(forward).parameters) or [""]
+
+
+# -- running them ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterator[None]:
+    """Lets mixers read the columns of a pass part by part while the block runs it. The state behind
+    the last column of each part is kept."""
+    with ExitStack() as stack:
+        for mixer in mixers:
+            if len(parts) > 1 or mixer.places.lent:
+                stepped = _Stepped(mixer, cache, parts)
+                stack.enter_context(exchanged_forward(mixer.module, stepped))
+        yield
+
+
+class _Stepped:
+    """Stands for the ``forward`` of a mixer."""
+
+    def __init__(self, mixer: Mixer, cache: StateCache, parts: Parts) -> None:
+        self._mixer, self._cache, self._parts = mixer, cache, parts
+        self._forward: Callable[..., Any] = mixer.module.forward
+        self._names = _parameters(self._forward)
+        self._part: Tensor  # of the input, that is read now
+        self._range = (0, 0)
+        self._results: list[Tensor] = []  # which await the exit
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        states: Tensor = _input_of(self._forward, args, options)  # [A, T, H]
+        given = {**dict(zip(self._names, args, strict=False)), **options}
+        if len(self._parts) == 1:
+            return self._read(states, given, *self._parts[0])
+        self._results = []
+        with ExitStack() as stack:
+            self._exchange_ends(stack, states, given)
+            outputs = [self._read(states, given, begin, end) for begin, end in self._parts]
+        leave = self._mixer.exit
+        return _joined(outputs, None if leave is None else leave(torch.cat(self._results, 1)))
+
+    def _read(self, states: Tensor, given: dict[str, Any], begin: int, end: int) -> Any:
+        """The module's output for some columns."""
+        reading = self._cache.reading
+        assert reading is not None
+        reading.begin, reading.end = begin, end
+        self._part, self._range = states[:, begin:end], (begin, end)
+        arguments = {self._names[0]: self._part}
+        for name, value in given.items():
+            arguments.setdefault(name, _columns(name, value, begin, end))
+        output = self._mixer.places.read(self._cache, self._forward, arguments)
+        if begin < reading.certain:
+            self._cache.drop_column(begin - 1)
+        return output
+
+    def _exchange_ends(self, stack: ExitStack, states: Tensor, given: dict[str, Any]) -> None:
+        if self._mixer.early:
+            for part, whole in self._run_early(states, given).items():
+                stack.enter_context(exchanged_forward(part, partial(self._early, whole)))
+        for entry in self._mixer.entries:
+            precomputed = partial(self._precomputed, entry.forward, entry(states))
+            stack.enter_context(exchanged_forward(entry, precomputed))
+        if self._mixer.exit is not None:
+            stack.enter_context(exchanged_forward(self._mixer.exit, self._await_exit))
+
+    def _run_early(self, states: Tensor, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
+        """What the parts that know no state make of all columns: the module is left behind the last
+        of them, or at the first change of a state."""
+        made: dict[nn.Module, Tensor] = {}
+
+        def note(module: nn.Module, args: Any, output: Tensor) -> None:
+            made[module] = output
+            if len(made) == len(self._mixer.early):
+                raise Untouched
+
+        hooks = [part.register_forward_hook(note) for part in self._mixer.early]
+        try:
+            with self._mixer.places.untouched(self._cache, states, given) as arguments:
+                self._forward(**arguments)
+        except Untouched:
+            return made
+        finally:
+            for hook in hooks:
+                hook.remove()
+        raise AssertionError(f"{type(self._mixer.module).__name__} did not run all of its parts")
+
+    def _early(self, whole: Tensor, given: Tensor) -> Tensor:
+        begin, end = self._range
+        return whole[:, begin:end].contiguous()
+
+    def _precomputed(self, forward: Callable[..., Any], whole: Tensor, given: Tensor) -> Any:
+        begin, end = self._range
+        return whole[:, begin:end].contiguous() if given is self._part else forward(given)
+
+    def _await_exit(self, result: Tensor) -> Tensor:
+        self._results.append(result)
+        return result
+
+
+def _columns(name: str, value: Any, begin: int, end: int) -> Any:
+    """The part of an argument that belongs to some columns."""
+    if name == "position_ids" and isinstance(value, Tensor):
+        return value[..., begin:end]
+    if name == "position_embeddings" and isinstance(value, tuple):
+        return tuple(angles[:, begin:end] for angles in value)
+    return value
+
+
+def _joined(outputs: Sequence[Any], left: Tensor | None) -> Any:
+    """The output for all columns. left: what has left by the exit."""
+    if not isinstance(outputs[0], tuple):
+        return torch.cat(list(outputs), 1) if left is None else left
+    if left is None:
+        parts = zip(*outputs, strict=True)
+        return tuple(None if part[0] is None else torch.cat(part, 1) for part in parts)
+    return (left, *outputs[-1][1:])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SPARSE = 4
-"""The buffers are made smaller when the longest source needs no more than one in n slots."""
+"""The buffers are made smaller when the longest source needs one in this many slots or less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Memory:
     """
 
     def __init__(self, rows: int) -> None:
-        """rows: at most so many."""
+        """rows: how many there can be."""
         self.rows = rows
         self._lengths: list[int] = []  # by row; 0: not encoded yet
         self._buffers: list[Tensor] = []  # keys and values of the first layer, of the second, ...
@@ -130,7 +130,7 @@ class Memory:
         return Seen(layers, slots < own[:, None], longest)
 
     def _exchange(self, like: Sequence[Tensor], slots: int) -> None:
-        """Makes other buffers, of n slots. like: ``[H, _, D]`` for each buffer."""
+        """Makes other buffers, of ``slots`` slots. like: ``[H, _, D]`` for each buffer."""
         made = [part.new_zeros(self.rows, part.shape[0], slots, part.shape[2]) for part in like]
         for new, old in zip(made, self._buffers, strict=False):  # there are none at first
             kept = min(slots, old.shape[2])

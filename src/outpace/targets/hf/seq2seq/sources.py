@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from outpace.errors import ConfigError
 from outpace.targets.base import Source
 from outpace.targets.hf.extra import Extra, Pass
+from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.seq2seq.decoder import DecoderSide
 from outpace.targets.hf.seq2seq.memory import Memory
-from outpace.targets.hf.seq2seq.side import DecoderSide
-from outpace.targets.hf.turns import TURNS
 
 
 class Sources(Extra):
@@ -29,7 +29,7 @@ class Sources(Extra):
 
     def __init__(self, model: nn.Module, rows: int) -> None:
         """Raises ``UnsupportedModel`` for a decoder that cannot be told positions."""
-        self.decoder = DecoderSide(model)
+        self.decoder: Any = DecoderSide(model)
         """Stands for the model in the runner's passes."""
         self.memory = Memory(rows)
         self.fewest_columns = 2 if self.decoder.drops_short_masks else 1
@@ -81,7 +81,7 @@ class Sources(Extra):
         """Sees to it that a row's source is encoded; returns how many tokens were read for it."""
         if self.memory.holds(row):
             return 0
-        with TURNS.of(self._model):  # the decoder's head is hooked for this
+        with model_lock(self._model):  # the decoder's head is hooked for this
             states = encoded(self._model, self._given[row])
             self.memory.put(row, self.decoder.memory_of(states))
         return int(states.shape[1])

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from outpace.core.transfer import to_device
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import PromptInputs
-from outpace.targets.hf.output import PassOutput
+from outpace.targets.hf.kinds import placeholders
+from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.logits import PassOutput
+from outpace.targets.hf.plain import reads_forward
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.supported.comparing import distance
-from outpace.targets.hf.supported.plainly import reads_forward
-from outpace.targets.hf.supported.support import tolerance
-from outpace.targets.hf.turns import TURNS
-from outpace.targets.hf.vision.prompt import ImagePrompt
-from outpace.targets.hf.vision.reading import on_device, read_prompt
-from outpace.targets.hf.vision.tokens import placeholders
+from outpace.targets.hf.trials import distance, tolerance
+from outpace.targets.hf.vision.prompt import ImagePrompt, on_device, read_prompt
 
 IDENTICAL = frozenset(
     {
@@ -53,9 +51,10 @@ class Images:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model: Any = model
-        self._placeholders = placeholders(self._model.config)
-        self._tried = self._model.config.model_type in IDENTICAL
+        loaded: Any = model
+        self._model = loaded
+        self._placeholders = placeholders(loaded.config)
+        self._tried = loaded.config.model_type in IDENTICAL
         self.reads_forward = reads_forward(model)
         """Whether prompts are read from left to right. Else no single pass over prompt and text
         gives the distributions of both."""
@@ -129,7 +128,7 @@ def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
     pieces = _in_pieces(model, token_ids, media)
     ids = torch.tensor([list(token_ids)], device=pieces.device)
     loaded: Any = model
-    with TURNS.of(model):
+    with model_lock(model):
         output = loaded(input_ids=ids, use_cache=False, **on_device(model, media))
     whole = output.logits[0, -1].double()
     if distance(pieces, whole) > tolerance(model):

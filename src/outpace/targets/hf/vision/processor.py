@@ -13,8 +13,7 @@ from transformers.utils import import_utils
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, PromptError, reason_of
 from outpace.targets.base import Illustrated
-from outpace.targets.hf.versions import INSTALLED, older_than
-from outpace.targets.hf.vision.tokens import placeholders
+from outpace.targets.hf.kinds import INSTALLED, older_than, placeholders
 
 FILES = ("processor_config.json", "preprocessor_config.json")
 

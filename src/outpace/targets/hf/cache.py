@@ -1,0 +1,460 @@
+"""Keys and values in slots: a preallocated cache in which rolling back is a number.
+
+    row a    | 0 ........... length_a | this pass: pending, then nodes | free ...
+    slot     |   committed            | length_a + column              |
+
+A forward pass writes at ``length + column``; what is accepted becomes committed when the length
+advances, what is not is overwritten by the next pass. No tensor moves for a chain. For a tree the
+accepted path is moved to the front by one gather and one scatter per buffer.
+
+Each layer has one buffer for the slots of all rows, ``[H, S, D]``, and each row an extent of its
+own in it. A row that becomes longer than its extent gets one of twice the size; the others stay
+where they are, and so they do when a row ends. Where the buffers themselves are exchanged for
+larger or smaller ones, all has to be copied anyhow, and the rows are put next to each other again.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from outpace.core.transfer import to_device
+from outpace.targets.hf.extents import (
+    GRAIN,
+    NO_SLOTS,
+    Extent,
+    ExtentAllocator,
+    PassSlots,
+    Placement,
+    evened,
+    grown,
+    rounded,
+    spacing_of,
+)
+from outpace.targets.hf.prefixes import SavedText
+
+SPARSE = 4
+"""The buffers are made smaller when the rows need no more than one in this many of their slots."""
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's buffers ``[H, S, D]``, made when the first keys arrive."""
+
+    is_compileable = False
+    is_croppable = False
+    is_sliding = False
+    keys: Tensor
+    values: Tensor
+    index: Tensor | None = None
+    """``[1, S, D]``: keys by which an indexer picks the tokens that attention sees."""
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # Not the cache itself: memory would only be free once the garbage collector has run.
+        self._owner: SlotCache = weakref.proxy(owner)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = (
+            # Zeros: a masked slot that held NaN would still poison 0 * NaN.
+            states.new_zeros(states.shape[1], self._owner.capacity, states.shape[3])
+            for states in (key_states, value_states)
+        )
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes the new keys and values; returns what attention may see, ``[A, H, view, D]``."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots = self._owner.slots
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            _write(buffer, states, slots)
+        return seen(self.keys, slots), seen(self.values, slots)
+
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Writes an indexer's new keys ``[A, T, D]``; returns what it may see, ``[A, view, D]``."""
+        slots, states = self._owner.slots, indexer_key_states[:, None]
+        if self.index is None:
+            self.index = states.new_zeros(1, self._owner.capacity, states.shape[3])
+        _write(self.index, states, slots)
+        return seen(self.index, slots)[:, 0]
+
+    def update_index(self, idx_k: Tensor) -> Tensor:
+        """The same for keys with a dimension of heads, ``[A, 1, T, D]``: so MiniMax M3 calls it."""
+        return self.update_indexer(idx_k[:, 0])[:, None]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Those that exist, ``[H, S, D]``."""
+        return [self.keys, self.values, *([] if self.index is None else [self.index])]
+
+    def exchange(self, moves: Sequence[tuple[Extent, Extent]], capacity: int) -> None:
+        """Makes buffers of another size, with the content of extents at their new places."""
+        self.keys = _moved(self.keys, moves, capacity)
+        self.values = _moved(self.values, moves, capacity)
+        if self.index is not None:
+            self.index = _moved(self.index, moves, capacity)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._owner.slots.view, 0
+
+    def get_seq_length(self) -> int:
+        return self._owner.slots.uniform_start or 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _write(buffer: Tensor, states: Tensor, slots: PassSlots) -> None:
+    """Puts states ``[A, H, T, D]`` where they belong in a buffer ``[H, S, D]``."""
+    spacing, start = slots.spacing, slots.uniform_start
+    if spacing is not None and start is not None:
+        first = spacing.first + start
+        _rows_of(buffer, slots.rows, first, spacing.distance, slots.columns).copy_(states)
+    else:
+        buffer.index_copy_(1, slots.written, states.transpose(0, 1).flatten(1, 2))
+
+
+def seen(buffer: Tensor, slots: PassSlots) -> Tensor:
+    """Returns ``[A, H, view, D]``: a view, or a copy where rows are at unequal distances."""
+    spacing = slots.spacing
+    if spacing is not None:
+        return _rows_of(buffer, slots.rows, spacing.first, spacing.distance, slots.view)
+    heads, _, dim = buffer.shape
+    copied = buffer.index_select(1, slots.seen).view(heads, slots.rows, -1, dim)
+    return copied.transpose(0, 1)
+
+
+def _rows_of(buffer: Tensor, rows: int, first: int, distance: int, count: int) -> Tensor:
+    """Returns a view ``[rows, H, count, D]`` of a buffer: ``count`` slots of every row."""
+    heads, slots, dim = buffer.shape
+    strides = (distance * dim, slots * dim, dim, 1)
+    return buffer.as_strided((rows, heads, count, dim), strides, first * dim)
+
+
+class SlotLayers(list[SlotLayer]):
+    """A cache's layers, each of which is made when it is looked up first: models look up those that
+    hold nothing yet, too."""
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()
+        self._owner: SlotCache = weakref.proxy(owner)
+
+    def __getitem__(self, index: Any) -> Any:
+        while isinstance(index, int) and len(self) <= index:
+            self.append(self._owner.new_layer(len(self)))
+        return super().__getitem__(index)
+
+
+class SlotCache(Cache):
+    """Slot buffers of all layers, for at most ``rows`` rows."""
+
+    layers: Any
+
+    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
+        # Not super(): a subclass may also be of a cache class that one model insists on.
+        made: Any = SlotLayers(self)
+        Cache.__init__(self, layers=made)
+        self.rows = rows
+        self.spare = GRAIN if rows > 1 else 0
+        """Slots at the end of each buffer, which no row has: rows that are only padding write there
+        (`padded_placement`)."""
+        self.capacity = 0
+        """Slots of each buffer."""
+        self.generation = 0
+        """How often the buffers were exchanged: until then they stay where they are."""
+        self.slots: PassSlots
+        """The slots of the current pass."""
+        self._device = torch.device(device)
+        self._allocator = ExtentAllocator(0)
+        self._extents: list[Extent] = []  # by row
+        self._rows_left = False  # since the extents were last reviewed
+        # The first and last slot of each row, on the device and always in the same place, so that
+        # a recorded pass finds there how the rows lie now.
+        self._bounds: Tensor | None = None  # [2, rows]
+        self._placements: dict[tuple[int, int], Placement] = {}  # until an extent changes
+
+    # -- what transformers asks for --------------------------------------------------------------
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys, values = self._layer(layer_idx).update(key_states, value_states)
+        return keys, values
+
+    def update_indexer(self, indexer_key_states: Tensor, layer_idx: int) -> Tensor:
+        return self._layer(layer_idx).update_indexer(indexer_key_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.slots.uniform_start or 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.slots.view, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.slots.uniform_start or 0
+
+    # -- buffers ---------------------------------------------------------------------------------
+
+    def buffers_of(
+        self, layer_idx: int, heads: int, dim: int, like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns a layer's keys and values ``[heads, S, dim]``, for a layer that writes and reads
+        them by itself. like: a tensor of the dtype and device that they should have."""
+        layer = self._layer(layer_idx)
+        if not layer.is_initialized:
+            head = like.new_empty(1, heads, 1, dim)
+            layer.lazy_initialization(head, head)
+        return layer.keys, layer.values
+
+    def _layer(self, index: int) -> SlotLayer:
+        layer: SlotLayer = self.layers[index]
+        return layer
+
+    def new_layer(self, index: int) -> SlotLayer:
+        """Returns a layer without buffers."""
+        return SlotLayer(self)
+
+    @property
+    def _made(self) -> list[SlotLayer]:
+        slot_layers = [layer for layer in self.layers if isinstance(layer, SlotLayer)]
+        return [layer for layer in slot_layers if layer.is_initialized]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """All buffers ``[H, S, D]`` of all layers that exist by now."""
+        return [buffer for layer in self._made for buffer in layer.buffers]
+
+    def row(self, row: int) -> list[Tensor]:
+        """Returns one row's part of each buffer, ``[H, its slots, D]``, as views."""
+        extent = self._extents[row]
+        return [buffer.narrow(1, extent.first, extent.size) for buffer in self.buffers]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    @property
+    def active(self) -> int:
+        """How many rows there are."""
+        return len(self._extents)
+
+    @property
+    def longest(self) -> int:
+        """The slots of the row that has the most."""
+        return max((extent.size for extent in self._extents), default=0)
+
+    def admit(self, count: int) -> None:
+        """Adds ``count`` rows behind the others. They have no slots yet: see `reserve`."""
+        if len(self._extents) + count > self.rows:
+            raise AssertionError(f"{len(self._extents)} + {count} rows in a cache of {self.rows}")
+        self._extents += [NO_SLOTS] * count
+        self._placements.clear()
+
+    def reset(self) -> None:
+        """Forgets all rows and drops the buffers, whatever state an interruption has left."""
+        self.layers = SlotLayers(self)
+        self.capacity = 0
+        self.generation += 1
+        self._allocator = ExtentAllocator(0)
+        self._extents = []
+        self._rows_left = False
+        self._placements.clear()
+
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows (ascending), numbered from 0 on. Nothing is moved: the slots of the
+        others are free from now on."""
+        kept = [self._extents[row] for row in rows]
+        for row in set(range(len(self._extents))).difference(rows):
+            self._allocator.give_back(self._extents[row])
+        self._extents = kept
+        self._rows_left = True
+        self._placements.clear()
+
+    @torch.inference_mode()
+    def fork(self, source: int, length: int) -> int:
+        """Adds a row with a copy of the first ``length`` slots of another; returns its number."""
+        row = len(self._extents)
+        self.admit(1)
+        self.reserve(row, [max(length, self._extents[source].size)])
+        for old, new in zip(self.row(source), self.row(row), strict=True):
+            new[:, :length] = old[:, :length]
+        return row
+
+    def saved(self, row: int, length: int) -> SavedText:
+        """Returns copies of what is cached of the first ``length`` tokens of a row."""
+        return SavedText([slots[:, :length].clone() for slots in self.row(row)])
+
+    @torch.inference_mode()
+    def restore(self, row: int, saved: SavedText, length: int) -> None:
+        """Writes the first ``length`` tokens of a text that was `saved` into a row."""
+        self.reserve(row, [length])
+        for slots, kept in zip(self.row(row), saved.slots, strict=True):
+            slots[:, :length] = kept[:, :length]
+
+    # What a cache with states (`recurrent.states`) has more to do for.
+
+    def reach(self, row: int, length: int) -> int:
+        """Returns the greatest length up to ``length`` at which a row can go on: any."""
+        return length
+
+    def pin(self, row: int, length: int) -> None:
+        """Sees to it that a row can be forked after its first ``length`` tokens, however long it
+        grows."""
+
+    def settle(self, lengths: Sequence[int], behind: int) -> None:
+        """Takes the rows' lengths for good: none will go back by more than ``behind`` tokens."""
+
+    def reserve(self, first: int, needed: Sequence[int], shrink: bool = True) -> None:
+        """Makes sure that the rows from ``first`` on have this many slots or more; what is cached
+        stays. It is called before each pass, never in one: buffers may be exchanged.
+
+        shrink: whether smaller buffers may be made where most of the slots are free.
+        """
+        extents = self._extents
+        growing = {}
+        for row, slots in enumerate(needed, first):
+            if slots > extents[row].size:
+                growing[row] = grown(extents[row].size, slots)
+        if growing or self._rows_left:
+            self._rows_left = False
+            self._rearrange(growing, shrink)
+
+    @torch.inference_mode()
+    def _rearrange(self, growing: Mapping[int, int], shrink: bool) -> None:
+        """Gives rows extents of new sizes, after other rows may have left."""
+        sizes = [growing.get(row, extent.size) for row, extent in enumerate(self._extents)]
+        if shrink and self._worth_shrinking(sum(sizes)):
+            self._exchange_buffers(sizes, at_least=0)
+        elif growing and not self._take_free_slots(growing):
+            self._exchange_buffers(sizes, at_least=rounded(self.capacity * 3 // 2))
+
+    def _worth_shrinking(self, needed: int) -> bool:
+        # Not for the sake of a few short rows: all that is cached has to be copied.
+        lent = self.capacity - self.spare
+        return lent > self.rows * GRAIN and needed * SPARSE <= lent
+
+    def _take_free_slots(self, growing: Mapping[int, int]) -> bool:
+        """Gives rows extents of new sizes in the buffers as they are; returns whether there was
+        room. Rows that come or grow together are put next to each other if possible."""
+        sizes = list(growing.values())
+        take = self._allocator.take
+        taken = take(evened(sizes)) or take(sizes) or self._take_each(sizes)
+        if taken is None:
+            return False
+        for row, new in zip(growing, taken, strict=True):
+            old = self._extents[row]
+            for buffer in self.buffers:
+                # A masked slot that held somebody's NaN would still poison 0 * NaN.
+                buffer.narrow(1, new.first, new.size).zero_()
+                _copy(buffer, old, buffer, new)
+            self._allocator.give_back(old)
+            self._extents[row] = new
+        self._placements.clear()
+        return True
+
+    def _take_each(self, sizes: Sequence[int]) -> list[Extent] | None:
+        """Takes extents wherever there is room for one; returns None, and takes none, where there
+        is not room for all."""
+        taken: list[Extent] = []
+        for size in sizes:
+            found = self._allocator.take([size])
+            if found is None:
+                for extent in taken:
+                    self._allocator.give_back(extent)
+                return None
+            taken += found
+        return taken
+
+    def _exchange_buffers(self, sizes: Sequence[int], at_least: int) -> None:
+        """Makes other buffers, with the rows next to each other in them, and copies what is cached.
+
+        at_least: slots of the new buffers, if the rows need no more.
+        """
+        sizes = evened(sizes)
+        self.capacity = max(at_least, sum(sizes) + self.spare)
+        self._allocator = ExtentAllocator(self.capacity - self.spare)
+        extents = self._allocator.take(sizes)
+        assert extents is not None
+        moves = list(zip(self._extents, extents, strict=True))
+        for layer in self._made:
+            layer.exchange(moves, self.capacity)
+        self._extents = extents
+        self._placements.clear()
+        self.generation += 1
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def placement(self, first: int, count: int) -> Placement:
+        """Returns where ``count`` rows from ``first`` on lie."""
+        self._know_bounds()
+        found = self._placements.get((first, count))
+        if found is None:
+            assert self._bounds is not None
+            extents = self._extents[first : first + count]
+            firsts, lasts = self._bounds.narrow(1, first, count).unbind()
+            shortest = min(extent.size for extent in extents)
+            found = Placement(firsts, lasts, spacing_of(extents), shortest)
+            self._placements[first, count] = found
+        return found
+
+    @property
+    def begins(self) -> bool:
+        """Whether its first row lies at the beginning of the buffers."""
+        return self._extents[0].first == 0
+
+    def padded_placement(self, count: int) -> Placement:
+        """Returns where the first ``count`` rows lie, also those that are missing: these share the
+        `spare` slots. It holds for good: the device looks up how the rows lie now."""
+        self._know_bounds()
+        assert self._bounds is not None
+        firsts, lasts = self._bounds.narrow(1, 0, count).unbind()
+        return Placement(firsts, lasts, spacing=None, shortest=0)
+
+    def _know_bounds(self) -> None:
+        if not self._placements:
+            self._write_bounds()
+
+    @torch.inference_mode()
+    def _write_bounds(self) -> None:
+        if self._bounds is None:
+            self._bounds = torch.zeros(2, self.rows, dtype=torch.long, device=self._device)
+        missing = [Extent(self.capacity - self.spare, self.spare)] * (self.rows - self.active)
+        bounds = [(each.first, max(each.first, each.end - 1)) for each in self._extents + missing]
+        self._bounds.copy_(to_device(bounds, self._device).t())
+
+    def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        """Moves a row's slots ``start + node`` to ``start + 1, start + 2, ...`` in path order."""
+        moving = [at for at, node in enumerate(nodes, 1) if at != node]
+        if not moving:
+            return
+        first = moving[0]  # the nodes before it are where they belong
+        views = self.row(row)
+        source = to_device(nodes[first - 1 :], views[0].device) + start
+        for slots in views:
+            # Selecting copies before it is written, so that source and target may overlap.
+            moved = slots.index_select(1, source)
+            slots.narrow(1, start + first, len(source)).copy_(moved)
+
+
+def _copy(source: Tensor, old: Extent, target: Tensor, new: Extent) -> None:
+    size = min(old.size, new.size)
+    target.narrow(1, new.first, size).copy_(source.narrow(1, old.first, size))
+
+
+def _moved(buffer: Tensor, moves: Iterable[tuple[Extent, Extent]], capacity: int) -> Tensor:
+    """Returns a buffer of ``capacity`` slots with the content of extents at their new places."""
+    heads, _, dim = buffer.shape
+    exchanged = buffer.new_zeros(heads, capacity, dim)
+    for old, new in moves:
+        _copy(buffer, old, exchanged, new)
+    return exchanged

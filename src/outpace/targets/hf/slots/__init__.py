@@ -1,1 +1,0 @@
-"""Keys and values in slots, and which of them a pass sees."""

@@ -1,1 +1,0 @@
-"""Which models can be decoded speculatively, and why others cannot."""
