@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parents[1] / "docs" / "measure"
+FOLDER = Path(__file__).parents[1] / "lab" / "measure"
 SCRIPTS = sorted(file for file in FOLDER.glob("*.py") if file.stem != "usage")
 
 

@@ -3,7 +3,7 @@
 A model without some of its layers still says much of what it said, if they are the right ones. In
 each turn that layer is left out without which the model stays closest to the target, on a piece of
 text. Layers that change the states least (Men et al. 2024, ShortGPT, arXiv 2403.03853) take one
-pass to find, but some of them are needed all the same; docs/measure/pruned_layers.py compares the
+pass to find, but some of them are needed all the same; lab/measure/pruned_layers.py compares the
 ways.
 """
 

@@ -104,7 +104,7 @@ def preferred(dtype: torch.dtype, processor: Processor) -> tuple[str, ...]:
     """Returns the kernels for weights of a dtype, the best one first.
 
     The rule depends on the kind of processor and on nothing that a clock says. It was measured with
-    ``docs/measure/kernel_choice.py``; the figures are in decision 5.
+    ``lab/measure/kernel_choice.py``; the figures are in decision 5.
     """
     if dtype == torch.bfloat16 and processor.multiplies_bfloat16:
         return "packed", "native"
