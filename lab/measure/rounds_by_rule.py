@@ -14,9 +14,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.verify.base import draw
-from outpace.verify.evidence import Evidence
-from outpace.verify.lossy.judge import JudgeHead
+from outpace.heads.classifiers.judge import JudgeHead
+from outpace.verify.base import Evidence, draw
 from outpace.verify.registry import make_rule, rules
 
 usage(__doc__)

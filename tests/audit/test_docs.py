@@ -14,7 +14,7 @@ from outpace.audit.gate.table import HEAD, markdown
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.core.proposal import Drawn
 from outpace.errors import ConfigError
-from outpace.verify.evidence import RuleNeeds
+from outpace.verify.base import RuleNeeds
 from outpace.verify.registry import rule_options, rules
 
 PAGES = Path(__file__).parents[2] / "docs" / "rules"

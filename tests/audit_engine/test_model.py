@@ -14,7 +14,7 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.audit.report import model_findings
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError, ParamsError
-from outpace.verify.evidence import RuleNeeds
+from outpace.verify.base import RuleNeeds
 from outpace.verify.lossless.token import TokenRule
 from representatives import representatives
 

@@ -20,7 +20,7 @@ from outpace.bench.stats.replay import TOKENS, replay
 from outpace.cli import report
 from outpace.cli.generating import compare
 from outpace.engine.request import Logprob
-from outpace.verify.lossy.judge import JudgeHead
+from outpace.heads.classifiers.judge import JudgeHead
 
 Run = Callable[..., Any]
 Records = Callable[..., list[dict[str, Any]]]

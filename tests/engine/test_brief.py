@@ -15,7 +15,7 @@ from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.draft.base import Rows
 from outpace.engine.verifier import Verifier
 from outpace.errors import IncompatibleRule
-from outpace.verify.evidence import Evidence, RuleNeeds
+from outpace.verify.base import Evidence, RuleNeeds
 from outpace.verify.lossless.coupled import CoupledRule
 from outpace.verify.lossless.recursive import RecursiveRule
 from outpace.verify.lossless.token import TokenRule

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import Drawn, Rule, draw, walk
-from outpace.verify.evidence import Evidence
-from outpace.verify.lossy.judge import JudgeHead
+from outpace.heads.classifiers.judge import JudgeHead
+from outpace.verify.base import Drawn, Evidence, Rule, draw, walk
 from outpace.verify.registry import make_rule, rules
 
 KINDS = ["soft", "sharp", "one-hot", "flat", "tiny", "disjoint", "equal"]

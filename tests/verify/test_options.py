@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.heads.classifiers.judge import JudgeHead
 from outpace.verify import base, registry, siblings
-from outpace.verify.base import Drawn, Rule
-from outpace.verify.evidence import Evidence
+from outpace.verify.base import Drawn, Evidence, Rule
 from outpace.verify.lossless import selection, traversal
-from outpace.verify.lossy.judge import JudgeHead
 from outpace.verify.registry import make_rule, rule_options, rules
 
 LOSSLESS = {"token", "match", "coupled", "block", "recursive", "kseq", "traversal", "canonical"}

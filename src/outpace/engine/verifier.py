@@ -16,8 +16,7 @@ from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Rows
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
-from outpace.verify.base import Rule, draw, walk
-from outpace.verify.evidence import Evidence, RuleNeeds
+from outpace.verify.base import Evidence, Rule, RuleNeeds, draw, walk
 
 
 def branches_of(proposal: Proposal) -> Branches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -15,9 +15,46 @@ from outpace.core.logits.pieces import pieces
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.trees.tree import Tree
-from outpace.errors import ConfigError, IncompatibleRule
+from outpace.core.values import number, shown
+from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
 from outpace.heads.classifiers.origin import Origin
-from outpace.verify.evidence import Evidence, RuleNeeds
+
+
+@dataclass(frozen=True)
+class RuleNeeds:
+    """What a rule asks of the round, declared once. Most rules ask for nothing."""
+
+    states: tuple[int, ...] = ()
+    """The layers whose hidden states are wanted at every node, numbered as in transformers: 0 is
+    the embedding, -1 what the output matrix reads."""
+    second_pass: str | None = None
+    """Score the draft a second time: context, draft, this text, the draft again."""
+    soft: bool = False
+    """The distributions of greedy rows before the argmax too. Without them such a rule uses p."""
+    draft_probs: bool = False
+    """The drafter's distributions before any argmax, even where its tokens are points. A drafter
+    without distributions (prompt look-up) has none to give, and then q is 1 at the token."""
+    keeps_drafting: Callable[[Tensor], Tensor] | None = None
+    """Whether a chain goes on, from its next distribution alone: see `DraftingTerms`. Chains
+    only."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """One round's answer to `RuleNeeds`; fields that nobody asked for stay ``None``."""
+
+    states: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
+    second: Tensor | None = (
+        None  # [B, M, V], the target's distributions at the nodes of the second copy
+    )
+    soft: Tensor | None = None  # [B, M, V]
+    draft: Tensor | None = None  # [B, N, V]
+
+    def missing(self, needs: RuleNeeds) -> str | None:
+        """Returns the name of a field that the rule cannot do without and that is not here."""
+        if needs.states and self.states is None:
+            return "states"
+        return "second" if needs.second_pass is not None and self.second is None else None
 
 
 @dataclass(eq=False)
@@ -173,6 +210,22 @@ def walk(realised: Tensor, proposal: Proposal) -> Verdict:
 def repeated(chosen: Tensor, tree: Tree) -> Tensor:
     """``[B, N]`` bool: chosen nodes that have a chosen elder sibling."""
     return (tree.elder & chosen[:, None, :]).any(-1) & chosen
+
+
+# -- checks of options -----------------------------------------------------------------------------
+
+
+def require(rule: str, name: str, value: float, low: float, high: float, *, above: bool) -> None:
+    """Raises ``ConfigError`` unless low <= value <= high, or low < value where ``above``."""
+    number(f"verify={rule!r}: {name}", value, low, high, closed=not above, error=ConfigError)
+
+
+def require_one_of(rule: str, name: str, value: str, known: Iterable[str]) -> None:
+    """Raises ``ConfigError`` unless the value is a known word."""
+    words = list(known)
+    if value not in words:
+        hint = did_you_mean(str(value), words)
+        raise ConfigError(f"verify={rule!r}: unknown {name} {shown(value)}{hint}.")
 
 
 # -- helpers for stop and next -----------------------------------------------------------------

@@ -22,9 +22,9 @@ from outpace.audit.gate.world import World, make_world, with_small_numbers
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
-from outpace.verify.base import Rule
-from outpace.verify.evidence import Evidence
-from outpace.verify.lossy.judge import JudgeHead, JudgeRule
+from outpace.heads.classifiers.judge import JudgeHead
+from outpace.verify.base import Evidence, Rule
+from outpace.verify.lossy import JudgeRule
 from outpace.verify.registry import make_rule, rules
 
 TOLERANCE = 1e-12

@@ -44,7 +44,7 @@ from outpace.core.logits.truncation import NEVER
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
-from outpace.verify.lossy.judge import JudgeHead
+from outpace.heads.classifiers.judge import JudgeHead
 from outpace.verify.registry import find_rule, rules
 
 END = LetterTokenizer.eos_token_id

@@ -14,8 +14,7 @@ from outpace.api import LLM
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.engine.trace import RoundTrace
-from outpace.verify.base import Rule
-from outpace.verify.evidence import Evidence
+from outpace.verify.base import Evidence, Rule
 
 WIDEST = 256
 """Tokens that may be drafted and are written down one by one; the others' mass is reported."""

@@ -1,1 +1,0 @@
-"""Rules that may change the text; used only where the user names one."""
