@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.api import BUNDLED
 from outpace.bench.builtin import BUILT_IN
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
+from outpace.llm import BUNDLED
 from outpace.targets.hf.loading.load import load
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 from outpace.train.data import cut_written

@@ -15,14 +15,14 @@ from processes import START_SECONDS
 
 ROOT = Path(outpace.__file__).parent
 
-# core <- heads <- verify; heads, targets <- train <- draft <- policy <- engine <- api
+# core <- heads <- verify; heads, targets <- train <- draft <- policy <- engine <- llm
 #      <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
-_ARGUMENTS = {"arguments", "chats", "config", "ends", "forms", "pictures", "prompts", "sources"}
-_UNDER_API = {"beams", "building", "bundled", "engine", "intake", "outputs", "progress", "texts"}
+_ARGUMENTS = {"arguments", "config", "forms", "inputs"}
+_UNDER_API = {"building", "bundled", "engine", "generation", "intake", "outputs"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
-_FACE = {*_API, "api", "records", "text_files"}
+_FACE = {*_API, "llm", "files"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -30,30 +30,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "verify": {"core", "heads"},
     "heads": {"core"},
     "targets": {"core"},
-    "train": {"chats", "core", "heads", "prompts", "records", "targets", "text_files"},
-    "draft": {"config", "core", "heads", "records", "targets", "text_files", "train"},
+    "train": {"core", "files", "heads", "inputs", "targets"},
+    "draft": {"config", "core", "files", "heads", "targets", "train"},
     "policy": {"config", "core", "draft", "heads", "targets"},
     "engine": _ENGINE,
     "config": {"core"},
-    "prompts": {"core"},
-    "records": set(),
-    "text_files": set(),
-    "sources": {"core", "prompts", "targets"},
-    "chats": {"core", "prompts"},
-    "ends": {"targets"},
-    "images": {"core"},
-    "pictures": {"chats", "core", "images", "prompts", "targets"},
+    "files": set(),
+    "inputs": {"core", "targets"},
     "arguments": {*_ENGINE, "config"},
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "forms": {"core"},
-    "progress": set(),
     "building": {*_ENGINE, "arguments", "config", "engine", "intake", "invariance"},
     "invariance": {"draft", "targets", "verify"},
     "outputs": {*_ENGINE, "engine"},
-    "texts": {*_ENGINE, "engine", "outputs", "prompts"},
-    "beams": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
+    "generation": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
     "bundled": {"targets"},
-    "api": _API,
+    "llm": _API,
     "hf": _FACE,
     "audit": _TOOLS - {"serve", "tune"},
     "bench": _TOOLS - {"serve", "tune"},
@@ -69,12 +61,12 @@ CORE_PACKAGES = {"torch", "numpy", "annotated_types"}
 def room_of(module: str) -> str:
     """Returns the part of ``outpace`` that a name belongs to; "" for the package itself.
 
-    The package's public names (``from outpace import LLM``) are the face: "api".
+    The package's public names (``from outpace import LLM``) are the face: "llm".
     """
     room = module.split(".")[1] if "." in module else ""
     if room.startswith("__") or not room:
         return ""
-    return room if (ROOT / room).is_dir() or (ROOT / f"{room}.py").is_file() else "api"
+    return room if (ROOT / room).is_dir() or (ROOT / f"{room}.py").is_file() else "llm"
 
 
 def module_of(path: Path) -> str:
@@ -132,7 +124,7 @@ def test_the_table_has_no_cycle_below_the_tools() -> None:
         "draft",
         "policy",
         "engine",
-        "api",
+        "llm",
         "cli",
     ]
     upward = [

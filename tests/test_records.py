@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outpace.errors import PromptError
-from outpace.records import holds_records, records
+from outpace.files import holds_records, records
 
 
 def read(name: str, text: str) -> list[tuple[object, str]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outpace.errors import ConfigError, PromptError
-from outpace.text_files import pieces, read_text
+from outpace.files import pieces, read_text
 
 
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])

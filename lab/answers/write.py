@@ -79,7 +79,7 @@ def temperature(number: int) -> float:
 def answers(llm: Any, found: list[Prompt], done: int) -> Iterator[tuple[int, list[int]]]:
     """Yields the answers that are still missing, in order."""
     from outpace import SamplingParams
-    from outpace.chats import rendered
+    from outpace.inputs.chats import rendered
     from outpace.targets.hf.tokenizer import tokenized
 
     numbers = range(done, len(found))

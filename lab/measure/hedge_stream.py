@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.api import BUNDLED
 from outpace.bench.prompts import read_prompts
+from outpace.llm import BUNDLED
 from outpace.policy.lengths.constant import Constant
 
 DRAFTED = 4

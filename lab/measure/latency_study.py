@@ -31,9 +31,9 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from outpace import LLM, SamplingParams
-from outpace.api import BUNDLED
 from outpace.bench.prompts import read_prompts
 from outpace.core.trees.tree import Tree
+from outpace.llm import BUNDLED
 from outpace.policy.lengths.constant import Constant
 from outpace.train.data import blocks, documents
 

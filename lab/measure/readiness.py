@@ -13,10 +13,10 @@ from time import perf_counter
 from usage import usage
 
 from outpace import LLM, SamplingParams
-from outpace.api import BUNDLED
 from outpace.arguments import bundled_drafter
 from outpace.bench.builtin import BUILT_IN
 from outpace.bench.stats.interval import interval_of
+from outpace.llm import BUNDLED
 
 usage(__doc__)
 

@@ -24,7 +24,7 @@ from outpace.core.trees.best_shape import BestShapes
 from outpace.core.trees.tree_shape import Chances
 from outpace.policy.auto.acceptance import Acceptance
 from outpace.policy.lengths.constant import Constant
-from outpace.tune.tree_trial import probe
+from outpace.tune.tree import probe
 
 NODES = (2, 4, 8, 16, 32)
 SEEDS = (1, 2, 3)

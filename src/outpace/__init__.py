@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from outpace.api import LLM
     from outpace.config import SpeculativeConfig
     from outpace.core.beam_params import BeamSearchParams
     from outpace.core.params import SamplingParams
+    from outpace.llm import LLM
     from outpace.outputs import (
         BeamSearchOutput,
         BeamSearchSequence,
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LLM": "outpace.api",
+    "LLM": "outpace.llm",
     "BeamSearchOutput": "outpace.outputs",
     "BeamSearchParams": "outpace.core.beam_params",
     "BeamSearchSequence": "outpace.outputs",

@@ -22,7 +22,6 @@ from transformers.generation.utils import (
     GenerateEncoderDecoderOutput,
 )
 
-from outpace.api import LLM
 from outpace.building import Speculation
 from outpace.config import DEFAULT_TOKENS, SpeculativeConfig
 from outpace.core.faults import ProcessorFault
@@ -35,6 +34,7 @@ from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
+from outpace.llm import LLM
 from outpace.targets.base import Source
 from outpace.targets.hf.generating import criteria, processors
 from outpace.targets.hf.generating.calls import (
@@ -184,7 +184,7 @@ class Speculative:
             )
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
             for request in requests:
-                request.media = llm.intake.pictures.media(request.prompt_ids, media, shown)
+                request.media = llm.intake.images.media(request.prompt_ids, media, shown)
             columns = _Columns(requests, call.padding, streamer)
             self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]

@@ -10,22 +10,23 @@ from typing import Any
 
 import torch
 
-from outpace import arguments, chats
-from outpace.chats import Conversation
+from outpace import arguments
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
-from outpace.ends import Ends
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.forms import contradictions
 from outpace.forms.grammars import KINDS, Grammar, Grammars
-from outpace.pictures import Pictures, Processed
-from outpace.prompts import (
+from outpace.inputs import chats
+from outpace.inputs.chats import Conversation, EndTokens
+from outpace.inputs.images import ImagePrompts, Processed
+from outpace.inputs.prompts import (
     ChatIds,
     Prompt,
+    SourceReader,
     check_text,
     is_text,
     processed,
@@ -34,7 +35,6 @@ from outpace.prompts import (
     token_ids_of,
     unwrapped,
 )
-from outpace.sources import SourceReader
 from outpace.targets.base import Media
 from outpace.targets.hf.generating import generation, processors
 from outpace.targets.hf.kinds import is_encoder_decoder
@@ -65,13 +65,13 @@ class Intake:
             generation.check(self._own)
         self.defaults = {} if self._own is None else loaded.defaults
         arguments.check_defaults(self.defaults)
-        self.ends = Ends(loaded)
+        self.ends = EndTokens(loaded)
         self._grammars: dict[tuple[int, ...], Grammars] = {}  # by the tokens that end a text
         self.decoder = None if loaded.tokenizer is None else TextDecoder(loaded.tokenizer)
         self._shared = SharedTokenizer(loaded.tokenizer)
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
-        self.pictures = Pictures(loaded, self._shared)
+        self.images = ImagePrompts(loaded, self._shared)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -100,19 +100,19 @@ class Intake:
         """As `chat_prompt`, for a model with a processor. Others may use the tokenizer while images
         are decoded and processed, and while a long text without any is tokenised."""
         with self._shared.lock:
-            made = self.pictures.rendered(given, **for_template)
+            made = self.images.rendered(given, **for_template)
             ends = self.ends.of_chats(for_template.get("chat_template"))
         if not made.images:
             return ChatIds(self._shared.ids(made.text, add_special_tokens=made.special), ends)
-        pixels = self.pictures.decoded(made.images, files)
-        prompt = self.pictures.prompt(made.text, pixels, add_special_tokens=made.special)
+        pixels = self.images.decoded(made.images, files)
+        prompt = self.images.prompt(made.text, pixels, add_special_tokens=made.special)
         prompt.ends = ends
         return prompt
 
     def all_ends(self) -> tuple[End, ...]:
         """Returns the tokens that end texts, and those that end answers only, with who says so."""
         with self._shared.lock:
-            return self.ends.told()
+            return self.ends.described()
 
     def ends_of(self, prompt: Prompt) -> tuple[int, ...]:
         """Returns the tokens that end a text behind a prompt: more of them in a chat."""
@@ -266,7 +266,7 @@ class Intake:
             ids = self.token_ids(found) if isinstance(found, str) else found
         self._check_ids(ids)
         given = prompt.given if isinstance(prompt, Processed) else None
-        return ids, self.pictures.media(ids, inputs, given=given)
+        return ids, self.images.media(ids, inputs, given=given)
 
     def _processed(self, prompt: Prompt, images: Sequence[Any]) -> Prompt:
         """What the processor makes of a text and its images."""
@@ -277,7 +277,7 @@ class Intake:
                 "token ids: give the text, or what the processor returns."
             )
         check_unicode("the prompt", text)
-        return self.pictures.processed(text, images)
+        return self.images.processed(text, images)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         """Raises ``PromptError`` for token ids that cannot be continued."""

@@ -13,8 +13,8 @@ from transformers import GenerationConfig
 
 from api.words import word_tokenizer
 from outpace import LLM, SamplingParams, SpeculativeConfig, arguments
-from outpace.api import BUNDLED
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, ParamsError, UnsupportedModel
+from outpace.llm import BUNDLED
 from targets.families import build, target
 
 PROMPT = [5, 6, 7]
@@ -137,7 +137,7 @@ def test_an_argument_is_refused_by_name(arguments: dict[str, Any], sentence: str
 def test_a_length_that_is_none_is_refused_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("outpace.api.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("outpace.llm.load", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=f"{name} must be a whole number, not 'x'"):
         LLM(speculative_config={"method": "none"}, **{name: "x"})
 

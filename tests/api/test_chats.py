@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from api.words import word_tokenizer
 from outpace import LLM, RequestOutput, SamplingParams
-from outpace.chats import NO_VARIABLES, illustrated, with_text
 from outpace.errors import PromptError
+from outpace.inputs.chats import NO_VARIABLES, illustrated, with_text
 from targets.families import target
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.api import BUNDLED
+from outpace.llm import BUNDLED
 
 DRAFTER = str(BUNDLED / "drafter")
 

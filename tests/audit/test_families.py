@@ -11,7 +11,6 @@ import pytest
 import transformers
 from typer.testing import CliRunner
 
-from outpace.api import LLM
 from outpace.audit.families import trial, walk
 from outpace.audit.families.exceptions import DECODERS, DEFAULTS, EXCEPTIONS
 from outpace.audit.families.finding import Finding
@@ -21,8 +20,9 @@ from outpace.audit.families.prompts import ILLUSTRATED, prompts_for
 from outpace.audit.families.shrink import tiny_config
 from outpace.audit.families.sizes import CHUNK, VOCABULARY, WINDOW
 from outpace.audit.families.walk import Limits
-from outpace.cli.auditing.audit import app
+from outpace.cli.audit import app
 from outpace.errors import ConfigError, UnsupportedModel
+from outpace.llm import LLM
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.masks import Layout
 from outpace.targets.hf.vision import images as vision_images

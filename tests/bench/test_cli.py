@@ -22,7 +22,6 @@ from transformers import (
 )
 from typer.testing import CliRunner, Result
 
-from outpace.api import BUNDLED, LLM
 from outpace.bench.builtin import CHATS
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
@@ -35,10 +34,11 @@ from outpace.bench.run.schedule import run_interleaved
 from outpace.bench.run.session import Engines, _models, lineup
 from outpace.bench.stats import roofline
 from outpace.bench.synthetic.pair import Pair
-from outpace.cli.benching.bench import app
-from outpace.cli.benching.groups import ContestFlags, DraftFlags
+from outpace.cli.bench import app
+from outpace.cli.bench_flags import ContestFlags, DraftFlags
 from outpace.draft.registry import drafter_names
 from outpace.errors import ConfigError, OutpaceError
+from outpace.llm import BUNDLED, LLM
 from outpace.targets.hf.loading.load import load
 from targets.gguf.files import tiny, write
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from outpace.api import LLM
 from outpace.bench.kinds import EACH, KINDS, prompts_of_kinds
 from outpace.bench.report.diagnosis import Diagnosis, verdict, why
 from outpace.bench.run.candidates import Candidate, TextRound, play
@@ -25,6 +24,7 @@ from outpace.bench.stats.theory import Times
 from outpace.bench.synthetic.pair import Pair
 from outpace.core.stats import Seconds
 from outpace.errors import ConfigError, PromptError
+from outpace.llm import LLM
 from outpace.targets.cpu.library.processor import Processor
 from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.hf.weights import pass_bytes

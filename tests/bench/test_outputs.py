@@ -21,7 +21,7 @@ from outpace.bench.run.schedule import TimedRun
 from outpace.bench.run.session import Finished
 from outpace.bench.run.setting import MeasuredSetting
 from outpace.bench.run.summary import SettingRuns
-from outpace.cli.benching.bench import app
+from outpace.cli.bench import app
 from outpace.errors import ConfigError
 
 

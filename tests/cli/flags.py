@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from outpace.cli.generating.generate import generate
+from outpace.cli.generate import generate
 
 
 def flags_of_generate() -> set[str]:

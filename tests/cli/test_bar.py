@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outpace.cli.training.bar import TimeLeft
+from outpace.cli.progress import TimeLeft
 
 
 @pytest.mark.parametrize(

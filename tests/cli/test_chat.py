@@ -26,11 +26,9 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from outpace import LLM, SamplingParams
-from outpace.cli.conversation import terminal
-from outpace.cli.conversation.history import history
-from outpace.cli.conversation.screen import Pipe, Terminal
-from outpace.cli.conversation.session import Session
-from outpace.cli.texts import write
+from outpace.cli.chat_session import Session
+from outpace.cli.chat_terminal import Pipe, Terminal, chat_at_terminal, history
+from outpace.cli.printing import write
 from outpace.errors import ConfigError
 
 Run = Callable[..., Any]
@@ -120,7 +118,7 @@ def typed(session: Session, keys: str, past: History | None = None) -> list[str]
     """Types keys and then Ctrl-D; returns the questions that were asked."""
     with create_pipe_input() as given, create_app_session(input=given, output=DummyOutput()):
         given.send_text(keys + "\x04")
-        terminal.talk(session, past or InMemoryHistory())
+        chat_at_terminal(session, past or InMemoryHistory())
     return [exchange.question for exchange in session.conversation.exchanges]
 
 

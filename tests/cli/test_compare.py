@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from outpace import LLM, SamplingParams
-from outpace.cli.generating import compare
-from outpace.cli.generating.compare import Comparison, Run, measure, plain_beside
+from outpace.cli import compare
+from outpace.cli.compare import Comparison, Run, measure, plain_llm
 from outpace.core.stats import Metrics
 
 Invoke = Callable[..., Any]
@@ -28,6 +28,7 @@ def test_the_text_comes_first_then_the_table(generate: Invoke, drafter: Path) ->
     result = generate("w1", "--draft", drafter, "-k", 3, "--compare", "--max-tokens", 8)
     assert result.exit_code == 0, result.stderr
     assert len(result.stdout.split()) <= 8
+    assert "measuring, 1 of 2 ...\nmeasuring, 2 of 2 ...\n" in result.stderr, "line by line"
     assert "drafting: draft model: " in result.stderr
     for words in ("speed-up", "acceptance rate", "target passes", "same text, token for token"):
         assert words in result.stderr
@@ -63,7 +64,7 @@ def test_a_drafter_that_is_the_target_is_always_right(target: Path) -> None:
     llm = LLM(target, speculative_config={"model": str(target), "num_speculative_tokens": 3})
     told: list[str] = []
     params = SamplingParams(max_tokens=8, temperature=0, stop="w")
-    found = measure(llm, plain_beside(llm, {}), ["w1", "w2 w3"], params, told.append)
+    found = measure(llm, plain_llm(llm, {}), ["w1", "w2 w3"], params, told.append)
     assert found.total.acceptance_rate == 1
     assert [len(text) for text in found.speculative[0].token_ids] == [8, 8]
     assert len(told) == 2
@@ -75,7 +76,7 @@ def test_the_baseline_has_no_drafter_and_the_same_target(target: Path, drafter: 
     options = {"dtype": "float32", "max_model_len": 40, "generation_config": "none"}
     config = {"model": str(drafter), "num_speculative_tokens": 2}
     llm = LLM(target, max_num_seqs=3, speculative_config=config, **options)
-    plain = plain_beside(llm, options | {"speculative_config": config})
+    plain = plain_llm(llm, options | {"speculative_config": config})
     assert plain.engine.drafter.name == "none"
     assert plain.target is llm.target
     assert plain.max_model_len == 40
@@ -96,7 +97,7 @@ def test_sampled_texts_differ_by_design_and_coupled_ones_do_not(
         config = {"model": str(drafter), "verify": rule, "num_speculative_tokens": 2}
         llm = LLM(target, speculative_config=config)
         params = SamplingParams(max_tokens=8, temperature=1.0, seed=1)
-        found = measure(llm, plain_beside(llm, {}), ["w1"], params, lambda text: None)
+        found = measure(llm, plain_llm(llm, {}), ["w1"], params, lambda text: None)
         assert words in found.note
         assert found.plain[0].token_ids != found.plain[1].token_ids, "one seed per repeat"
 
@@ -106,7 +107,7 @@ def test_patience_ends_the_repeats(target: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(compare, "PATIENCE", 0.0)
     llm = LLM(target, speculative_config={"method": "ngram"})
     found = measure(
-        llm, plain_beside(llm, {}), ["w1"], SamplingParams(max_tokens=2), lambda text: None
+        llm, plain_llm(llm, {}), ["w1"], SamplingParams(max_tokens=2), lambda text: None
     )
     assert len(found.plain) == 1
 

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.cli.conversation import files, lines, settings
-from outpace.cli.conversation.commands import COMMANDS, obey
-from outpace.cli.conversation.interrupts import READ_AT_ONCE
-from outpace.cli.conversation.session import ANSWER_TOKENS, Session
-from outpace.cli.conversation.turns import Conversation, Exchange
-from outpace.cli.conversation.window import fitted
+from outpace.cli.chat_session import (
+    ANSWER_TOKENS,
+    COMMANDS,
+    OPTIONS,
+    READ_AT_ONCE,
+    Session,
+    run_command,
+)
+from outpace.cli.chat_terminal import chat_through_pipe, questions
+from outpace.cli.conversation import Conversation, Exchange, fitted, load
 from outpace.errors import ConfigError, ParamsError, PromptError
 
 
@@ -76,8 +80,8 @@ def said(session: Session) -> list[tuple[str, str]]:
 
 def test_each_answer_follows_from_all_that_was_said_before(session: Session, llm: LLM) -> None:
     session.conversation.system = "w9"
-    assert obey(session, "w1 w2")
-    assert obey(session, " w3 ")
+    assert run_command(session, "w1 w2")
+    assert run_command(session, " w3 ")
     messages = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w1 w2"}]
     first = llm.chat(messages, session.params).text
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "w3"}]
@@ -88,31 +92,31 @@ def test_each_answer_follows_from_all_that_was_said_before(session: Session, llm
 
 
 def test_an_empty_line_asks_nothing(session: Session) -> None:
-    assert obey(session, "  ")
+    assert run_command(session, "  ")
     assert said(session) == []
 
 
 def test_two_slashes_ask_a_question_that_begins_with_one(session: Session) -> None:
-    obey(session, "//w1")
+    run_command(session, "//w1")
     assert said(session)[0][0] == "/w1"
 
 
 def test_a_stopped_answer_is_kept_and_marked(session: Session) -> None:
     paper_of(session).interrupt_after = 2
-    obey(session, "w1")
+    run_command(session, "w1")
     (exchange,) = session.conversation.exchanges
     assert exchange.stopped
     assert exchange.answer == paper_of(session).answer
     assert 0 < len(exchange.answer.split()) < 8
     assert "stopped" in paper_of(session).notices[-1]
-    obey(session, "w2")  # and the conversation goes on, with the part that was said
+    run_command(session, "w2")  # and the conversation goes on, with the part that was said
     assert [part.stopped for part in session.conversation.exchanges] == [True, False]
 
 
 def test_ctrl_c_ends_the_conversation_of_a_pipe(session: Session) -> None:
     paper_of(session).interrupt_after = 2
     with pytest.raises(KeyboardInterrupt):
-        lines.talk(session, ["w1\n", "w2\n"])
+        chat_through_pipe(session, ["w1\n", "w2\n"])
     assert [exchange.question for exchange in session.conversation.exchanges] == ["w1"]
 
 
@@ -123,7 +127,7 @@ def test_an_answer_stopped_before_its_first_word_is_not_kept(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session.llm.engine, "step", stopped)
-    obey(session, "w1")
+    run_command(session, "w1")
     assert said(session) == []
     assert "not kept" in paper_of(session).notices[-1]
     assert session.unanswered
@@ -133,13 +137,13 @@ def test_every_turn_reads_only_what_is_new(target: Path, drafter: Path) -> None:
     config = {"method": "draft_model", "model": str(drafter), "num_speculative_tokens": 3}
     llm = LLM(target, speculative_config=config, max_model_len=4096)
     session = begun(llm)
-    obey(session, "w1 " * 1500)  # more than a draft model keeps of other texts
+    run_command(session, "w1 " * 1500)  # more than a draft model keeps of other texts
     unread = tokens_that_are_fed(llm)
-    obey(session, "w2 w3 w4")
+    run_command(session, "w2 w3 w4")
     # The last token of the answer, the template's word, and the question with its own.
     assert unread["target"] <= 16
     assert unread["drafter"] <= 16
-    obey(session, "/regenerate")
+    run_command(session, "/regenerate")
     assert len(said(session)) == 2
     assert unread["target"] <= 2 * 16 + 2 * 8
     assert unread["drafter"] <= 2 * 16 + 2 * 8
@@ -174,7 +178,7 @@ def test_a_long_prompt_says_how_far_it_is_read(target: Path) -> None:
     config = {"method": "none"}
     llm = LLM(target, speculative_config=config, max_num_batched_tokens=READ_AT_ONCE)
     session = begun(llm)
-    obey(session, "w1 " * 300)
+    run_command(session, "w1 " * 300)
     words = len(llm.chat_ids([{"role": "user", "content": "w1 " * 300}]))
     assert paper_of(session).works[:3] == [
         f"reading {words} tokens",
@@ -182,7 +186,7 @@ def test_a_long_prompt_says_how_far_it_is_read(target: Path) -> None:
         f"reading: 256 of {words} tokens",
     ]
     assert paper_of(session).answer
-    obey(session, "w2")
+    run_command(session, "w2")
     assert f"reading: 128 of {words} tokens" not in paper_of(session).works[3:]
 
 
@@ -198,20 +202,20 @@ def test_ctrl_c_acts_between_two_pieces_of_the_prompt_and_keeps_what_was_read(ta
         return step()
 
     llm.engine.step = counted  # type: ignore[method-assign]
-    obey(session, "w1 " * 600)
+    run_command(session, "w1 " * 600)
     assert steps == [2]
     assert (session.stopped, session.unanswered, said(session)) == (True, True, [])
     assert not llm.engine.busy
     session.wants_stop = lambda: False
     paper_of(session).works.clear()
-    obey(session, "w1 " * 600)
+    run_command(session, "w1 " * 600)
     assert paper_of(session).works[1].startswith("reading: 384 of"), "256 were read before"
     assert len(said(session)) == 1
     assert not session.unanswered
 
 
 def test_an_answer_that_was_cut_off_says_how_to_get_more(session: Session) -> None:
-    obey(session, "w1")
+    run_command(session, "w1")
     assert "cut off at 8 tokens: /set max_tokens" in paper_of(session).notices[-1]
 
 
@@ -219,14 +223,14 @@ def test_the_oldest_exchanges_make_room_and_stay_in_the_file(
     session: Session, llm: LLM, tmp_path: Path
 ) -> None:
     for number in range(6):
-        obey(session, f"w{number} w1 w2 w3 w4")
+        run_command(session, f"w{number} w1 w2 w3 w4")
     talk = session.conversation
     assert talk.forgotten > 0
     assert any("no longer shown to the model" in text for text in paper_of(session).notices)
     shown = llm.chat_ids(talk.messages("w1"))
     assert len(shown) < llm.max_model_len
-    obey(session, f"/save {tmp_path / 'all.json'}")
-    assert len(files.load(tmp_path / "all.json").exchanges) == 6
+    run_command(session, f"/save {tmp_path / 'all.json'}")
+    assert len(load(tmp_path / "all.json").exchanges) == 6
 
 
 def test_no_more_is_forgotten_than_must_be(llm: LLM) -> None:
@@ -241,11 +245,11 @@ def test_no_more_is_forgotten_than_must_be(llm: LLM) -> None:
 
 def test_a_question_that_cannot_fit_is_refused(session: Session) -> None:
     with pytest.raises(PromptError, match="context holds 64, of which 8 are kept"):
-        obey(session, "w1 " * 80)
+        run_command(session, "w1 " * 80)
     assert said(session) == []
-    obey(session, "w1")
+    run_command(session, "w1")
     with pytest.raises(PromptError, match="shorten it"):
-        obey(session, "w1 " * 80)
+        run_command(session, "w1 " * 80)
     assert session.conversation.forgotten == 0
 
 
@@ -259,33 +263,33 @@ def test_a_long_conversation_finds_its_room_soon(llm: LLM, monkeypatch: pytest.M
 
 
 def test_undo_and_reset(session: Session) -> None:
-    obey(session, "w1")
-    obey(session, "w2")
-    obey(session, "/undo")
+    run_command(session, "w1")
+    run_command(session, "w2")
+    run_command(session, "/undo")
     assert [question for question, _ in said(session)] == ["w1"]
-    obey(session, "/system w5 w6")
-    obey(session, "/reset")
+    run_command(session, "/system w5 w6")
+    run_command(session, "/reset")
     assert said(session) == []
     assert session.conversation.system == "w5 w6"
     with pytest.raises(PromptError, match="nothing to take back"):
-        obey(session, "/undo")
-    obey(session, "/system none")
+        run_command(session, "/undo")
+    run_command(session, "/system none")
     assert session.conversation.system is None
 
 
 def test_regenerating_draws_another_answer_to_the_same_question(llm: LLM) -> None:
     session = begun(llm, temperature=1.0)
-    obey(session, "w1 w2")
+    run_command(session, "w1 w2")
     first = said(session)
-    obey(session, "/regenerate")
+    run_command(session, "/regenerate")
     second = said(session)
     assert [question for question, _ in second] == ["w1 w2"]
     assert second != first
     assert "same answer" not in " ".join(paper_of(session).notices)
-    obey(session, "/set seed 3")
-    obey(session, "/regenerate")
+    run_command(session, "/set seed 3")
+    run_command(session, "/regenerate")
     third = said(session)
-    obey(session, "/regenerate")
+    run_command(session, "/regenerate")
     assert said(session) == third
     assert "the seed is fixed" in " ".join(paper_of(session).notices)
 
@@ -293,28 +297,28 @@ def test_regenerating_draws_another_answer_to_the_same_question(llm: LLM) -> Non
 def test_a_failed_regeneration_leaves_the_old_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    obey(session, "w1")
+    run_command(session, "w1")
     before = said(session)
 
     def stopped() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(session.llm.engine, "step", stopped)
-    obey(session, "/regenerate")
+    run_command(session, "/regenerate")
     assert session.stopped
     assert said(session) == before
     assert not session.unanswered, "nothing goes back into the line"
 
 
 def test_set_changes_the_next_answer_and_shows_all(session: Session) -> None:
-    obey(session, "/set temperature 0.7 top_p=0.9 max_tokens 3 stop 'w1 w2'")
+    run_command(session, "/set temperature 0.7 top_p=0.9 max_tokens 3 stop 'w1 w2'")
     params = session.params
     assert (params.temperature, params.top_p, params.max_tokens) == (0.7, 0.9, 3)
     assert params.stop == "w1 w2"
     assert "temperature 0.7" in paper_of(session).notices[-1]
-    obey(session, "w1")
+    run_command(session, "w1")
     assert session.last.num_emitted_tokens == 3
-    obey(session, "/set temperature none")
+    run_command(session, "/set temperature none")
     assert session.params.temperature is None
 
 
@@ -332,42 +336,42 @@ def test_set_changes_the_next_answer_and_shows_all(session: Session) -> None:
 def test_a_wrong_option_changes_nothing(session: Session, text: str, words: str) -> None:
     before = session.params
     with pytest.raises(ParamsError, match=words):
-        obey(session, f"/set {text}")
+        run_command(session, f"/set {text}")
     assert session.params == before
 
 
 def test_speculation_is_switched_for_the_next_answer(session: Session) -> None:
-    obey(session, "w1 w2")
+    run_command(session, "w1 w2")
     assert session.last.num_draft_tokens > 0
     assert session.method == "draft_model, K 3"
-    obey(session, "/speculate off")
-    obey(session, "/regenerate")
+    run_command(session, "/speculate off")
+    run_command(session, "/regenerate")
     assert session.last.num_draft_tokens == 0
     assert session.method == "plain"
-    obey(session, "/speculate 2")
-    obey(session, "/regenerate")
+    run_command(session, "/speculate 2")
+    run_command(session, "/regenerate")
     assert len(session.last.drafted_per_position) == 2
     assert session.method == "draft_model, K 2"
-    obey(session, "/speculate on")
+    run_command(session, "/speculate on")
     assert session.params.speculative is None
 
 
 def test_speculation_needs_a_drafter(target: Path) -> None:
     session = begun(LLM(target, speculative_config={"method": "none"}))
     with pytest.raises(ConfigError, match="nothing drafts here"):
-        obey(session, "/speculate 3")
-    obey(session, "/speculate off")
+        run_command(session, "/speculate 3")
+    run_command(session, "/speculate off")
     assert session.method == "plain"
     with pytest.raises(ParamsError, match="on, off, auto or a number"):
-        obey(session, "/speculate fast")
+        run_command(session, "/speculate fast")
 
 
 def test_statistics_and_status(session: Session) -> None:
-    obey(session, "/stats")
+    run_command(session, "/stats")
     assert paper_of(session).notices[-1] == "nothing was answered yet"
-    obey(session, "w1")
-    obey(session, "w2")
-    obey(session, "/stats")
+    run_command(session, "w1")
+    run_command(session, "w2")
+    run_command(session, "/stats")
     last, why, everything, why_all = paper_of(session).notices[-1].splitlines()
     assert why.startswith("drafting: draft model: ")
     assert " of 8 rounds" not in why_all, "both answers"
@@ -380,20 +384,20 @@ def test_statistics_and_status(session: Session) -> None:
 def test_a_conversation_is_saved_and_goes_on(session: Session, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     session.conversation.system = "w9"
-    obey(session, "w1")
+    run_command(session, "w1")
     paper_of(session).interrupt_after = len(paper_of(session).pieces) + 1
-    obey(session, "w2")
-    obey(session, f"/save {file}")
+    run_command(session, "w2")
+    run_command(session, f"/save {file}")
     record = json.loads(file.read_text())
     assert [m["role"] for m in record["messages"]] == ["system", *["user", "assistant"] * 2]
     assert record["messages"][-1]["stopped"] is True
     other = begun(session.llm)
-    obey(other, f"/load {file}")
+    run_command(other, f"/load {file}")
     assert other.conversation == session.conversation
-    obey(other, "w3")
-    obey(other, f"/save {file}")  # the file that it came from
+    run_command(other, "w3")
+    run_command(other, f"/save {file}")  # the file that it came from
     with pytest.raises(PromptError, match="exists already"):
-        obey(begun(session.llm), f"/save {file}")
+        run_command(begun(session.llm), f"/save {file}")
 
 
 @pytest.mark.parametrize(
@@ -409,10 +413,10 @@ def test_a_conversation_is_saved_and_goes_on(session: Session, tmp_path: Path) -
 def test_a_file_without_a_conversation_is_refused(
     session: Session, tmp_path: Path, content: str, words: str
 ) -> None:
-    obey(session, "w1")
+    run_command(session, "w1")
     (tmp_path / "talk.json").write_text(content)
     with pytest.raises(PromptError, match=words):
-        obey(session, f"/load {tmp_path / 'talk.json'}")
+        run_command(session, f"/load {tmp_path / 'talk.json'}")
     assert len(said(session)) == 1
 
 
@@ -432,27 +436,27 @@ def test_a_file_without_a_conversation_is_refused(
 )
 def test_a_wrong_command_says_what_is_right(session: Session, line: str, words: str) -> None:
     with pytest.raises(PromptError, match=words):
-        obey(session, line)
+        run_command(session, line)
 
 
 def test_a_system_message_that_no_file_can_hold(session: Session, tmp_path: Path) -> None:
-    obey(session, "/system half \ud800")
+    run_command(session, "/system half \ud800")
     with pytest.raises(PromptError, match=r"cannot write .*surrogates"):
-        obey(session, f"/save {tmp_path / 'talk.json'}")
+        run_command(session, f"/save {tmp_path / 'talk.json'}")
 
 
 def test_help_shows_every_command(session: Session) -> None:
-    obey(session, "/help")
+    run_command(session, "/help")
     assert all(f"/{name}" in paper_of(session).notices[-1] for name in (*COMMANDS, "quit"))
 
 
 def test_quitting_ends(session: Session) -> None:
-    assert not obey(session, "/quit")
-    assert not obey(session, "/exit")
+    assert not run_command(session, "/quit")
+    assert not run_command(session, "/exit")
 
 
 def test_lines_that_end_with_a_backslash_go_on() -> None:
-    assert list(lines.questions(["a\\\n", "b\r\n", "c\n", "d\\"])) == ["a\nb", "c", "d"]
+    assert list(questions(["a\\\n", "b\r\n", "c\n", "d\\"])) == ["a\nb", "c", "d"]
 
 
 def test_a_model_without_a_limit_of_its_own_gets_the_chats(llm: LLM) -> None:
@@ -461,5 +465,5 @@ def test_a_model_without_a_limit_of_its_own_gets_the_chats(llm: LLM) -> None:
 
 
 def test_every_option_that_set_knows_exists() -> None:
-    SamplingParams(**dict.fromkeys(settings.NAMES[:2]))
-    assert set(settings.NAMES) <= set(SamplingParams.__dataclass_fields__)
+    SamplingParams(**dict.fromkeys(OPTIONS[:2]))
+    assert set(OPTIONS) <= set(SamplingParams.__dataclass_fields__)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outpace.cli.diagnosis import Advice, labels
+from outpace.cli.doctor import Advice, labels
 
 Run = Callable[..., Any]
 SHORT = ("--max-tokens", 6, "-k", 2)

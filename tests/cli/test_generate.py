@@ -152,7 +152,7 @@ def test_every_sampling_flag_arrives(
         seen.update(engine=engine, params=SamplingParams(**sampling), texts=texts)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("outpace.cli.generating.generate.load_llm", load)
+    monkeypatch.setattr("outpace.cli.generate.load_llm", load)
     flags = shlex.split("""
         --temperature 0.5 --top-p 0.9 --top-k 7 --min-p 0.1 --typical-p 0.8 --seed -3 --n 2
         --repetition-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.3 --max-tokens 9
@@ -217,8 +217,6 @@ def test_chat_goes_through_the_template(records: Records, plain: LLM) -> None:
 def test_the_prompt_is_shown_on_a_terminal_only(
     generate: Run, plain: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "outpace.cli.generating.playing.sys.stdout.isatty", lambda: True, raising=False
-    )
+    monkeypatch.setattr("outpace.cli.generate.sys.stdout.isatty", lambda: True, raising=False)
     result = generate("w1 w2", *SHORT)
     assert result.stdout.endswith(expected(plain, "w1 w2") + "\n")

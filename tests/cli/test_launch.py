@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outpace.cli.flags.groups import ModelFlags
-from outpace.cli.training.launch import Launch
+from outpace.cli.train.launch import Launch
 from outpace.errors import ConfigError
 
 Run = Callable[..., Any]

@@ -17,8 +17,7 @@ from outpace import LLM, SamplingParams
 from outpace.bench.stats import replay as replaying
 from outpace.bench.stats.divergence import watching
 from outpace.bench.stats.replay import TOKENS, replay
-from outpace.cli import report
-from outpace.cli.generating import compare
+from outpace.cli import compare, printing
 from outpace.engine.request import Logprob
 from outpace.heads.classifiers.judge import JudgeHead
 
@@ -72,7 +71,7 @@ def test_json_has_an_object(records: Records, drafter: Path, tmp_path: Path) -> 
 
 def test_a_token_that_the_options_rule_out_has_no_number_that_json_lacks() -> None:
     probs = {3: Logprob(-math.inf, 9, "c"), 4: Logprob(0.0, 1, "d")}
-    written = report._logprobs(3, probs)
+    written = printing._logprobs(3, probs)
     assert json.loads(json.dumps(written, allow_nan=False))["logprob"] is None
     assert [one["token_id"] for one in written["top"]] == [4]
 

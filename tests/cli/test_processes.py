@@ -17,7 +17,7 @@ import pytest
 import torch
 from filelock import FileLock, Timeout
 
-from outpace.cli.training.out import LOCK
+from outpace.cli.train.launch import LOCK
 from outpace.train.run import LOG, STATE
 from processes import START_SECONDS, killed_after
 

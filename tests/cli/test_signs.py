@@ -77,7 +77,7 @@ def test_threads_reach_the_engine_when_given(
         given.append(arguments)
         raise SystemExit(0)
 
-    monkeypatch.setattr("outpace.api.LLM", llm)
+    monkeypatch.setattr("outpace.llm.LLM", llm)
     generate("w1", "--threads", 3, "--trust-remote-code")
     generate("w1")
     assert [arguments.get("threads") for arguments in given] == [3, None]

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import typer
 
-from outpace.cli.termination import sigterm_as_ctrl_c
+from outpace.cli.signals import sigterm_as_ctrl_c
 from processes import START_SECONDS, killed_after
 
 SLOW = """
 import time
-from outpace.cli import signs
+from outpace.cli import progress
 from outpace.engine.engine import Engine
-signs.EVERY = 0.1
+progress.EVERY = 0.1
 step = Engine.step
 Engine.step = lambda engine: (time.sleep(0.02), step(engine))[1]
 from outpace.cli.main import run

@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from outpace.cli.training.out import LOCK
+from outpace.cli.train.launch import LOCK
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.train.run import TrainingRun
 

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from outpace.targets.base import SubLayers
-from outpace.tune.layer_trial import LayerTrials, Outcome, Prediction
+from outpace.tune.layers import LayerTrials, Outcome, Prediction
 
 Run = Callable[..., Any]
 

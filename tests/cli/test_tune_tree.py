@@ -14,7 +14,7 @@ from outpace import LLM
 from outpace.cli.tune import tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.errors import ConfigError
-from outpace.tune.tree_trial import TreeTrials, probe
+from outpace.tune.tree import TreeTrials, probe
 
 Run = Callable[..., Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.cli.generating.compare import measure, plain_beside
+from outpace.cli.compare import measure, plain_llm
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy
@@ -66,7 +66,7 @@ def test_compare_measures_a_text_that_is_not_known() -> None:
     llm = decoder(SUFFIX)
     alone = passes(llm)
     llm.forget_texts()
-    found = measure(llm, plain_beside(llm, {}), [PROMPTS[0]], greedy(24), lambda line: None)
+    found = measure(llm, plain_llm(llm, {}), [PROMPTS[0]], greedy(24), lambda line: None)
     assert {run.metrics.num_target_passes for run in found.speculative} == {alone}
 
 

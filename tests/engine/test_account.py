@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.api import BUNDLED
 from outpace.core.account import Mode
 from outpace.core.stats import Metrics
+from outpace.llm import BUNDLED
 
 DRAFTER = str(BUNDLED / "drafter")
 CONFIGS: dict[str, dict[str, Any]] = {

@@ -17,8 +17,8 @@ import pydantic
 import pytest
 
 from outpace.errors import ParamsError
-from outpace.forms.annotations import demands
 from outpace.forms.grammars import Grammars
+from outpace.forms.json_schemas import without_annotations
 
 from .texts import END, SIZE, tokenizer
 
@@ -116,7 +116,7 @@ def test_an_unknown_format_demands_nothing(format: str) -> None:
     ],
 )
 def test_what_is_no_remark_stays(schema: Any) -> None:
-    assert demands(json.dumps(schema)) == json.dumps(schema)
+    assert without_annotations(json.dumps(schema)) == json.dumps(schema)
 
 
 def test_remarks_are_left_out_wherever_there_are_schemas() -> None:
@@ -129,7 +129,7 @@ def test_remarks_are_left_out_wherever_there_are_schemas() -> None:
         "items": [remark, {"not": remark}],
         "anyOf": [{"additionalProperties": remark}],
     }
-    assert json.loads(demands(json.dumps(schema))) == json.loads(
+    assert json.loads(without_annotations(json.dumps(schema))) == json.loads(
         json.dumps(schema).replace(', "format": "path"', "")
     )
 

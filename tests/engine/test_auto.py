@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outpace.api import LLM
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
+from outpace.llm import LLM
 from outpace.policy.auto.controller import Auto
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.constant import Constant

@@ -570,7 +570,7 @@ def test_a_caller_that_is_interrupted_leaves_what_was_learned(tmp_path: Path) ->
 STEPS_BY_HAND = """
 import sys
 from outpace import LLM, SamplingParams
-from outpace.api import BUNDLED
+from outpace.llm import BUNDLED
 drafter = {"method": "auto", "model": str(BUNDLED / "drafter"), "state": sys.argv[1]}
 llm = LLM(speculative_config=drafter)
 for request in llm.requests("Once", SamplingParams(temperature=0, max_tokens=4)):

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from outpace import LLM, SamplingParams
 from outpace.errors import ParamsError
-from outpace.prompts import ChatIds
+from outpace.inputs.prompts import ChatIds
 from outpace.train.answers import prompts
 from targets.families import build
 

@@ -9,7 +9,7 @@ import pytest
 
 from outpace.errors import ParamsError
 from outpace.forms.grammars import Grammars
-from outpace.forms.mentions import settled
+from outpace.forms.tokenizer import with_token_numbers
 
 from .test_spelling import SPECIAL, WIDTH, extended, followed
 from .texts import END, text_decoder, tokenizer
@@ -34,7 +34,7 @@ ENDS = {"<end>": 7, "<eot>": 8}
     ],
 )  # fmt: skip
 def test_an_end_behind_everything_is_left_to_the_text(grammar: str, same: str) -> None:
-    assert settled(grammar, {"<call>": 9}, ENDS) == same
+    assert with_token_numbers(grammar, {"<call>": 9}, ENDS) == same
 
 
 @pytest.mark.parametrize("part", ['\\"', "/\\", '"\\', "\n/a", '\na[\\"', "\na[", "<", "\n ?!a.1"])
@@ -42,7 +42,7 @@ def test_hundreds_of_thousands_of_marks_are_looked_at_once(part: str) -> None:
     grammar = '"' + part * (300_000 // len(part))
     for text in (grammar, grammar[1:], f'start: "a" <call>\n{grammar}\\\n'):
         begin = time.process_time()
-        settled(text, {"<call>": 9}, ENDS)
+        with_token_numbers(text, {"<call>": 9}, ENDS)
         assert time.process_time() - begin < 10  # looked at from each mark: many minutes
 
 
@@ -66,7 +66,7 @@ def test_hundreds_of_thousands_of_marks_are_looked_at_once(part: str) -> None:
 @pytest.mark.parametrize("name", ["<end>", "<[8]>", "<[7-8]>"])
 def test_an_end_before_something_is_refused(grammar: str, name: str) -> None:
     with pytest.raises(ParamsError) as refused:
-        settled(grammar.format(name), {}, ENDS)
+        with_token_numbers(grammar.format(name), {}, ENDS)
     assert str(refused.value).startswith(f"grammar names {name}, which ends the text, elsewhere")
     assert "leave it out" in str(refused.value)
 

@@ -380,6 +380,6 @@ def test_a_model_that_is_named_twice_is_there_once() -> None:
 
 
 def drafter_path() -> Any:
-    from outpace.api import BUNDLED
+    from outpace.llm import BUNDLED
 
     return BUNDLED / "drafter"

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from outpace.core.special_tokens import Showing, special_tokens
 from outpace.errors import ParamsError
 from outpace.forms.grammars import Grammars
-from outpace.serve.openai.tool_parser import ToolCall, ToolParser
-from outpace.serve.openai.tools import form_of
+from outpace.serve.openai.tools import ToolCall, ToolParser, form_of
 
 from .texts import END, SIZE, tokenizer
 

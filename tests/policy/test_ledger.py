@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from engine.test_auto import CONFIGS, PROMPTS, llama
-from outpace.api import LLM
 from outpace.core.params import SamplingParams
 from outpace.core.trees.tree_shape import Trail, TreeShape
+from outpace.llm import LLM
 from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS, Acceptance
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.growing import Growing

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.api import BUNDLED
 from outpace.core.account import Account, Mode
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
+from outpace.llm import BUNDLED
 from outpace.policy.auto.controller import Auto
 from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.stopping import Stopping

@@ -15,7 +15,7 @@ from engine.tokenizers_made import unigram
 from outpace import LLM, SamplingParams
 from outpace.cli.main import app
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.sources import Parts, parted
+from outpace.inputs.prompts import Parts, parted
 from seq2seq.models import CONTEXT, PROMPTS, build, drafter, plain, target
 from targets.families import target as decoder_only
 

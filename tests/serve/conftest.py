@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.serve.listening import listen
-from outpace.serve.runner import make_runner
+from outpace.serve.listening import listen, make_runner
 from outpace.serve.settings import Settings
 
 MODEL = "tiny"

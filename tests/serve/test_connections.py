@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from outpace import LLM
-from outpace.serve import bodies, connections, open_calls
+from outpace.serve import bodies, listening, open_calls
 
 from .conftest import call, running, wait_for
 
@@ -59,7 +59,7 @@ def test_bodies_that_are_held_back_fill_no_memory(
 def test_a_connection_without_a_request_is_closed(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.5)
     with running(llm) as url:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
@@ -68,7 +68,7 @@ def test_a_connection_without_a_request_is_closed(
 
 
 def test_a_connection_with_a_request_stays(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(listening, "HEAD_SECONDS", 0.1)
     with running(llm) as url:
         begin = time.perf_counter()
         assert call(url, "/v1/completions", {**ENDLESS, "n": 8})[0] == 200

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.serve.engine_thread import EngineThread, OutOfTime, QueueFull, ShuttingDown
-from outpace.serve.jobs import Delta, Job
-from outpace.serve.metrics import ServerMetrics
-from outpace.serve.trace import Tracer
+from outpace.serve.engine_thread import Delta, EngineThread, Job, OutOfTime, QueueFull, ShuttingDown
+from outpace.serve.observers import ServerMetrics, Tracer
 
 from .conftest import wait_for
 

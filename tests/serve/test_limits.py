@@ -23,11 +23,10 @@ from outpace import LLM
 from outpace.cli.serve import _name_of
 from outpace.errors import ConfigError
 from outpace.serve.app import Server
-from outpace.serve.engine_thread import ShuttingDown
-from outpace.serve.jobs import Delta, Job
+from outpace.serve.engine_thread import Delta, Job, ShuttingDown
 from outpace.serve.listening import listen
+from outpace.serve.openai.answers import TextChoice
 from outpace.serve.openai.calls import Reader
-from outpace.serve.openai.choices import TextChoice
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
 from processes import killed_after
 
@@ -104,6 +103,38 @@ def test_rubbish_is_refused(llm: LLM, raw: bytes, kind: str, status: int) -> Non
         found = call(url, "/v1/completions", raw=raw, headers={"Content-Type": kind})
         assert found[0] == status, found
         assert found[1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ('"temperature": 1e999', "temperature"),
+        ('"chat_template_kwargs": {"a": [0, -1e400]}', "chat_template_kwargs.a[1]"),
+        ('"logit_bias": {"3": 1e400}', "logit_bias.3"),
+        ('"metadata": {"a": {"b": 1e400}}', "metadata.a.b"),
+    ],
+)
+def test_a_number_that_no_program_can_hold_is_refused_by_its_place(
+    llm: LLM, fields: str, param: str
+) -> None:
+    raw = f'{{"messages": [{{"role": "user", "content": "a"}}], {fields}}}'.encode()
+    with running(llm) as url:
+        headers = {"Content-Type": "application/json"}
+        status, body, _ = call(url, "/v1/chat/completions", raw=raw, headers=headers)
+    assert (status, body["error"]["param"]) == (400, param)
+    assert "a number that a program can hold" in body["error"]["message"]
+
+
+def test_a_bias_may_be_minus_infinity(llm: LLM) -> None:
+    with running(llm) as url:
+        asked = {"prompt": "Once", "max_tokens": 1, "temperature": 0, "logprobs": 0}
+        first = call(url, "/v1/completions", asked)[1]["choices"][0]["text"]
+        token = llm.token_ids("Once" + first)[-1]
+        raw = json.dumps(asked)[:-1] + f', "logit_bias": {{"{token}": -1e400}}}}'
+        headers = {"Content-Type": "application/json"}
+        status, body, _ = call(url, "/v1/completions", raw=raw.encode(), headers=headers)
+    assert status == 200, body
+    assert body["choices"][0]["text"] != first
 
 
 def test_other_origins_and_names_are_kept_out(llm: LLM) -> None:

@@ -25,11 +25,11 @@ WAITING = re.compile(r"loading the bundled pair: reading weights \(\d+%\)")
 SLOW = """
 import os, time
 from pathlib import Path
-import outpace.api as api
-from outpace.cli import signs
+import outpace.llm as llm
+from outpace.cli import progress as shown
 
-signs.EVERY = 0.1
-load = api.load
+shown.EVERY = 0.1
+load = llm.load
 
 def slowly(*given, progress, **named):
     progress("reading weights", 0.4)
@@ -37,7 +37,7 @@ def slowly(*given, progress, **named):
         time.sleep(0.05)
     return load(*given, progress=progress, **named)
 
-api.load = slowly
+llm.load = slowly
 from outpace.cli.main import run
 run()
 """

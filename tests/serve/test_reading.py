@@ -11,9 +11,9 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from outpace import LLM
+from outpace.serve.bodies import LONG, LONG_AT_ONCE, WAITING, Body, Reading
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.reading import LONG, LONG_AT_ONCE, WAITING, Body, Reading
 
 from .conftest import call, running
 

@@ -11,9 +11,8 @@ from engine.tokenizers_made import FAMILIES, pieces
 from outpace.core.detokenizer import UNFINISHED
 from outpace.core.text_decoder import TextDecoder
 from outpace.engine.request import Logprob
-from outpace.serve.jobs import Delta
-from outpace.serve.openai.choices import ChatChoice, TextChoice
-from outpace.serve.openai.token_texts import TokenTexts
+from outpace.serve.engine_thread import Delta
+from outpace.serve.openai.answers import ChatChoice, TextChoice, TokenTexts
 
 from .conftest import call, running
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.serve.openai import tool_parser
-from outpace.serve.openai.tool_parser import BEGIN, END, ToolCall, ToolParser
+from outpace.serve.openai import tools
+from outpace.serve.openai.tools import BEGIN, END, ToolCall, ToolParser
 
 CALL = f'{BEGIN}\n{{"name": "weather", "arguments": {{"city": "Rome", "days": 2}}}}\n{END}'
 
@@ -91,6 +91,17 @@ def test_what_follows_a_call_without_its_end_tag_is_read_on(between: str) -> Non
     assert (said, len(calls)) == (f"{between.strip()}{' ' if between.strip() else ''}done", 2)
 
 
+@pytest.mark.parametrize("surplus", ["}", "}}", "\n}\n"])
+@pytest.mark.parametrize("tag", [END, ""])
+def test_a_brace_too_many_after_a_call_is_not_said(surplus: str, tag: str) -> None:
+    text = CALL.removesuffix(f"\n{END}") + surplus + tag
+    for pieces in ([text], list(text)):
+        said, calls = parsed(pieces)
+        assert (said, [call.name for call in calls]) == ("", ["weather"])
+    assert parsed([f"{text}\nDone {{}}."])[0] == "Done {}."
+    assert [call.name for call in parsed([text + CALL])[1]] == ["weather"] * 2
+
+
 @pytest.mark.parametrize(
     "written",
     [
@@ -161,7 +172,7 @@ def test_each_character_of_a_call_is_looked_at_once(monkeypatch: pytest.MonkeyPa
             return found
 
     for name in ("_FIRST", "_OUTSIDE", "_IN_STRING"):
-        monkeypatch.setattr(tool_parser, name, Counted(getattr(tool_parser, name)))
+        monkeypatch.setattr(tools, name, Counted(getattr(tools, name)))
     long = f'{BEGIN}{{"name": "f", "arguments": {{"a": "{"word " * 2_000}", "b": [1, 2]}}}}'
     assert len(parsed(list(long))[1]) == 1
     assert sum(looked) <= len(long)

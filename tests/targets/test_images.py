@@ -16,9 +16,10 @@ import pytest
 import torch
 from transformers.utils.import_utils import is_torchvision_available
 
-from outpace import LLM, SamplingParams, pictures
+from outpace import LLM, SamplingParams
 from outpace.cli.loading import ChatTemplate
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, PromptError
+from outpace.inputs import images
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
@@ -102,7 +103,7 @@ def test_while_images_are_processed_others_use_the_tokenizer(
     model = llm()
     prompt = {"prompt": TEXT, "images": [picture()]}
     known = model.prompt_ids(prompt)
-    monkeypatch.setattr(pictures, "prepared", slow)
+    monkeypatch.setattr(images, "prepared", slow)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(model.prompt_ids, prompt)
         assert begun.wait(20)
@@ -263,6 +264,6 @@ def test_huge_images_and_formats_of_other_programs_are_refused(
     other = {"prompt": TEXT, "multi_modal_data": {"image": f"data:image/png;base64,{eps}"}}
     with pytest.raises(PromptError, match="it is none of PNG, JPEG"):
         llm().generate([other], GREEDY)
-    monkeypatch.setattr("outpace.pictures.MOST_TOGETHER", 100)
+    monkeypatch.setattr("outpace.inputs.images.MOST_TOGETHER", 100)
     with pytest.raises(PromptError, match="the first 1 images of the prompt have"):
         llm().generate([{"prompt": TEXT, "multi_modal_data": {"image": picture()}}], GREEDY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.api import BUNDLED
 from outpace.errors import ConfigError
+from outpace.llm import BUNDLED
 
 TEXTS = ["Once upon a time there was a king who", "User: Hello.\nAssistant:"]
 MOST_BYTES = 2_000_000

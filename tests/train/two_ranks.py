@@ -23,7 +23,7 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.distributed.tensor import DTensor
 
-import outpace.api
+import outpace.llm
 import outpace.train.answers
 import outpace.train.run
 import outpace.train.sharded

@@ -22,13 +22,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from outpace.api import LLM
 from outpace.audit.choice import Choice
 from outpace.audit.forced import Deviation, deviations
 from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure, score_as_drafted
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
+from outpace.llm import LLM
 from outpace.outputs import CompletionOutput
 
 Mode = Literal["greedy", "coupled"]

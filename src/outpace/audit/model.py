@@ -28,7 +28,6 @@ from time import perf_counter
 
 import torch
 
-from outpace.api import LLM
 from outpace.audit.betting.power import detectable
 from outpace.audit.betting.sequential import SequentialTest
 from outpace.audit.betting.text_test import TextTest
@@ -39,6 +38,7 @@ from outpace.audit.noise import Noise, measure
 from outpace.audit.pipelines import PlainProbs
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError, ParamsError
+from outpace.llm import LLM
 from outpace.outputs import CompletionOutput
 
 CHUNK = 4

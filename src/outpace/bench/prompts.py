@@ -13,8 +13,7 @@ from outpace.bench.builtin import BUILT_IN, CHATS
 from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import PromptError, did_you_mean
-from outpace.records import PROMPT, Record, no_prompt, records
-from outpace.text_files import read_text
+from outpace.files import PROMPT, Record, no_prompt, read_text, records
 
 DATA = "OUTPACE_DATA"
 """Environment variable with the folder that named sets are read from."""

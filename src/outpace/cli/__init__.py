@@ -1,1 +1,1 @@
-"""The command line: one file per verb, thin over `outpace.api`."""
+"""The command line: one file per verb, thin over `outpace.llm`."""

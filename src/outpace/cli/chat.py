@@ -5,23 +5,24 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from outpace.cli.conversation.files import load
-from outpace.cli.conversation.history import history
-from outpace.cli.conversation.interrupts import READ_AT_ONCE
-from outpace.cli.conversation.turns import Conversation
+from outpace.cli.chat_session import READ_AT_ONCE, Screen, Session
+from outpace.cli.chat_terminal import (
+    Pipe,
+    Terminal,
+    chat_at_terminal,
+    chat_through_pipe,
+    history,
+)
+from outpace.cli.conversation import Conversation, load
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import EngineFlags, Sampling, SpeculationFlags, Stopping
 from outpace.cli.loading import ChatTemplate, load_llm
-from outpace.text_files import decoded
-
-if TYPE_CHECKING:
-    from outpace.api import LLM
-    from outpace.core.params import SamplingParams
+from outpace.files import decoded
 
 NO_TEMPLATE = (
     "give one with --chat-template FILE, or continue texts with 'outpace generate', as suits a "
@@ -104,19 +105,10 @@ def chat(
 
     template = ChatTemplate(talk.chat_template, NO_TEMPLATE)
     llm, params = load_llm(engine.model, arguments, options, 1, template, talk.verbose)
-    _talk(llm, params, begun, talk.load, typed)
-
-
-def _talk(
-    llm: LLM, params: SamplingParams, begun: Conversation, file: Path | None, typed: Any
-) -> None:
-    """Runs the conversation. typed: the history of a terminal; None for a pipe."""
-    from outpace.cli.conversation import lines, terminal
-    from outpace.cli.conversation.screen import Pipe, Terminal
-    from outpace.cli.conversation.session import Session
-
+    screen: Screen = Pipe() if typed is None else Terminal()
+    session = Session(llm, params, screen, begun, file=talk.load)
     if typed is None:
-        given = (decoded(line, "standard input") for line in sys.stdin.buffer)
-        lines.talk(Session(llm, params, Pipe(), begun, file=file), given)
+        lines = (decoded(line, "standard input") for line in sys.stdin.buffer)
+        chat_through_pipe(session, lines)
     else:
-        terminal.talk(Session(llm, params, Terminal(), begun, file=file), typed)
+        chat_at_terminal(session, typed)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from outpace.cli.flags.options import Model, TrustRemoteCode
 from outpace.cli.loading import starting
+from outpace.cli.progress import working
 
 app = typer.Typer(
     add_completion=False,
@@ -56,20 +56,23 @@ def build(
 
     _check(files, out)
     name, known = _tokenizer(model, tokenizer, trust_remote_code)
-    console = Console()
-    with _bar(Console(stderr=True)) as bar:
-        reading = bar.add_task("reading", total=sum(file.stat().st_size for file in files))
-        sorting = bar.add_task("sorting", total=1.0)
+    size, read = max(1, sum(file.stat().st_size for file in files)), 0
+    with working(Console(stderr=True), "building the datastore") as report:
+
+        def count(more: int) -> None:
+            nonlocal read
+            read += more
+            report("reading", read / size)
+
         datastore = Datastore.of(
-            tokenised(files, known, lambda count: bar.advance(reading, count)),
+            tokenised(files, known, count),
             max(known.get_vocab().values()) + 1,
             name,
             fingerprint_of(known),
-            lambda share: bar.update(sorting, completed=share),
+            lambda share: report("sorting", share),
         )
-        bar.update(sorting, completed=1.0)
     datastore.save(out)
-    console.print(_table(out, datastore.description, datastore.nbytes))
+    Console().print(_table(out, datastore.description, datastore.nbytes))
 
 
 @app.command()
@@ -86,8 +89,8 @@ def info(
 
 def _tokenizer(model: str | None, tokenizer: str | None, trust: bool) -> tuple[str, Any]:
     """The tokenizer to build with, and its name."""
-    from outpace.api import BUNDLED
     from outpace.errors import ConfigError
+    from outpace.llm import BUNDLED
     from outpace.targets.hf.loading.reading import read_tokenizer
     from outpace.targets.hf.loading.source import check_path
 
@@ -112,18 +115,6 @@ def _check(files: list[Path], out: Path) -> None:
             raise ConfigError(f"{str(file)!r} {what}: name text or JSON files.")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise ConfigError(f"--out {str(out)!r} exists already: name a new or an empty folder.")
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 def _table(folder: Path, about: Any, size: int) -> Table:

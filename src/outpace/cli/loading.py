@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from outpace.cli.signs import working
+from outpace.cli.progress import Report, working
 from outpace.errors import PromptError
-from outpace.text_files import read_text
+from outpace.files import read_text
 
 if TYPE_CHECKING:
-    from outpace.api import LLM
     from outpace.core.params import SamplingParams
+    from outpace.llm import LLM
 
 ROWS = 16
 """Texts decoded at once, at most."""
@@ -37,7 +37,7 @@ class ChatTemplate:
 
         processor: of a vision-language model, whose own template would come first.
         """
-        from outpace.chats import check_template
+        from outpace.inputs.chats import check_template
 
         if tokenizer is None:
             return  # the chat itself says what to do without one
@@ -62,31 +62,31 @@ def load_llm(
     template: ChatTemplate | None = None,
     verbose: bool = False,
     rows: int = ROWS,
-    heard: Callable[[str, float], None] = lambda step, done: None,
+    report: Report = lambda step, done: None,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 
     texts: how many will be asked for, so that no more rows than these are kept, nor more than
     ``rows``. template: of a chat; a model without one is refused before its weights are read.
-    verbose: say on standard error how the models are computed. heard: is told each step, too, and
-    how much of it is done (0 to 1).
+    verbose: say on standard error how the models are computed. report: called with each step, too,
+    and how much of it is done (0 to 1).
     """
     console = Console(stderr=True)
     with starting(console):
         from outpace.core.params import SamplingParams
 
         params = SamplingParams(**sampling)
-        from outpace.api import LLM
+        from outpace.llm import LLM
         from outpace.targets.hf.loading.reading import hide_progress_bars
     # A download has its own bar, with bytes and time left; a folder is read in seconds.
     local = model is None or os.path.exists(model)
     shown = local or not console.is_terminal
-    with working(console, f"loading {model or 'the bundled pair'}", shown) as report:
+    with working(console, f"loading {model or 'the bundled pair'}", shown) as show:
         hide_progress_bars(downloads=local or not console.is_terminal)
 
         def progress(step: str, done: float) -> None:
+            show(step, done)
             report(step, done)
-            heard(step, done)
 
         engine = {"progress": progress, **engine}
         if template is not None and model is not None:

@@ -13,17 +13,16 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from outpace import __version__
-from outpace.cli.remedies import for_command_line
 from outpace.errors import OutpaceError, did_you_mean
 
 VERBS = {
-    "generate": "outpace.cli.generating.generate:generate",
+    "generate": "outpace.cli.generate:generate",
     "chat": "outpace.cli.chat:chat",
     "methods": "outpace.cli.methods:methods",
     "doctor": "outpace.cli.doctor:doctor",
-    "bench": "outpace.cli.benching.bench:app",
-    "audit": "outpace.cli.auditing.audit:app",
-    "train": "outpace.cli.training.train:train",
+    "bench": "outpace.cli.bench:app",
+    "audit": "outpace.cli.audit:app",
+    "train": "outpace.cli.train.train:train",
     "convert": "outpace.cli.convert:convert",
     "datastore": "outpace.cli.datastore:app",
     "tune": "outpace.cli.tune:app",
@@ -56,6 +55,8 @@ class Verbs(TyperGroup):
         try:
             return super().invoke(ctx)
         except OutpaceError as error:
+            from outpace.cli.printing import for_command_line
+
             typer.echo(f"outpace: {for_command_line(str(error))}", err=True)
             raise typer.Exit(2) from error
         except OSError as error:

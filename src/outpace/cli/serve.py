@@ -208,9 +208,16 @@ def _check_installed() -> None:
 
 
 def _run(model: str | None, engine: dict[str, Any], settings: Settings, rows: int) -> None:
-    """Takes the port before the model is loaded, so that a port in use is told at once, and whoever
-    asks meanwhile has an answer."""
-    from outpace.serve.listening import Loading, answering, listen, log_to_stderr
+    """Takes the port before the model is loaded, so that a port in use is refused at once, and
+    whoever asks meanwhile has an answer."""
+    from outpace.serve.listening import (
+        Loading,
+        answering,
+        listen,
+        log_to_stderr,
+        make_runner,
+        run_until_stopped,
+    )
 
     listening, loading = listen(settings), Loading()
     host, port = listening.getsockname()[:2]
@@ -218,10 +225,10 @@ def _run(model: str | None, engine: dict[str, Any], settings: Settings, rows: in
     typer.echo(f"listening at {url}: status 503 until the model is loaded", err=True)
     log_to_stderr()
     with answering(listening, loading):
-        llm, _ = load_llm(model, engine, {}, texts=rows, rows=rows, heard=loading.heard)
-        from outpace.serve.runner import serve
+        llm, _ = load_llm(model, engine, {}, texts=rows, rows=rows, report=loading.report)
+        runner = make_runner(llm, settings)
 
     typer.echo(f"outpace serves {settings.model_name} at {url}", err=True)
     if not settings.api_keys and settings.hosts == ("*",):
         typer.echo("anybody who reaches it may use it: give --api-key-file.", err=True)
-    serve(llm, settings, listening)
+    run_until_stopped(runner, listening)

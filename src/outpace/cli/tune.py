@@ -17,16 +17,16 @@ from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.flags.speculation import parse_object
 from outpace.cli.loading import load_llm
-from outpace.cli.signs import counting
-from outpace.cli.termination import sigterm_as_ctrl_c
+from outpace.cli.progress import counting, working
+from outpace.cli.signals import sigterm_as_ctrl_c
 from outpace.core.extras import extra
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
-from outpace.records import holds_records
+from outpace.files import holds_records
 
 if TYPE_CHECKING:
     from outpace.draft.itself.chosen import ChosenLayers
-    from outpace.tune.layer_search import LayerSearch
+    from outpace.tune.layers import LayerSearch
 
 app = typer.Typer(
     add_completion=False,
@@ -44,9 +44,6 @@ Prompts = Annotated[
         '{"prompt": ...} records. May be given several times. Unset: a few built in.',
     ),
 ]
-
-PARTS = 100
-"""Steps in which the playing of rounds is shown."""
 
 MOST_NODES, MOST_LEVELS = 64, 16
 """The largest trees that may be looked for."""
@@ -109,11 +106,10 @@ def layers(
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 
     from outpace.draft.fingerprint import Fingerprint
-    from outpace.tune.layer_search import LayerSearch
-    from outpace.tune.layer_trial import LayerTrials, built_in_prompts
+    from outpace.tune.layers import LayerSearch, LayerTrials
 
     played = LayerTrials(
-        llm, (texts or built_in_prompts())[:at_most], max_tokens, temperature or 0.0
+        llm, (texts or _built_in_prompts())[:at_most], max_tokens, temperature or 0.0
     )
     search = LayerSearch(played, Fingerprint.of(llm.target), kept_in, seed)
     complete = _search(search, trials)
@@ -185,18 +181,13 @@ def tree(
     engine = {**model.arguments(), "speculative_config": config}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 
-    from outpace.tune.layer_trial import built_in_prompts
-    from outpace.tune.tree_trial import TreeTrials
+    from outpace.tune.tree import TreeTrials
 
-    used = (texts or built_in_prompts())[:at_most]
+    used = (texts or _built_in_prompts())[:at_most]
     played = TreeTrials(llm, used, max_tokens, temperature or 0.0)
-    with counting(Console(stderr=True), "tune tree") as steps:
-        steps.expect(PARTS)
-        played_parts = 0
+    with working(Console(stderr=True), "tune tree") as report:
         for share in played.play(nodes, levels):
-            while played_parts < int(PARTS * share):
-                played_parts += 1
-                steps.done("playing rounds")
+            report("playing rounds", share)
     found = played.best(nodes, levels)
     paths = [list(path) for path in found.shape.paths]
     out.write_text(json.dumps({**config, "branching": paths}) + "\n", encoding="utf-8")
@@ -262,6 +253,13 @@ def router(
         f"{out}: {len(made.tasks)} tasks ({', '.join(made.tasks)}), {share} of "
         f"{sum(map(len, texts.values()))} prompts told right when they were left out."
     )
+
+
+def _built_in_prompts() -> list[str]:
+    """Prompts of different kinds, for where none are given."""
+    from outpace.bench.builtin import BUILT_IN
+
+    return list({task: text for _, task, text in BUILT_IN}.values())
 
 
 def _check_out(out: Path, inputs: Sequence[Path] = ()) -> None:

@@ -18,10 +18,15 @@ from torch import Tensor
 from outpace.core.logits.masks import TokenMask
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
-from outpace.forms.annotations import demands
-from outpace.forms.deep_stack import LONGEST, with_deep_stack
-from outpace.forms.json_schemas import check_multiples, refusal, schema_text
-from outpace.forms.spelling import Spelling
+from outpace.forms.json_schemas import (
+    LONGEST,
+    check_multiples,
+    refusal,
+    schema_text,
+    with_deep_stack,
+    without_annotations,
+)
+from outpace.forms.tokenizer import GrammarTokenizer
 
 KINDS = ("json", "json_object", "regex", "choice", "grammar")
 """What ``structured_outputs`` may name, as in vLLM: a JSON schema, any JSON object, a regular
@@ -110,7 +115,7 @@ class Grammars:
         return Grammar(matcher, self._vocabulary, self._eos_ids)
 
     @cached_property
-    def _tokens(self) -> tuple[Spelling, Any]:
+    def _tokens(self) -> tuple[GrammarTokenizer, Any]:
         """How texts are spelt, and llguidance's own tokenizer that spells like this."""
         try:
             from llguidance import LLTokenizer, TokenizerWrapper
@@ -121,7 +126,7 @@ class Grammars:
         if not self._eos_ids:
             raise ConfigError("texts of a given form need a model with an end-of-sequence token.")
         try:
-            spelling = Spelling(self._tokenizer, self._vocabulary, self._eos_ids)
+            spelling = GrammarTokenizer(self._tokenizer, self._vocabulary, self._eos_ids)
             tokens = TokenizerWrapper(spelling)
             return spelling, LLTokenizer(tokens, self._vocabulary, self._eos_ids)
         except Exception as error:  # of a library whose exceptions are not documented
@@ -205,17 +210,17 @@ def _source(kind: str, form: str) -> str:
     from llguidance import LLMatcher
 
     if kind in ("json", "json_object"):
-        return str(LLMatcher.grammar_from_json_schema(demands(form), _JSON))
+        return str(LLMatcher.grammar_from_json_schema(without_annotations(form), _JSON))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(form))
-    return str(LLMatcher.grammar_from_lark(_with_demands(form)))
+    return str(LLMatcher.grammar_from_lark(_without_annotations_in(form)))
 
 
-def _with_demands(grammar: str) -> str:
-    """Returns a grammar with the `demands` of its JSON schemas."""
+def _without_annotations_in(grammar: str) -> str:
+    """Returns a grammar with the `without_annotations` of its JSON schemas."""
     parts, done = [], 0
     for begin, end, _ in _schemas_in(grammar):
-        parts += [grammar[done:begin], demands(grammar[begin:end])]
+        parts += [grammar[done:begin], without_annotations(grammar[begin:end])]
         done = end
     return "".join([*parts, grammar[done:]])
 

@@ -7,13 +7,109 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from fractions import Fraction
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
-from outpace.forms.deep_stack import LONGEST, with_deep_stack
+
+# -- room for work that goes down along what a client wrote ----------------------------------------
+
+STACK = 512 << 20
+"""Bytes of stack with which a grammar is compiled; what is not used takes no memory. llguidance
+goes down along references, and a chain of thousands would end the process with the usual stack."""
+
+LONGEST = 1 << 20
+"""Characters of a form at most: this many fit into that stack, whatever they say."""
+
+Made = TypeVar("Made")
+
+_starting = threading.Lock()
+"""The size of a new thread's stack is the process's."""
+
+
+def with_deep_stack(work: Callable[[], Made]) -> Made:
+    """Returns what a function makes, or raises its error, in a thread of its own."""
+    done: Future[Made] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with _starting:
+        before = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=run, name="outpace-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return done.result()
+
+
+# -- what demands nothing of a text, although llguidance refuses it --------------------------------
+
+_IDLE: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "propertyNames": (True, {}, {"type": "string"}),
+}
+"""Keywords that llguidance does not follow, and values with which there is nothing to follow."""
+
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose values hold schemas by names, which are no keywords."""
+
+_VALUES = ("const", "enum", "default", "examples", "example")
+"""Keywords whose values are JSON of any kind."""
+
+
+def without_annotations(text: str) -> str:
+    """Returns a JSON schema without what it only remarks: formats that llguidance does not know,
+    which JSON Schema calls annotations, and keywords with which nothing is demanded."""
+    if not any(f'"{name}"' in text for name in ("format", *_IDLE)):
+        return text
+    schema = json.loads(text)
+    for part in _parts(schema):
+        name = part.get("format")
+        if isinstance(name, str) and not _is_known(name):
+            del part["format"]
+    for part in _parts(schema):
+        for name, values in _IDLE.items():
+            if name in part and part[name] in values:
+                del part[name]
+    return json.dumps(schema)
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """Yields each schema in a schema."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, dict):
+            for name, value in part.items():
+                if name in _BY_NAME and isinstance(value, dict):
+                    waiting += value.values()
+                elif name not in _VALUES:
+                    waiting.append(value)
+            yield part
+
+
+@lru_cache(maxsize=256)
+def _is_known(format: str) -> bool:
+    """Whether llguidance follows a format."""
+    from llguidance import LLMatcher
+
+    schema = json.dumps({"type": "string", "format": format})
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))
+
+
+# -- whether schemas are sound ---------------------------------------------------------------------
 
 LARGEST_MULTIPLE = 100_000
 """What all ``multipleOf`` of a JSON schema have as their least common multiple, at most: where
@@ -28,7 +124,7 @@ patterns that look around, ``oneOf`` whose schemas overlap, references to other 
 ``uniqueItems`` and the like."""
 
 
-class SoundSchemas:
+class SchemaChecker:
     """Finds what is wrong with JSON schemas that no text has to follow, in any thread.
 
     What llguidance cannot follow is no fault of theirs; each is looked at as a whole, and once.
@@ -128,7 +224,7 @@ def is_sound(problem: str) -> bool:
 
 
 def refusal(problem: str) -> str:
-    """Returns what a client is told of a form, and to do, that llguidance refuses."""
+    """Returns what is wrong with a form that llguidance refuses, and what to do."""
     if not is_sound(problem):
         return f"cannot be made a grammar ({reason_in(problem)}): correct it"
     reason = reason_in(problem.partition(". Enable 'coerce_one_of'")[0])

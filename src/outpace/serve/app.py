@@ -21,22 +21,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from outpace.api import LLM
 from outpace.errors import ConfigError
-from outpace.serve.bodies import Bodies
-from outpace.serve.engine_thread import EngineThread, QueueFull, ShuttingDown, TooMany
+from outpace.llm import LLM
+from outpace.serve.bodies import Bodies, Reading
+from outpace.serve.engine_thread import EngineThread, Job, QueueFull, ShuttingDown, TooMany
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, client_of, failure
-from outpace.serve.jobs import Job
-from outpace.serve.metrics import ServerMetrics
+from outpace.serve.observers import ServerMetrics, Tracer, special_ids
 from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to, disconnected
 from outpace.serve.openai import openapi
-from outpace.serve.openai.answers import Answer
+from outpace.serve.openai.answers import Answer, TokenTexts
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.openai.token_texts import TokenTexts
-from outpace.serve.reading import Reading
 from outpace.serve.settings import Settings
-from outpace.serve.trace import Tracer, special_ids
 
 log = logging.getLogger("outpace.serve")
 
@@ -134,7 +130,7 @@ class Server:
             "/v1/models/{name:path}": self._model,
             "/health": self._health,
             "/ready": self._ready,
-            "/metrics": self._tell_metrics,
+            "/metrics": self._prometheus,
             "/openapi.json": self._openapi,
             "/docs": _docs,
         }
@@ -271,7 +267,7 @@ class Server:
             {"status": "ready", "running": self.thread.running, "waiting": self.thread.waiting}
         )
 
-    async def _tell_metrics(self, request: Request) -> Response:
+    async def _prometheus(self, request: Request) -> Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
         return Response(self._metrics.exposition(), headers={"Content-Type": kind})
 
@@ -291,7 +287,7 @@ class Server:
                 "chat": bool(template),
                 "ends": [self._decode(token) for token in llm.target.eos_ids],
                 "max_model_len": llm.max_model_len,
-                "description": self._reader.told(str(llm.describe())),
+                "description": self._reader.without_paths(str(llm.describe())),
             }
         )
 

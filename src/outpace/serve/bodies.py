@@ -1,19 +1,122 @@
-"""Bodies of requests as they come in: their size, their time, and their JSON."""
+"""Bodies of requests: how they are received and parsed, and read in threads: to tokenise megabytes,
+or to compile the form that a text is to have, may take many seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
-from typing import Any
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from outpace.core.strict_json import no_constant
 from outpace.core.values import shown
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.reading import LONG, LONG_AT_ONCE, Body
+
+LONG = 1 << 16
+"""Bytes from which on a body is long: a long prompt, or an image."""
+LONG_AT_ONCE = 4
+"""Long bodies, and such as ask for a form, that are read at once. The others wait without a thread,
+so that there always is one for a short body."""
+WAITING = 64
+"""Bodies that may wait so. More are refused: each of them is held in memory."""
+
+FORMS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "tools",
+)
+"""Fields by which a body asks for a form."""
+
+Read = TypeVar("Read")
+
+
+@dataclass(frozen=True)
+class Body:
+    """The body of a request."""
+
+    content: Any
+    """Its JSON."""
+    size: int
+    """Its bytes."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether reading it may take long."""
+        content = self.content
+        asks = isinstance(content, dict) and any(content.get(name) for name in FORMS)
+        return self.size >= LONG or asks
+
+
+# -- reading: what a body asks for -----------------------------------------------------------------
+
+
+class Reading:
+    """Reads bodies, short ones at once. seconds: how long one may wait for its turn."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._long = asyncio.Semaphore(LONG_AT_ONCE)
+        self._waiting = 0
+
+    async def __call__(
+        self, read: Callable[[Any], Read], body: Body, left: Callable[[], Awaitable[None]]
+    ) -> Read:
+        """Returns what a function makes of a body's content. left: returns when the client has
+        gone.
+
+        Raises ``ApiError`` where too many bodies wait or the time is over, and ``ClientDisconnect``
+        where nobody waits for the answer any more. What is being read is read to its end.
+        """
+        if not body.is_long:
+            return await run_in_threadpool(read, body.content)
+        await self._turn(left)
+        try:
+            return await run_in_threadpool(read, body.content)
+        finally:
+            self._long.release()
+
+    async def _turn(self, left: Callable[[], Awaitable[None]]) -> None:
+        """Returns when the semaphore has been acquired."""
+        if not self._long.locked():
+            await self._long.acquire()
+            return
+        if self._waiting >= WAITING:
+            raise ApiError(
+                429, "too many long bodies wait to be read: come again later.", code="queue_full"
+            )
+        self._waiting += 1
+        turn = asyncio.ensure_future(self._long.acquire())
+        leaving = asyncio.ensure_future(left())
+        try:
+            await asyncio.wait(
+                {turn, leaving}, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+        except asyncio.CancelledError:
+            if turn.done():
+                self._long.release()
+            raise
+        finally:
+            self._waiting -= 1
+            turn.cancel()  # does nothing to one that is done
+            leaving.cancel()
+        if turn.done() and not turn.cancelled():
+            return
+        if leaving.done() and not leaving.cancelled():
+            raise ClientDisconnect
+        raise ApiError(504, "the request took longer than this server allows.", code="timeout")
+
+
+# -- receiving: size, time and JSON ----------------------------------------------------------------
 
 TOGETHER = 64
 """Bodies of the largest size that may be held at once until they are parsed. Otherwise whoever
@@ -77,11 +180,45 @@ class Bodies:
 
 
 def _parsed(whole: bytes) -> Any:
+    too_large: list[str] = []
+
+    def number(text: str) -> float:
+        found = float(text)
+        if math.isinf(found):
+            too_large.append(text)
+        return found
+
     try:
-        return json.loads(whole, **_STRICT)
+        content = json.loads(
+            whole, parse_constant=no_constant, parse_float=number, object_pairs_hook=_object
+        )
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is not JSON: {reason}.") from error
+    if too_large:
+        _check_infinite(content)
+    return content
+
+
+def _check_infinite(content: Any) -> None:
+    """Raises ``ApiError`` for a number that is larger than any that a program can hold, as 1e400
+    is. Only a bias may be: JSON has no other way to say that a token never comes."""
+    waiting = [("", content)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(f"{path}.{name}" if path else name, one) for name, one in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{index}]", one) for index, one in enumerate(value)]
+        elif isinstance(value, float) and math.isinf(value):
+            if value < 0 and path.startswith("logit_bias."):
+                continue
+            raise ApiError(
+                400,
+                f"{shown(path[:70])[1:-1]} must be a number that a program can hold, and this one "
+                "is too large: send a smaller one.",
+                path,
+            )
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,7 +231,3 @@ def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
         named = shown(twice[:70])
         raise ApiError(400, f"the body holds the field {named} twice in one object: send it once.")
     return found
-
-
-_STRICT: dict[str, Any] = {"parse_constant": no_constant, "object_pairs_hook": _object}
-"""How JSON is read, where Python would take more than it says."""

@@ -12,8 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from outpace.serve.engine_thread import OutOfTime, QueueFull, ShuttingDown, TooMany
-from outpace.serve.jobs import Delta, Job
+from outpace.serve.engine_thread import Delta, Job, OutOfTime, QueueFull, ShuttingDown, TooMany
 from outpace.serve.openai.answers import Answer, event
 from outpace.serve.openai.errors import ApiError
 
@@ -47,7 +46,7 @@ class OpenCall:
     async def _arriving(self, silence: float | None = None) -> AsyncIterator[list[Delta]]:
         """Yields deltas until all texts have ended; raises the error that ended one of them.
 
-        silence: after n seconds without deltas an empty list is yielded; None: never.
+        silence: seconds without deltas after which an empty list is yielded; None: never.
         """
         left = len(self.job.requests)
         while left:
@@ -62,7 +61,7 @@ class OpenCall:
             yield deltas
 
     async def events(self) -> AsyncIterator[bytes]:
-        """Yields the events of a streamed answer. Its status is sent by then: an error is told as
+        """Yields the events of a streamed answer. Its status is sent by then: an error is
         the last event but one."""
         told = self._loop.time()
         try:
@@ -128,7 +127,7 @@ async def disconnected(request: Request) -> None:
 
 
 def answer_to(error: Exception | None) -> ApiError:
-    """Returns what a client is told of the error that ended its text."""
+    """Returns the answer to a client for the error that ended its text."""
     if isinstance(error, OutOfTime):
         return ApiError(504, "the request took longer than this server allows.", code="timeout")
     if isinstance(error, QueueFull):

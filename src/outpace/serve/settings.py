@@ -1,4 +1,4 @@
-"""What a server is told when it starts: where it listens, whom it lets in, how much it takes."""
+"""The settings of a server: where it listens, whom it lets in, how much it takes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.text_files import read_text
+from outpace.files import read_text
 
 KEY_VARIABLE = "OUTPACE_API_KEY"
 """Environment variable with API keys, separated by commas."""

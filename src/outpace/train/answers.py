@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.chats import rendered
 from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
 from outpace.heads.saving import saving
-from outpace.prompts import ChatIds
+from outpace.inputs.chats import rendered
+from outpace.inputs.prompts import ChatIds
 from outpace.targets.hf.tokenizer import tokenized
 from outpace.train.data import Written, conversation, items, naming, plain_chat
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.chats import rendered, with_text
 from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
-from outpace.records import ROLES, Record, holds_records, question, records
+from outpace.files import ROLES, Record, holds_records, question, read_text, records
+from outpace.inputs.chats import rendered, with_text
 from outpace.targets.hf.tokenizer import tokenized
-from outpace.text_files import read_text
 
 SEPARATOR = "\n<|endoftext|>\n"
 """What stands between two documents of a text file."""
@@ -44,7 +43,7 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[Docu
     """Yields the documents of text and JSON files; name: the model's, for errors.
 
     A text file holds one document, or several with lines ``<|endoftext|>`` in between. A record of
-    a JSON file (`outpace.records`) holds a "text", a conversation ("messages", or ShareGPT's
+    a JSON file (`outpace.files`) holds a "text", a conversation ("messages", or ShareGPT's
     "conversations"), or a question and its answer ("prompt" and "response", and the like); these
     two go through the chat template where the tokenizer has one. An answer without any text, which
     calls a tool, is left out. Raises ``PromptError`` for a file that cannot be read, or a record

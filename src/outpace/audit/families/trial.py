@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import GenerationMixin
 
-from outpace.api import LLM
 from outpace.audit.families.finding import Finding, Verdict
 from outpace.audit.families.listing import Family
 from outpace.audit.families.models import noised, tiny_model
@@ -23,6 +22,7 @@ from outpace.audit.families.prompts import (
 from outpace.audit.families.sizes import CONTEXT
 from outpace.core.params import SamplingParams
 from outpace.errors import OutpaceError, PromptError, UnsupportedModel, reason_of
+from outpace.llm import LLM
 from outpace.targets.hf.support import check_type
 
 LENGTH = 24

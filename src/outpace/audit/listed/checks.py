@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from outpace.api import LLM
 from outpace.audit.listed.kinds import EXACT, SEEDS, Ran
 from outpace.audit.listed.reference import OF_TWO_TOKENS, RAGGED, Case, Prompts, Reference
 from outpace.audit.spy import SeenProbs, Spy
 from outpace.core.logits_pipeline import RowFault
 from outpace.core.params import SamplingParams
+from outpace.llm import LLM
 from outpace.outputs import RequestOutput
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from outpace.outputs import CompletionOutput, RequestOutput
 
 if TYPE_CHECKING:
-    from outpace.api import LLM
     from outpace.audit.listed.reference import Case, Reference
+    from outpace.llm import LLM
 
 EXACT = 1e-12
 SEEDS = 2

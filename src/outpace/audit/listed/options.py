@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from outpace.api import LLM
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.audit.listed.checks import Trial
 from outpace.audit.listed.kinds import (
@@ -45,6 +44,7 @@ from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
 from outpace.heads.classifiers.judge import JudgeHead
+from outpace.llm import LLM
 from outpace.verify.registry import find_rule, rules
 
 END = LetterTokenizer.eos_token_id

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.api import LLM
 from outpace.audit.listed.contract import Ending
 from outpace.audit.listed.kinds import SEEDS, Kind
 from outpace.core.gumbel import gumbel
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowFault, RowOptions
 from outpace.core.params import SamplingParams
+from outpace.llm import LLM
 
 Prompts = Sequence[Sequence[int]]
 RAGGED: Prompts = ((1, 2, 3, 4, 5), (6,), (7, 8, 7, 8, 7, 8), (2, 9, 4))

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from outpace.api import LLM
 from outpace.bench.run.meter import Meter
 from outpace.bench.stats.payoff import PlayedDraft
 from outpace.bench.stats.theory import Times
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.engine.trace import RoundTrace
+from outpace.llm import LLM
 
 REPEATS = 5
 """Timings of each part in one sample; a diagnosis takes two samples."""

@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from outpace.api import LLM
 from outpace.bench.report.results import restored
 from outpace.bench.run.meter import Meter
 from outpace.bench.stats.theory import Times, best_k_from_times, ceiling, speedup_from_times
 from outpace.errors import ConfigError
+from outpace.llm import LLM
 
 ALPHAS = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 SCORED = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 17)

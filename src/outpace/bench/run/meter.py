@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import torch
 
-from outpace.api import LLM
 from outpace.bench.run.rehearsal import fill, rehearsing, text_of
 from outpace.bench.stats.theory import Times
 from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
+from outpace.llm import LLM
 from outpace.targets.base import Plan
 from outpace.targets.hf.kinds import is_encoder_decoder
 

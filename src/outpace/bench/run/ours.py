@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from outpace.api import LLM
 from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.core.params import SamplingParams
+from outpace.llm import LLM
 from outpace.outputs import CompletionOutput
 
 Speculative = Literal["auto", "off"] | int | None

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outpace.api import LLM
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Proposal, Verdict
@@ -19,6 +18,7 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, RowInfo, Rows
 from outpace.engine.states import deliver_part, deliver_round
 from outpace.engine.verifier import Decision, branches_of
+from outpace.llm import LLM
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
 
 PERIOD = 32

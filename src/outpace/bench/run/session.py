@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from outpace import chats
-from outpace.api import BUNDLED, LLM
 from outpace.arguments import speculation
 from outpace.bench.peers.registry import Models, check_peers, peers
 from outpace.bench.prompts import Prompt
@@ -27,6 +25,8 @@ from outpace.bench.run.setting import MeasuredSetting
 from outpace.config import SpeculativeConfig
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
 from outpace.heads.checkpoint import kind_in
+from outpace.inputs import chats
+from outpace.llm import BUNDLED, LLM
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.source import locate, names_gguf
 

@@ -10,10 +10,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from outpace.api import LLM
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.engine.trace import RoundTrace
+from outpace.llm import LLM
 from outpace.verify.base import Evidence, Rule
 
 WIDEST = 256

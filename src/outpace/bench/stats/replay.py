@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from outpace.api import LLM
 from outpace.bench.stats.divergence import Divergence, watching
 from outpace.core.params import SamplingParams
-from outpace.prompts import Prompt
+from outpace.inputs.prompts import Prompt
+from outpace.llm import LLM
 
 TEXTS = 4
 TOKENS = 64

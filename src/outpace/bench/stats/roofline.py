@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from outpace.api import LLM
 from outpace.bench.library import transformers
 from outpace.draft.route.base import Several
+from outpace.llm import LLM
 from outpace.targets.hf.attention import key_heads
 from outpace.targets.hf.kinds import has_experts, is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded

@@ -11,8 +11,7 @@ from typing import Any
 
 from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
-from outpace.records import PROMPT, Record, holds_records, no_prompt, records
-from outpace.text_files import decoded, read_text
+from outpace.files import PROMPT, Record, decoded, holds_records, no_prompt, read_text, records
 
 BUILT_IN = "Once upon a time, there was a little girl named Lily."
 STDIN = "-"

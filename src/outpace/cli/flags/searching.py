@@ -37,5 +37,5 @@ def check_search(flags: BeamFlags, compare: bool, config: Mapping[str, Any] | No
 def searching(options: Mapping[str, Any]) -> Callable[..., None]:
     """Returns what searches, with an `LLM` and a `Job`; ``ParamsError`` for bad options."""
     with starting():
-        from outpace.cli.generating.beaming import params_of, search
+        from outpace.cli.generate import params_of, search
     return partial(search, params_of(options))

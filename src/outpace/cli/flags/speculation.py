@@ -8,7 +8,7 @@ from typing import Any
 
 from outpace.core.trees.tree_shape import LARGEST
 from outpace.errors import ConfigError, OutpaceError
-from outpace.text_files import read_text
+from outpace.files import read_text
 
 
 def speculation(

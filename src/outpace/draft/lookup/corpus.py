@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.errors import ConfigError, PromptError
-from outpace.records import ROLES, Record, holds_records, question, records
+from outpace.files import ROLES, Record, holds_records, pieces, question, records
 from outpace.targets.hf.tokenizer import tokenized
-from outpace.text_files import pieces
 
 BLOCK = 1 << 20
 """Bytes of a text file that are read at once, to the end of their line."""
@@ -29,7 +28,7 @@ def tokenised(
 ) -> Iterator[list[int]]:
     """Yields the token ids of every text and chat of some files.
 
-    A record of a JSON file (`outpace.records`) is a text, a chat, or a prompt with its answer. Of
+    A record of a JSON file (`outpace.files`) is a text, a chat, or a prompt with its answer. Of
     any other file all is text. Chats are written as the tokenizer's chat template does, if there is
     one. Raises ``ConfigError`` for a file that cannot be read, and for a record without any of
     these.

@@ -7,16 +7,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.api import LLM
-from outpace.chats import NO_VARIABLES
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.errors import OutpaceError, ParamsError, PromptError, PromptTooLong
-from outpace.forms.json_schemas import SoundSchemas
-from outpace.prompts import Prompt, token_ids_of
+from outpace.forms.json_schemas import SchemaChecker
+from outpace.inputs.chats import NO_VARIABLES
+from outpace.inputs.prompts import Prompt, token_ids_of
+from outpace.llm import LLM
 from outpace.serve.openai import schemas, tools
 from outpace.serve.openai.errors import ApiError
-from outpace.serve.openai.tool_parser import BEGIN, END
+from outpace.serve.openai.tools import BEGIN, END
 from outpace.serve.openai.validation import check
 from outpace.serve.settings import Settings
 
@@ -40,7 +40,7 @@ class Call:
     usage: bool
     """Whether a stream ends with the usage."""
     logprobs: int | None
-    """How many of the most probable tokens are reported beside each token; None: no
+    """How many of the most probable tokens are reported with each token; None: no
     log-probabilities at all."""
     parses_tools: bool = False
     trace: bool = False
@@ -67,7 +67,7 @@ class Reader:
     def __init__(self, llm: LLM, settings: Settings) -> None:
         self._llm = llm
         self._settings = settings
-        self._schemas = SoundSchemas()
+        self._schemas = SchemaChecker()
 
     def completion(self, body: Any) -> Call:
         """Reads the body of ``/v1/completions``."""
@@ -120,7 +120,7 @@ class Reader:
         try:
             return self._llm.token_ids(given["prompt"], given.get("add_special_tokens", True))
         except OutpaceError as error:
-            raise ApiError(400, self.told(str(error)), "prompt") from error
+            raise ApiError(400, self.without_paths(str(error)), "prompt") from error
 
     def text(self, body: Any) -> str:
         """Reads the body of ``/detokenize``; returns the text."""
@@ -152,10 +152,10 @@ class Reader:
         try:
             return self._llm.chat_prompt(given["messages"], files=False, **more)
         except PromptError as error:
-            raise ApiError(400, self.told(str(error)), "messages") from error
+            raise ApiError(400, self.without_paths(str(error)), "messages") from error
 
-    def told(self, text: str) -> str:
-        """Returns a text as clients are told it. Where models lie on this machine is no business of
+    def without_paths(self, text: str) -> str:
+        """Returns a sentence for clients. Where models lie on this machine is no business of
         theirs: they know the target by the name that it is served under, and a drafter's own name
         is enough."""
         names = {str(self._llm.target.name): self._settings.model_name}
@@ -229,7 +229,7 @@ class Reader:
         return found[0] if found else None
 
     def _tools(self, given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-        """The tools that the model is told of, and how it is to choose."""
+        """The tools that the model may call, and how it is to choose."""
         offered, choice = given.get("tools", []), given.get("tool_choice")
         if not offered and choice not in (None, "none"):
             raise ApiError(400, "tool_choice needs tools.", "tool_choice")
@@ -308,9 +308,9 @@ class Reader:
         except PromptError as error:
             code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
             param = "messages" if "messages" in given else "prompt"
-            raise ApiError(400, self.told(str(error)), param, code) from error
+            raise ApiError(400, self.without_paths(str(error)), param, code) from error
         except OutpaceError as error:
-            told = self.told(str(error))
+            told = self.without_paths(str(error))
             if error.option == "form" and form is not None:
                 told = _named(told, next(iter(form)), given)
             raise ApiError(400, told, _field(error, given)) from error
@@ -384,7 +384,7 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _named(told: str, kind: str, given: Mapping[str, Any]) -> str:
-    """Returns what is told of a form with the field that it came in, where it begins with the
+    """Returns a sentence about a form with the field that it came in, where it begins with the
     form's kind."""
     schema = ".json_schema.schema" if kind == "json" else ""
     places = {"response_format": schema, "structured_outputs": f".{kind}"}

@@ -19,7 +19,7 @@ TYPES = {
     503: "server_error",
     504: "timeout_error",
 }
-"""OpenAI's name for the kind of error behind each status."""
+"""OpenAI's name for the kind of error that each status means."""
 
 
 class ApiError(Exception):
@@ -48,9 +48,9 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """Returns what a client is told of an error that ended its text.
+        """Returns the answer to a client for an error that ended its text.
 
-        What is not the client's doing is told without details, which are in the log.
+        What is not the client's doing comes without details, which are in the log.
         """
         if isinstance(error, ApiError):
             return error

@@ -1,29 +1,98 @@
-"""The description of the API that programs read, at ``/openapi.json``."""
+"""What answers hold, as JSON schemas, and the description of the whole API that programs read, at
+``/openapi.json``. Tests check real answers by it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from outpace import __version__
-from outpace.serve.openai import answer_schemas as answers
 from outpace.serve.openai import schemas
+
+# -- answers ---------------------------------------------------------------------------------------
+
+Schema = dict[str, Any]
+
+TEXT: Schema = {"type": "string"}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+ANY: Schema = {}
+
+
+def _object(**properties: Schema) -> Schema:
+    """Returns the schema of an object that has these fields, and maybe others."""
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+USAGE = _object(
+    prompt_tokens=COUNT,
+    completion_tokens=COUNT,
+    total_tokens=COUNT,
+    prompt_tokens_details=_object(cached_tokens=COUNT),
+)
+
+TOOL_CALL = _object(
+    id=TEXT, type={"enum": ["function"]}, function=_object(name=TEXT, arguments=TEXT)
+)
+
+MESSAGE = _object(role={"enum": ["assistant"]}, content=_or_null(TEXT), refusal={"type": "null"})
+MESSAGE["properties"]["tool_calls"] = _list(TOOL_CALL)
+
+REASON: Schema = {"enum": ["stop", "length", "tool_calls"]}
+
+
+def _answer(kind: str, choice: Schema) -> Schema:
+    return _object(
+        id=TEXT,
+        object={"enum": [kind]},
+        created=COUNT,
+        model=TEXT,
+        choices=_list(choice),
+        usage=USAGE,
+        outpace=_object(metrics=_list({"type": "object"})),
+    )
+
+
+COMPLETION_ANSWER = _answer(
+    "text_completion", _object(index=COUNT, text=TEXT, logprobs=ANY, finish_reason=REASON)
+)
+CHAT_ANSWER = _answer(
+    "chat.completion", _object(index=COUNT, message=MESSAGE, logprobs=ANY, finish_reason=REASON)
+)
+TOKENIZE_ANSWER = _object(tokens=_list(COUNT), count=COUNT, max_model_len=COUNT)
+DETOKENIZE_ANSWER = _object(prompt=TEXT)
+MODELS = _object(
+    object={"enum": ["list"]},
+    data=_list(_object(id=TEXT, object={"enum": ["model"]}, owned_by=TEXT, max_model_len=COUNT)),
+)
+HEALTH = _object(status={"enum": ["ok", "loading"]})
+READY = _object(status={"enum": ["ready"]}, running=COUNT, waiting=COUNT)
+
+
+# -- the document ----------------------------------------------------------------------------------
 
 _JSON = "application/json"
 _EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
 _POSTS = {
-    "/v1/completions": ("Continue a text.", schemas.COMPLETION, answers.COMPLETION),
-    "/v1/chat/completions": ("Answer a conversation.", schemas.CHAT, answers.CHAT),
+    "/v1/completions": ("Continue a text.", schemas.COMPLETION, COMPLETION_ANSWER),
+    "/v1/chat/completions": ("Answer a conversation.", schemas.CHAT, CHAT_ANSWER),
     "/tokenize": (
         "Return the token ids of a text or a conversation.",
         schemas.TOKENIZE,
-        answers.TOKENIZE,
+        TOKENIZE_ANSWER,
     ),
-    "/detokenize": ("Return the text of token ids.", schemas.DETOKENIZE, answers.DETOKENIZE),
+    "/detokenize": ("Return the text of token ids.", schemas.DETOKENIZE, DETOKENIZE_ANSWER),
 }
 _GETS = {
-    "/v1/models": ("List the model that is served.", {_JSON: {"schema": answers.MODELS}}),
-    "/health": ("Say whether the server lives.", {_JSON: {"schema": answers.HEALTH}}),
-    "/ready": ("Say whether it takes requests.", {_JSON: {"schema": answers.READY}}),
+    "/v1/models": ("List the model that is served.", {_JSON: {"schema": MODELS}}),
+    "/health": ("Say whether the server lives.", {_JSON: {"schema": HEALTH}}),
+    "/ready": ("Say whether it takes requests.", {_JSON: {"schema": READY}}),
     "/metrics": (
         "Tell counters and histograms to Prometheus.",
         {"text/plain": {"schema": {"type": "string"}}},

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outpace.chats import ROLES
 from outpace.core.options import options_of
 from outpace.core.params import SamplingParams
+from outpace.inputs.chats import ROLES
 
 Schema = dict[str, Any]
 

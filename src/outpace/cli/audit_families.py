@@ -1,0 +1,102 @@
+"""``outpace audit families``: every kind of model that transformers lists, tried out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from outpace.cli.flags.options import Workers
+from outpace.cli.loading import starting
+from outpace.cli.progress import counting
+from outpace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from outpace.audit.families.finding import Finding
+    from outpace.audit.families.listing import Family
+    from outpace.audit.families.walk import Limits
+
+
+def families(
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TYPE", help="A model_type, such as llama. May be given several times."
+        ),
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND",
+            help="causal, seq2seq, speech or image-text. May be given several times. Unset: all.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all findings as JSON.")
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the findings as a page.")
+    ] = None,
+    workers: Workers = 0,
+    seconds: Annotated[float, typer.Option(min=1, help="Time limit of one family.")] = 300.0,
+    gigabytes: Annotated[
+        float, typer.Option(min=1, help="Memory limit of one family (on Linux).")
+    ] = 6.0,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where the models are: cpu, cuda or cuda:1.")
+    ] = "cpu",
+) -> None:
+    """Try a tiny random model of every family that transformers lists: is the text the plain one?
+
+    Each is identical, refused with the reason, or DIFFERENT, which is a defect; one that was not
+    finished in time shows nothing, and the exit code is 1 then, too. It takes some ten minutes on
+    two cores.
+    """
+    console = Console(stderr=True)
+    with starting(console):
+        from outpace.audit.families.listing import listed
+        from outpace.audit.families.report import as_dict, as_markdown, as_table
+        from outpace.audit.families.walk import Limits
+        from outpace.bench.report.outputs import check_file
+        from outpace.targets.cpu.threads import processors
+        from outpace.targets.hf.loading.load import pick_device
+
+    check_file("--json", as_json)
+    check_file("--markdown", markdown)
+    names, place = listed(only or None, kind or None), str(pick_device(device))
+    found = _walked(names, Limits(seconds, gigabytes), workers or processors(), place, console)
+    Console().print(as_table(found))
+    if as_json is not None:
+        _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
+    if markdown is not None:
+        _write(markdown, as_markdown(found))
+    if any(one.failed for one in found):
+        raise typer.Exit(1)
+
+
+def _walked(
+    names: list[Family], limits: Limits, workers: int, device: str, console: Console
+) -> list[Finding]:
+    """Returns the findings on families, and shows how many have come."""
+    from outpace.audit.families.walk import walk
+
+    found = []
+    with counting(console, "audit families") as steps:
+        steps.expect(len(names))
+        for one in walk(names, limits, workers, device):
+            found.append(one)
+            steps.done(one.family)
+            if one.failed:
+                steps.say(f"{one.family} {one.verdict}: {one.reason}")
+    return found
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {str(file)!r} ({error}): name another file.") from error

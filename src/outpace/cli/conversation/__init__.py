@@ -1,1 +1,0 @@
-"""A conversation with a model: what was said, what is sent of it, and the commands about it."""

@@ -1,1 +1,0 @@
-"""``outpace generate``."""

@@ -1,0 +1,158 @@
+"""Text files, which all are UTF-8, with a byte order mark or without, and the records of JSON
+files, which all readers of texts and prompts find in the same way."""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.errors import OutpaceError, PromptError
+
+Error = Callable[[str], OutpaceError]
+"""Makes the error that is raised, of its sentence."""
+
+
+def read_text(file: Path, what: str = "file", *, error: Error = PromptError) -> str:
+    """Returns the text of a file; raises ``error`` where it cannot be read, or is not UTF-8.
+
+    what: the kind of file, for the sentence.
+    """
+    try:
+        data = file.read_bytes()
+    except OSError as cause:
+        raise _unreadable(file, what, cause, error) from cause
+    return decoded(data, str(file), error=error)
+
+
+def pieces(
+    file: Path, size: int, what: str = "file", *, error: Error = PromptError
+) -> Iterator[str]:
+    """Yields the text of a long file piece by piece, and raises as `read_text` does.
+
+    Each piece has ``size`` bytes and what is left of their last line. A size of 0 yields single
+    lines. Lines end at line breaks only, which they keep: JSON may hold other separators of
+    Unicode.
+    """
+    at = 0
+    try:
+        with file.open("rb") as opened:
+            while data := opened.read(size) + opened.readline():
+                if text := decoded(data, str(file), at, error=error):
+                    yield text
+                at += len(data)
+    except OSError as cause:
+        raise _unreadable(file, what, cause, error) from cause
+
+
+def decoded(data: bytes, source: str, at: int = 0, *, error: Error = PromptError) -> str:
+    """Returns what some bytes of a source say; raises ``error`` where they are not UTF-8.
+
+    at: the offset of the bytes in their source.
+    """
+    try:
+        return (data if at else data.removeprefix(BOM_UTF8)).decode()
+    except UnicodeDecodeError as cause:
+        byte, start = cause.object[cause.start], at + len(data) - len(cause.object) + cause.start
+        raise error(
+            f"{source} is not UTF-8 text: byte {byte:#04x} at offset {start} cannot be read; save "
+            "it as UTF-8."
+        ) from cause
+
+
+def _unreadable(file: Path, what: str, cause: OSError, error: Error) -> OutpaceError:
+    return error(f"cannot read {what} {str(file)!r}: {cause.strerror}.")
+
+
+# -- records of JSON files -------------------------------------------------------------------------
+
+WHOLE = ".json"
+"""A file that is one value as a whole, or has lines in spite of its name."""
+
+SUFFIXES = (".jsonl", ".ndjson", WHOLE)
+
+PROMPT = '{"prompt": ...}'
+"""A record with a prompt, as errors show it."""
+
+ROLES = dict.fromkeys(("gpt", "chatgpt", "bing", "bard"), "assistant") | {"human": "user"}
+"""Names of roles in the ShareGPT format, and what chat templates call them."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What stands in one line of a file, or at one place of its array."""
+
+    value: Any
+    number: int
+    """From 1."""
+    where: str
+    """The file and the place, for errors."""
+
+
+def holds_records(file: Path) -> bool:
+    """Tells whether a file holds records, and not a text."""
+    return file.suffix.lower() in SUFFIXES
+
+
+def records(lines: Iterable[str], file: Path, form: str = "record") -> Iterator[Record]:
+    """Yields the records of a file.
+
+    Each line is one. A .json file may also be an array of records, or a single one, however they
+    are spread over its lines; it is read as a whole. form: what a record looks like, for errors.
+    Raises ``PromptError`` for what is not JSON.
+    """
+    if file.suffix.lower() == WHOLE:
+        lines = list(lines)
+        whole = _whole(lines, file, form)
+        if whole is not None:
+            yield from whole
+            return
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _of_line(line, number, f"{file}, line {number}", form)
+
+
+def no_prompt(file: Path, form: str = PROMPT) -> PromptError:
+    """Returns the error for a file without any prompt. form: what one looks like."""
+    return PromptError(f"{file} holds no prompt: give one {form} per line.")
+
+
+def question(record: Mapping[str, Any], asked: str) -> str:
+    """Returns the text under a name, and behind it what it is about: Dolly keeps that as "context"
+    by itself, and Alpaca as the "input" of an "instruction"."""
+    about = record.get("context") or (asked == "instruction" and record.get("input"))
+    return "\n".join(filter(None, [record[asked], str(about or "")]))
+
+
+def _whole(lines: Sequence[str], file: Path, form: str) -> list[Record] | None:
+    """The records of a file that is one value; None if its lines are values by themselves."""
+    try:
+        value = json.loads("\n".join(lines))
+    except (ValueError, RecursionError) as error:
+        if _is_json(next(filter(str.strip, lines), "null")):
+            return None
+        raise PromptError(
+            f"{file} is not JSON ({error}): give an array of records, or one {form} per line, or "
+            "name it .txt if it is a text."
+        ) from error
+    if not isinstance(value, list):
+        return [Record(value, 1, str(file))]
+    return [Record(each, at, f"{file}, entry {at}") for at, each in enumerate(value, 1)]
+
+
+def _of_line(line: str, number: int, where: str, form: str) -> Record:
+    try:
+        return Record(json.loads(line), number, where)
+    except (ValueError, RecursionError) as error:
+        raise PromptError(f"{where} is not JSON ({error}): give one {form} per line.") from error
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,492 @@
+"""The Python face: ``LLM``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import nn
+
+from outpace import arguments
+from outpace.arguments import Params
+from outpace.building import EngineOptions, Speculation, build_engine
+from outpace.config import SpeculativeConfig
+from outpace.core.beam_params import BeamSearchParams
+from outpace.core.params import SamplingParams
+from outpace.core.progress import Progress, part, rising, silent
+from outpace.engine.alike import try_alike
+from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
+from outpace.engine.request import Request
+from outpace.engine.trial import TRIAL, trial_prompts, try_out
+from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked, reason_of
+from outpace.generation import BeamGeneration, Generation
+from outpace.inputs import chats
+from outpace.inputs.chats import Conversation
+from outpace.inputs.prompts import Prompt, listed
+from outpace.intake import Intake
+from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
+from outpace.policy.base import Untaught
+from outpace.targets.cpu.kernels import Kernels
+from outpace.targets.cpu.threads import use_threads
+from outpace.targets.cpu.weights.quantize import Quantization
+from outpace.targets.describe import Description, describe
+from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.source import check_path
+
+BUNDLED = Path(__file__).parent / "bundled"
+"""The small target, and the drafters that come with the package: a model and a head."""
+
+_WARM_UP_DRAFT = 4
+_LOADING, _OF_TARGET = 0.95, 0.7
+"""The share of loading in what an `LLM` does before it is ready, and the target's share of that,
+where something drafts."""
+
+
+@names_checked(UnknownArgument, "argument of LLM")
+class LLM:
+    """A causal language model that generates faster with speculation, without other words.
+
+    model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
+    ``tokenizer`` and, for images, its ``processor``; it is put into evaluation mode and stays in
+    it, so call its ``train()`` before you go on training it), or nothing for the bundled pair.
+    speculative_config: see `SpeculativeConfig`; unset: look-ups draft where that pays ("auto"), and
+    for the bundled model the bundled drafter; {"method": "none"} is plain decoding. max_num_seqs:
+    rows decoded at once.
+    generation_config: "auto" takes unset options from the model's own, "none" ignores it.
+    cpu_kernels: "auto" replaces the linear layers of models on a CPU by faster ones, by a fixed
+    rule for each kind of processor, "tune" by those that win a race on this machine, "native",
+    "packed" and "blocked" by those of one kind, "off" by none; where there is a C++ compiler,
+    whole layers are computed by our own code too. Models that you loaded stay as they are.
+    threads: of the passes on a CPU, in the whole process (torch's setting); unset: torch's own,
+    but no more than this process has processors for.
+    progress: called with each step of loading the model, and how much of it is done (0 to 1).
+    compile: True plays the short passes of target and drafter compiled (CPU; loading then takes
+    minutes, or seconds where torch has kept what it compiled) or as CUDA graphs (GPU; a second),
+    and refuses a model with which that cannot be done; "auto" does so on a GPU, where it can.
+    quantization: "int8" or "int4": quantises the linear layers of a model loaded here,
+    which then is another model, a little off the original, and speculation exact with respect to
+    it. A drafter is quantised by its own "quantization" in speculative_config.
+    max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
+    does not hold up the texts that are being written. max_batch_total_tokens: tokens of prompts
+    and texts that all rows may hold together, so that memory has a bound; before there are more, a
+    row is put aside, and read again when there is room. Unset: as many as the rows can have.
+    scheduling_policy: "fcfs" lets waiting requests join the batch as they come, "priority" by the
+    number that each may be given, "fair" so that each client gets as many tokens, "shortest" by
+    their predicted lengths.
+    enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
+    texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest. Unset:
+    the last few conversations stay (`chat`), of one context's tokens together, so that their next
+    turns read only what is new, where the model and its drafter can go on from there; of other
+    texts a draft model keeps the beginnings of the last few. False: nothing is kept.
+    batch_invariant: a token's logits have the same bits whatever else is in the pass. Then greedy
+    text is the same to the last token with speculation and without, alone and in company, where
+    otherwise rounding turns a near-tie now and then. Passes may take longer, and what cannot be
+    computed so is refused (docs/decisions/0015-passes-of-one-shape.md).
+
+    Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
+    own.
+
+    Raises subclasses of ``outpace.errors.OutpaceError``, which say what to do.
+
+    >>> llm = LLM()                                                           # doctest: +SKIP
+    >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].text  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | nn.Module | Loaded | None = None,
+        *,
+        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+        tokenizer: Any = None,
+        processor: Any = None,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        generation_config: Literal["auto", "none"] = "auto",
+        trust_remote_code: bool = False,
+        cpu_kernels: Kernels = "auto",
+        compile: bool | Literal["auto"] = "auto",
+        quantization: Quantization | None = None,
+        max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
+        max_batch_total_tokens: int | None = None,
+        scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs",
+        enable_prefix_caching: bool | None = None,
+        batch_invariant: bool = False,
+        threads: int | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        arguments.check_kinds(model, tokenizer, dtype, device, quantization, progress)
+        arguments.check_flags(trust_remote_code=trust_remote_code)
+        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
+        asked = EngineOptions(
+            cpu_kernels=cpu_kernels,
+            compile=compile,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_batch_total_tokens=max_batch_total_tokens,
+            scheduling_policy=scheduling_policy,
+            enable_prefix_caching=enable_prefix_caching,
+            batch_invariant=batch_invariant,
+        )
+        max_model_len = arguments.tokens_or_none("max_model_len", max_model_len)
+        use_threads(threads)
+        self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
+        speculation = Speculation.of(self.config)
+        report = None if progress is None else rising(progress)
+        share = 1.0 if self.config.method == "none" else _OF_TARGET
+
+        def check_length(longest: int) -> None:
+            asked.check_held(arguments.context(max_model_len, longest))
+
+        self.target: Loaded = load(
+            _existing(model),
+            tokenizer=tokenizer,
+            processor=processor,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            cpu_kernels=cpu_kernels,
+            quantization=quantization,
+            progress=None if report is None else part(report, 0.0, share * _LOADING),
+            compiled=asked.compile is True,
+            check_length=check_length,
+        )
+        self.max_model_len = arguments.context(max_model_len, self.target.max_length)
+        self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
+        drafting = part(report or silent, share * _LOADING, _LOADING)
+        self.engine = build_engine(self.target, speculation, self.intake, asked, drafting)
+        self._keeps_all = bool(enable_prefix_caching)
+        self.intake.images.keeps_images = self.engine.drafter.needs.images
+        self._generation = Generation(self.engine)
+        (report or silent)("trying it out", _LOADING)
+        if asked.capture(self.target.device) is not None:
+            self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
+        if asked.batch_invariant:
+            self.engine.between_rounds(self._try_alike)
+        self._try_out()
+        (report or silent)("ready", 1.0)
+
+    def _try_alike(self) -> None:
+        """Raises ``ConfigError`` where a token's logits depend on what else is in the pass."""
+        try_alike(self.engine.target, self.target.name, self.target.vocabulary)
+
+    def _try_out(self) -> None:
+        """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
+        room = self.max_model_len
+        for drafter in self.engine.drafter.tried():
+            prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
+            asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
+            requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
+            try_out(self.engine, drafter, requests)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, or None."""
+        return self.target.tokenizer
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes held: target_weights, target_cache, drafter_weights, drafter_cache."""
+        return self.engine.memory
+
+    def describe(self) -> Description:
+        """Returns how the target and its drafter are computed: kernels, threads, dtype,
+        quantisation, and why they are slow where they are; and which tokens end a text, with who
+        says so. ``str()`` of it is one line."""
+        found = describe(self.target, self.engine.drafter.loaded)
+        return replace(found, ends=self.intake.all_ends())
+
+    def save_drafter(self, folder: str | os.PathLike[str]) -> None:
+        """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
+
+        Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
+        """
+        path = arguments.folder("folder", folder)
+        self.engine.between_rounds(lambda: self.engine.drafter.save(path))
+
+    def forget_texts(self) -> None:
+        """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
+        "recycling" and what is built on them), and what target and draft model keep cached of them
+        (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
+        where one user's text shall not speed up another's. What "auto" has learned from them stays:
+        how long such texts become, and how much a draft model saves in them.
+
+        Raises ``ConfigError`` for a drafter that learns online.
+        """
+
+        if any(self.engine.drafter.learners()):
+            raise ConfigError(
+                "what a drafter has learned online from a text cannot be taken back: load the "
+                "model again, or leave 'online' out."
+            )
+        self._forget()
+
+    def _forget(self) -> None:
+        def forget() -> None:
+            self.engine.drafter.forget_texts()
+            self.engine.target.forget_texts()
+
+        self.engine.between_rounds(forget)
+
+    @property
+    def compile_seconds(self) -> float:
+        """Seconds spent on compiling or recording so far, in target and drafter together."""
+        return self.engine.compile_seconds
+
+    def _prepare(self, rows: Sequence[int]) -> None:
+        """Compiles or records what most rounds will need; ``ConfigError`` if that cannot be."""
+        try:
+            self._warm_up(rows)
+        except OutpaceError:
+            raise
+        except Exception as error:  # compilers raise all sorts
+            reason = reason_of(error, named=True)
+            raise ConfigError(
+                f"{self.target.name} cannot be compiled or recorded ({reason}): use compile=False."
+            ) from error
+
+    def _warm_up(self, rows: Sequence[int]) -> None:
+        """Generates in one row and in several, with and without a draft. These texts are nobody's:
+        nothing is learned from them, and none is remembered."""
+        prompt = [0] * min(8, self.max_model_len - 1)
+        greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        learners = list(self.engine.drafter.learners())
+        for one in learners:
+            one.learns = False
+        with self.engine.playing_with(controller=Untaught(self.engine.controller)):
+            for count in rows:
+                # Twice, since what is recorded is so when it comes the second time.
+                for speculative in ("off", _WARM_UP_DRAFT) * 2:
+                    self.generate([prompt] * count, replace(greedy, speculative=speculative))
+        for one in learners:
+            one.learns = True
+        self._forget()
+
+    # -- generating ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Returns one output per prompt, in order.
+
+        prompts: one or several texts, lists of token ids, or dicts with one of the two as "prompt"
+        or "prompt_token_ids"; also what a tokenizer returns, without its padding. For a
+        vision-language model: dicts with "prompt" and "images" (PIL images or files), or, as in
+        vLLM, "multi_modal_data"; or what its processor returns for one prompt. An encoder-decoder
+        reads them with its encoder; what its decoder begins with, and audio, come in dicts with
+        "encoder_prompt", "decoder_prompt" and "multi_modal_data". sampling_params: one for all, or
+        one for each, as `SamplingParams` or a dict of its options; default: as the
+        model's generation_config says. use_tqdm: shows a progress bar on standard error.
+
+        Where a request's options turn out to contradict each other on the way, its text ends there
+        with the finish reason "error"; if it was the only one, that is raised.
+        """
+        return self._generated(listed(prompts), sampling_params, use_tqdm)
+
+    def _generated(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None,
+        use_tqdm: bool,
+        keep_cached: bool = False,
+    ) -> list[RequestOutput]:
+        outputs = self._each(prompts, sampling_params, keep_cached)
+        return list(with_bar(outputs, len(prompts), shown=use_tqdm))
+
+    def generate_each(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """Yields what `generate` returns, each output once it and those before it are done."""
+        return self._each(listed(prompts), sampling_params, keep_cached=False)
+
+    def _each(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None,
+        keep_cached: bool,
+    ) -> Iterator[RequestOutput]:
+        params = arguments.paired(sampling_params, len(prompts))
+        kept = keep_cached or self._keeps_all
+        return self._generation.outputs(prompts, self.intake.all_requests(prompts, params, kept))
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams | Mapping[str, Any] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[BeamSearchOutput]:
+        """Returns, for each prompt in order, the most likely texts that a beam search finds: the
+        same as transformers' ``generate(num_beams=..., do_sample=False)``.
+
+        prompts: as `generate` takes them. Beams are decoded plainly, whatever speculative_config
+        says: a beam search draws nothing, so no rule could verify drafts against a distribution. A
+        search needs ``beam_width`` of the ``max_num_seqs`` rows, in a cache of its own. Raises
+        ``ParamsError`` where there are not as many, and the error of a prompt that is alone.
+
+        >>> llm.beam_search("Once upon a time", BeamSearchParams(beam_width=4))  # doctest: +SKIP
+        """
+        given = listed(prompts)
+        searches = BeamGeneration(self.engine, self.intake).outputs(given, arguments.beams(params))
+        return list(with_bar(searches, len(given), shown=use_tqdm))
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        keep_cached: bool = False,
+    ) -> Iterator[Chunk]:
+        """Yields pieces of the text, each a `Chunk`, as soon as they are safe: whole characters,
+        and nothing that a stop string may still swallow. Together their ``text`` is the whole text.
+        The last one has a ``finish_reason``.
+
+        keep_cached: as for `requests`; True in a conversation that goes on.
+
+        >>> llm = LLM(speculative_config={"method": "none"})
+        >>> for chunk in llm.stream("Once upon a time", {"max_tokens": 6, "temperature": 0}):
+        ...     print(chunk.text, end="", flush=True)
+         there was a little girl named
+        >>> chunk.finish_reason
+        'length'
+        """
+        found = self.requests(prompt, sampling_params, streaming=True, keep_cached=keep_cached)
+        return self._generation.chunks(found)
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> RequestOutput: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]: ...
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | Sequence[Params] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> RequestOutput | list[RequestOutput]:
+        """Returns the assistant's next turn, through the tokenizer's chat template.
+
+        messages: ``[{"role": "user", "content": ...}, ...]``; a content is a text or a list of
+        OpenAI's parts: of type "text", and for a vision-language model "image_url" (a data: URL or
+        a file) or "image" (a PIL image or a file). Of a list of several conversations, the answers
+        are a list. The next turn of one of the last few conversations reads only what is new
+        (``enable_prefix_caching``).
+        """
+        given, several = chats.conversations(messages)
+        prompts = [self.chat_prompt(conversation) for conversation in given]
+        outputs = self._generated(prompts, sampling_params, use_tqdm, keep_cached=True)
+        return outputs if several else outputs[0]
+
+    def chat_ids(self, /, messages: Conversation, **for_template: Any) -> list[int]:
+        """Returns the prompt's token ids for one conversation. What is generated from them is an
+        answer, which ends where a turn of the conversation does (`LLM.describe`); from a copy of
+        the list it is a text like any other.
+
+        for_template: what else the chat template is given, such as ``tools`` or
+        ``enable_thinking``; as ``chat_template`` another template than the model's.
+        """
+        return self.intake.chat_ids(messages, **for_template)
+
+    def chat_prompt(
+        self, /, messages: Conversation, files: bool = True, **for_template: Any
+    ) -> Prompt:
+        """Returns the prompt for one conversation, as `generate` takes it: its token ids or, with
+        images, what the model's processor makes of it.
+
+        files: whether images may be files of this machine. for_template: as for `chat_ids`.
+        """
+        return self.intake.chat_prompt(messages, files, **for_template)
+
+    def prompt_ids(self, prompt: Prompt) -> list[int]:
+        """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
+        return self.intake.prompt_ids(prompt)
+
+    def resolve(self, sampling_params: Params | None = None) -> SamplingParams:
+        """Returns the params with each unset option as the model's generation_config says."""
+        (params,) = arguments.paired(sampling_params, 1)
+        return params.resolve(self.intake.defaults)
+
+    def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns a text's token ids."""
+        return self.intake.token_ids(text, add_special_tokens)
+
+    def requests(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        *,
+        streaming: bool = False,
+        priority: float = 0,
+        form: Mapping[str, Any] | None = None,
+        continues: bool | None = None,
+        shown: Collection[str] = (),
+        keep_cached: bool = False,
+    ) -> list[Request]:
+        """Returns the requests for one prompt, one for each of its texts, for callers who drive
+        ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
+
+        streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
+        policy "priority", the smallest joins first. form: what the text has to look like, one of
+        ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
+        continues: whether the text goes on from the prompt's, so that it may begin with a blank;
+        unset: behind a prompt that is a text, not behind token ids, such as those of a chat.
+        shown: special tokens that the text holds also where it leaves out all others.
+        keep_cached: whether a later prompt will go on from this text, so that what is cached of it
+        is kept where ``enable_prefix_caching`` is unset.
+        """
+        (params,) = arguments.paired(sampling_params, 1)
+        kept = keep_cached or self._keeps_all
+        requests = self.intake.requests(
+            prompt, params, streaming, priority, form, continues, shown, kept
+        )
+        self.intake.check_processors([params], [requests])
+        return requests
+
+
+def _existing(
+    model: str | os.PathLike[str] | nn.Module | Loaded | None,
+) -> str | os.PathLike[str] | nn.Module | Loaded:
+    """The model to load; ``ModelLoadError`` for a folder or a file that is not there."""
+    if model is None:
+        return BUNDLED / "target"
+    if isinstance(model, (str, os.PathLike)):
+        check_path(model)
+    return model
+
+
+Item = TypeVar("Item")
+
+
+def with_bar(items: Iterable[Item], total: int, *, shown: bool) -> Iterable[Item]:
+    """Returns the items, and shows on standard error how many of ``total`` have come."""
+    if not shown:
+        return items
+    return track(items, "generating", total=total, console=Console(stderr=True))
