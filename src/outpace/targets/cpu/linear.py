@@ -6,7 +6,6 @@ Speculation pays where scoring a few tokens costs what one costs. MKL's product 
 it takes three rows at a time and reads the whole weight again for every three. The same plain
 weight, seen as N / 32 blocks of 32 outputs and multiplied as a batch, is read once for up to twelve
 rows, because a block stays in the cache while it meets all of them. No weight is copied or packed.
-
 """
 
 from __future__ import annotations

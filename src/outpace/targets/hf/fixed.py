@@ -101,8 +101,8 @@ class FixedShape:
 
     @property
     def key(self) -> Hashable:
-        """All of it that shapes a step. Where evenly spaced rows lie cannot be told a recorded step
-        later; where others lie it looks up on the device, and any such placement will do."""
+        """All that shapes a step. A recorded step keeps to where evenly spaced rows lay; where
+        others lie it looks up on the device, and any such placement will do."""
         return self.rows, self.columns, self.slots, self.placement.spaced(self.slots)
 
 

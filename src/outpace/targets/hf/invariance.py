@@ -1,5 +1,6 @@
 """Passes in which a token's logits have the same bits alone and in company, drafted and fed one by
-one. Then rounding decides no near-tie one way or the other."""
+one. Then rounding decides no near-tie one way or the other.
+"""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def _check_states(config: Any) -> None:
 
 
 def _asks_for_alibi(text: Any) -> bool:
-    # MPT's option is inside the options of its attention. Bloom and Falcon can be told positions.
+    # MPT's option is inside the options of its attention. Bloom and Falcon have position patches.
     return bool(getattr(getattr(text, "attn_config", None), "alibi", False))
 
 

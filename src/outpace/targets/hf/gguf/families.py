@@ -1,5 +1,6 @@
 """The families of GGUF files that are read: what transformers calls each, how its weights are laid
-out, and what its configuration needs besides what all have."""
+out, and what its configuration needs besides what all have.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the decoder layers in order; ``UnsupportedModel`` where they cannot be told."""
+    """Returns the decoder layers in order; ``UnsupportedModel`` where they cannot be found."""
     loaded: Any = model
     count = loaded.config.get_text_config().num_hidden_layers
     # A vision tower may have as many layers as the language model beside it.
@@ -122,7 +122,7 @@ def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
 
 
 def parts_of(model: nn.Module, named: SubLayers) -> list[nn.Module]:
-    """Returns the modules of parts of layers; ``UnsupportedModel`` where they cannot be told."""
+    """Returns the modules of parts of layers; ``UnsupportedModel`` where they cannot be found."""
     layers = decoder_layers(model)
     attention = [_part(layers[number], ATTENTION) for number in sorted(named.attention)]
     return attention + [_part(layers[number], MLP) for number in sorted(named.mlp)]

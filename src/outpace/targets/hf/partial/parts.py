@@ -57,7 +57,7 @@ class WithoutSubLayers:
     """A model without some parts of its layers: these add nothing to the residual stream."""
 
     def __init__(self, model: nn.Module, skipped: SubLayers) -> None:
-        """Raises ``UnsupportedModel`` where the parts cannot be told or left out."""
+        """Raises ``UnsupportedModel`` where the parts cannot be found or left out."""
         self._model, self._skipped = model, skipped
         self._native = _native_part(model, skipped=skipped)
         self.pass_bytes = pass_bytes(model) - _bytes_of(model, skipped)
@@ -160,7 +160,7 @@ class PartView(View):
     def __init__(
         self, runner: Runner, ready: Callable[[], int], part: WithoutSubLayers | LowerLayers
     ) -> None:
-        """runner: the target's. ready: tells how many of its rows take part in passes."""
+        """runner: the target's. ready: returns how many of its rows take part in passes."""
         self._target, self._ready, self._part = runner, ready, part
         self.pass_bytes = part.pass_bytes
         self._fed = 0

@@ -198,7 +198,7 @@ class StateCache(SlotCache):
         super().__init__(rows, device)
         self.reading: Reading | None = None
         self.listener: Callable[[Name, bool], None] | None = None
-        """Is told which state is asked for, and whether it is about to be changed."""
+        """Called with the state that is asked for, and whether it is about to be changed."""
         self._may_change = True
         self._histories: dict[Name, History] = {}
         self._pinned: list[int | None] = []  # by row: a slot whose states are not dropped

@@ -60,7 +60,7 @@ class Steps(Extra):
         runner.admit(1)
         found: list[Mixer] = []
         with finding_mixers(runner.model, self._cache, places_of(runner.model), found):
-            # With a cache also where it is not told of ours: then it makes states of its own.
+            # With a cache also where it takes none of ours: then it makes states of its own.
             runner.forward(_tokens(runner, 1), keep=1, use_cache=True)
         runner.reset()
         self._mixers = found

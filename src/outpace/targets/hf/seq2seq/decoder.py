@@ -31,7 +31,7 @@ class DecoderSide:
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises ``UnsupportedModel`` for a decoder that cannot be told positions."""
+        """Raises ``UnsupportedModel`` for a decoder that takes no positions."""
         self.model: Any = model
         self.config: Any = self.model.config
         self.seen: Seen
@@ -66,7 +66,7 @@ class DecoderSide:
     @property
     def pass_bytes(self) -> int:
         """Bytes of the decoder's weights that one pass reads. Those that made the keys and values
-        of sources are not told apart from the others."""
+        of sources are not parted from the others."""
         return pass_bytes(self.model.get_decoder()) + pass_bytes(self.get_output_embeddings())
 
     def get_input_embeddings(self) -> nn.Module:
@@ -90,7 +90,7 @@ class DecoderSide:
         return logits if bias is None else logits + bias
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yields the decoder's modules, to which more may have to be told than their places."""
+        """Yields the decoder's modules, which may have to be patched for more than their places."""
         return iter(self.model.get_decoder().modules())
 
     def __call__(self, **given: Any) -> PassOutput:
@@ -114,7 +114,7 @@ class DecoderSide:
         a decoder would count its own columns from the longest row."""
         rows = position_ids.shape[0]
         places = Places(position_ids, self.slot_positions, input_ids)
-        with self._placing.told(places) as told, _keeping(self.model, logits_to_keep):
+        with self._placing.applied(places) as placed, _keeping(self.model, logits_to_keep):
             output = self.model(
                 decoder_input_ids=input_ids,
                 decoder_inputs_embeds=inputs_embeds,
@@ -123,7 +123,7 @@ class DecoderSide:
                 encoder_outputs=self._stand_in(rows),
                 past_key_values=_BothCaches(past_key_values, self.seen.layers),
                 use_cache=use_cache,
-                **told,
+                **placed,
                 **options,
             )
         states = getattr(output, "decoder_hidden_states", None)
@@ -224,7 +224,7 @@ Placed = Callable[[Places], Any]
 class Placing:
     """How one model learns the places of its decoder's columns.
 
-    Raises ``UnsupportedModel`` for a decoder that cannot be told.
+    Raises ``UnsupportedModel`` for a decoder that takes none.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -246,8 +246,8 @@ class Placing:
         return looked_up and not self._takes_positions
 
     @contextmanager
-    def told(self, places: Places) -> Iterator[dict[str, Tensor]]:
-        """Tells the places while the block runs; yields further arguments of the model."""
+    def applied(self, places: Places) -> Iterator[dict[str, Tensor]]:
+        """Patches the decoder while the block runs; yields further arguments of the model."""
         with ExitStack() as stack:
             for module, name, placed in self._exchanged:
                 stack.enter_context(exchanged_attribute(module, name, placed(places)))

@@ -28,7 +28,7 @@ class Sources(Extra):
     prevents_fixed = "is an encoder-decoder"
 
     def __init__(self, model: nn.Module, rows: int) -> None:
-        """Raises ``UnsupportedModel`` for a decoder that cannot be told positions."""
+        """Raises ``UnsupportedModel`` for a decoder that takes no positions."""
         self.decoder: Any = DecoderSide(model)
         """Stands for the model in the runner's passes."""
         self.memory = Memory(rows)
