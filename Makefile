@@ -22,8 +22,8 @@ check: $(STAMP)  ## style and types
 	$(BIN)/mypy
 
 test: check  ## everything CI runs; what depends on the processor also as on weaker ones
-	$(BIN)/python -m tests.lowered -n 2
-	$(BIN)/pytest -q -n 2 -m "not slow"
+	$(BIN)/python -m tests.lowered -n 2 --dist worksteal
+	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
 
 gpu: $(STAMP)  ## drafters, rules and recorded passes with their tiny models on a GPU
 	OUTPACE_TEST_DEVICE=cuda $(BIN)/pytest -q -n 4 -m "not slow" tests/engine/test_contract.py tests/draft tests/targets/test_recording.py tests/targets/test_fixed.py tests/targets/test_trees.py
@@ -39,6 +39,7 @@ audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pai
 	$(BIN)/outpace audit options
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
+	$(BIN)/python -m tests.lowered --all -n 2 --dist worksteal
 	$(BIN)/pytest -q -n 2 -m slow
 	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
 

@@ -1,6 +1,10 @@
-"""Runs the tests that depend on the processor once for each level below this one's.
+"""Runs the tests that depend on the processor as on weaker processors.
 
-    python -m tests.lowered [pytest's own options]
+    python -m tests.lowered [--all] [pytest's own options]
+
+With ``--all`` once for each level below this one's. Without it as on the strongest and the weakest
+of them: every width of vectors and both ranges of int8 weights are among these two, and of the
+products of blocks the ones that a level in the middle has are tested by ``--all`` alone.
 
 What a level lacks is left out by our kernels (``OUTPACE_CPU_LEVEL``) and, as far as their variables
 reach, by torch, oneDNN and MKL.
@@ -35,7 +39,13 @@ OTHERS = {
 
 
 def main() -> int:
-    for level in levels_below(this_processor()):
+    options = sys.argv[1:]
+    levels = levels_below(this_processor())
+    if "--all" in options:
+        options.remove("--all")
+    else:
+        levels = list(dict.fromkeys([*levels[:1], *levels[-1:]]))
+    for level in levels:
         onednn, torchs = OTHERS[level]
         lowered = {
             LEVEL: level,
@@ -44,7 +54,7 @@ def main() -> int:
             "MKL_ENABLE_INSTRUCTIONS": "AVX2" if torchs == "avx2" else "AVX512",
         }
         print(f"as on {level}:", flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *sys.argv[1:], *FILES]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *options, *FILES]
         code = subprocess.run(command, env={**os.environ, **lowered}).returncode
         if code:
             return code

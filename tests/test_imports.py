@@ -138,12 +138,8 @@ def test_the_table_has_no_cycle_below_the_tools() -> None:
 
 def test_the_engine_the_rules_and_the_audit_know_models_through_the_protocol_only() -> None:
     """What a pass is made of is the business of targets, and of drafters with models of their own.
-    The one other thing that the engine gets from there is how passes are recorded, and the audit
-    asks which types of models are no targets."""
-    asked = {
-        ("outpace.engine.capture", "outpace.targets.hf.fixed"),
-        ("outpace.audit.families.trial", "outpace.targets.hf.support"),
-    }
+    The one other thing that the engine gets from there is how passes are recorded."""
+    asked = {("outpace.engine.capture", "outpace.targets.hf.fixed")}
     wrong = [
         where(path, line, name)
         for path, line, name in IMPORTS

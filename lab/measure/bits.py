@@ -18,8 +18,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from outpace.bench.synthetic.model_shapes import shape_named
-from outpace.bench.synthetic.weights import random_model
+from outpace.bench.model_shapes import random_model, shape_named
 from outpace.core.trees.tree import Tree
 from outpace.engine.capture import AsTheyCome, CudaGraphs
 from outpace.targets.hf.attention import use_grouped

@@ -23,11 +23,9 @@ from typing import Any, NamedTuple
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.bench.synthetic.agreement import Texts as Prompts
-from outpace.bench.synthetic.agreement import generated, greedy_agreement
-from outpace.bench.synthetic.model_shapes import shape_named
-from outpace.bench.synthetic.pair import find_scale
-from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
+from outpace.bench.model_shapes import LaterLayersScale, first_layers, random_model, shape_named
+from outpace.bench.synthetic import Texts as Prompts
+from outpace.bench.synthetic import find_scale, generated, greedy_agreement
 
 
 def make(name: str, layers: int, agreement: float, device: torch.device) -> tuple[Any, Any]:

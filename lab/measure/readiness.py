@@ -15,7 +15,7 @@ from usage import usage
 from outpace import LLM, SamplingParams
 from outpace.arguments import bundled_drafter
 from outpace.bench.builtin import BUILT_IN
-from outpace.bench.stats.interval import interval_of
+from outpace.bench.statistics import interval_of
 from outpace.llm import BUNDLED
 
 usage(__doc__)

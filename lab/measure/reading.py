@@ -15,7 +15,7 @@ import torch
 from usage import usage
 
 from outpace import LLM, SamplingParams
-from outpace.bench.peers.llama_server import LlamaServer, samples
+from outpace.bench.peers.llamacpp import LlamaServer, samples
 
 usage(__doc__, needed=2)
 

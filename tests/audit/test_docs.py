@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from lab.gate_table import HEAD, markdown
 
 from outpace.audit.gate.enumeration import _rules, audit_law
 from outpace.audit.gate.gate_trees import FAST
-from outpace.audit.gate.table import HEAD, markdown
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.core.proposal import Drawn
 from outpace.errors import ConfigError

@@ -9,18 +9,16 @@ from typing import Any
 
 import pytest
 import transformers
+from lab.families import trial, walk
+from lab.families.listing import Family, Finding, listed
+from lab.families.models import tiny_config, tiny_model
+from lab.families.prompts import ILLUSTRATED, prompts_for
+from lab.families.sizes import CHUNK, DECODERS, DEFAULTS, EXCEPTIONS, VOCABULARY, WINDOW
+from lab.families.walk import Limits
 from typer.testing import CliRunner
 
-from outpace.audit.families import trial, walk
-from outpace.audit.families.exceptions import DECODERS, DEFAULTS, EXCEPTIONS
-from outpace.audit.families.finding import Finding
-from outpace.audit.families.listing import Family, listed
-from outpace.audit.families.models import tiny_model
-from outpace.audit.families.prompts import ILLUSTRATED, prompts_for
-from outpace.audit.families.shrink import tiny_config
-from outpace.audit.families.sizes import CHUNK, VOCABULARY, WINDOW
-from outpace.audit.families.walk import Limits
 from outpace.cli.audit import app
+from outpace.core import extras
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.llm import LLM
 from outpace.targets.hf import support, trials
@@ -333,3 +331,11 @@ def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch)
     result = CliRunner().invoke(app, ["families", "--markdown", "/dev/null/page.md"])
     assert isinstance(result.exception, ConfigError)
     assert "cannot write /dev/null/page.md" in str(result.exception)
+
+
+def test_a_wheel_says_where_the_walk_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(extras, "CLONE", tmp_path)
+    for verb in ("families", "options"):
+        result = CliRunner().invoke(app, [verb])
+        assert isinstance(result.exception, ConfigError)
+        assert "folder lab/ of the repository" in str(result.exception)

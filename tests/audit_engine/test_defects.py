@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from lab.options.reference import Reference
+from lab.options.trial import Trial
+from lab.options.walk import cases
 from tests.audit_engine.defects import DEFECTS, Defect
 from tests.audit_engine.pairs import pair_llm
 
 from outpace import LLM, SamplingParams
 from outpace.audit.diff import Mode, audit_diff
 from outpace.audit.letters import LetterTokenizer, letter_model
-from outpace.audit.listed.checks import Trial
-from outpace.audit.listed.options import cases
-from outpace.audit.listed.reference import Reference
 from outpace.audit.model import AuditPlan, ModelReport, audit_model
 from outpace.errors import OutpaceError
 

@@ -13,11 +13,9 @@ from tests.audit_engine.mutations import Patch, neighbours_history, second_best
 from tests.audit_engine.pairs import PROMPTS, gives_up_after, pair_llm
 
 from outpace import LLM, SamplingParams
-from outpace.audit.choice import Choice
 from outpace.audit.diff import Difference, DiffReport, Mode, audit_diff
-from outpace.audit.forced import deviations
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
-from outpace.audit.listed.contract import Ending
+from outpace.audit.plain import Choice, Ending, deviations
 from outpace.audit.report import diff_findings
 from outpace.core.logits_pipeline import RowFault
 from outpace.engine import engine

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from lab.options.walk import VARIANTS, audit_options, cases, uncovered
 
 from outpace import SamplingParams
-from outpace.audit.listed.options import VARIANTS, audit_options, cases, uncovered
 from outpace.draft.registry import drafter_names
 
 

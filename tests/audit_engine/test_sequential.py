@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from outpace.audit.betting import sequential
-from outpace.audit.betting.sequential import (
+from outpace.audit import sequential
+from outpace.audit.sequential import (
     CURVED,
     LINEAR,
     Chances,

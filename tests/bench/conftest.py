@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.synthetic.model_shapes import shape_named
-from outpace.bench.synthetic.pair import Pair, PairOptions, make_pair
+from outpace.bench.model_shapes import shape_named
+from outpace.bench.synthetic import Pair, PairOptions, make_pair
 
 
 @pytest.fixture(scope="session")

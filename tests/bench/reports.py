@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.report.results import (
+from outpace.bench.results import (
     MethodResult,
     Prediction,
     Report,
@@ -18,9 +18,7 @@ from outpace.bench.report.results import (
     SweepPoint,
     TaskResult,
 )
-from outpace.bench.stats.identity import Identity, TextDifference
-from outpace.bench.stats.interval import Interval
-from outpace.bench.stats.rounds import AcceptanceCounts, Split
+from outpace.bench.statistics import AcceptanceCounts, Identity, Interval, Split, TextDifference
 from outpace.core.account import Account, DrafterAccount, Mode, Reason
 
 PREDICTION = Prediction(2.2, 2.1, 0.8, ((3, 0.01),), ((1, 0.05), (4, 0.06)))

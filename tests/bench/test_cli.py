@@ -22,18 +22,15 @@ from transformers import (
 )
 from typer.testing import CliRunner, Result
 
+from outpace.bench import contest as schedule
+from outpace.bench import roofline
 from outpace.bench.builtin import CHATS
+from outpace.bench.contest import BatchJob, Ours, run_interleaved
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
-from outpace.bench.report.results import Report
-from outpace.bench.run import schedule
-from outpace.bench.run.contest import BatchJob
-from outpace.bench.run.methods import named_methods
-from outpace.bench.run.ours import Ours
-from outpace.bench.run.schedule import run_interleaved
-from outpace.bench.run.session import Engines, _models, lineup
-from outpace.bench.stats import roofline
-from outpace.bench.synthetic.pair import Pair
+from outpace.bench.results import Report
+from outpace.bench.session import Engines, _models, lineup, named_methods
+from outpace.bench.synthetic import Pair
 from outpace.cli.bench import app
 from outpace.cli.bench_flags import ContestFlags, DraftFlags
 from outpace.draft.registry import drafter_names
@@ -94,7 +91,7 @@ def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
         compared.append([one.llm.config.method for one in contestants])
         return run_interleaved(contestants, *rest)
 
-    monkeypatch.setattr("outpace.bench.run.sweep.run_interleaved", timing)
+    monkeypatch.setattr("outpace.bench.setting.run_interleaved", timing)
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "1",
         "--max-prompt-tokens", "8", "--max-tokens", "8", "--sweep", "1,2",
@@ -160,7 +157,7 @@ def test_texts_end_where_the_target_ends_them(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = iter([5, 1])
-    monkeypatch.setattr("outpace.bench.run.ours.Ours.length", lambda *_: next(lengths))
+    monkeypatch.setattr("outpace.bench.contest.Ours.length", lambda *_: next(lengths))
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "2",
         "--max-prompt-tokens", "8", "--max-tokens", "24", "--to-end", "--temperature", "0.8",
@@ -420,7 +417,7 @@ def test_peers_are_given_the_files_that_names_stand_for(
 def test_an_unknown_peer_is_refused_before_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("outpace.bench.run.session.LLM", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("outpace.bench.session.LLM", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match="unknown peer 'hg'"):
         lineup(Engines(None, (), {}, vs=("plain", "hg")), 1)
 

@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from outpace.bench.kinds import EACH, KINDS, prompts_of_kinds
-from outpace.bench.report.diagnosis import Diagnosis, verdict, why
-from outpace.bench.run.candidates import Candidate, TextRound, play
-from outpace.bench.run.diagnosis import COLUMNS, Asked, Measured, measure
-from outpace.bench.run.findings import findings
-from outpace.bench.run.meter import Meter
-from outpace.bench.stats.interval import Interval
-from outpace.bench.stats.payoff import Payoff, PlayedDraft, acceptance_by_depth
-from outpace.bench.stats.roofline import target_traffic
-from outpace.bench.stats.theory import Times
-from outpace.bench.synthetic.pair import Pair
+from outpace.bench.diagnosis import Diagnosis, verdict, why
+from outpace.bench.doctor import COLUMNS, Asked, Candidate, Measured, TextRound, measure, play
+from outpace.bench.findings import findings
+from outpace.bench.meter import Meter
+from outpace.bench.prompts import EACH, KINDS, prompts_of_kinds
+from outpace.bench.roofline import target_traffic
+from outpace.bench.statistics import Interval
+from outpace.bench.synthetic import Pair
+from outpace.bench.theory import Payoff, PlayedDraft, Times, acceptance_by_depth
 from outpace.core.stats import Seconds
 from outpace.errors import ConfigError, PromptError
 from outpace.llm import LLM
@@ -122,12 +120,12 @@ def test_a_lowered_processor_is_what_is_found(
 ) -> None:
     flags = frozenset({*LEVELS["x86-64-v4-vnni"][1], "amx_bf16"})
     processor = Processor("GenuineIntel", "a Xeon", flags)
-    monkeypatch.setattr("outpace.bench.run.findings.this_processor", lambda: processor)
+    monkeypatch.setattr("outpace.bench.findings.this_processor", lambda: processor)
     machine = findings(measured).machine
     assert (machine.instructions, machine.level) == ("AVX-512", "x86-64-v4-vnni")
     assert machine.features == ("avx512_vnni",)
     lowered = processor.lowered("x86-64-v3")
-    monkeypatch.setattr("outpace.bench.run.findings.this_processor", lambda: lowered)
+    monkeypatch.setattr("outpace.bench.findings.this_processor", lambda: lowered)
     machine = findings(measured).machine
     assert (machine.level, machine.features) == ("x86-64-v3", ())
     assert machine.instructions.startswith("AVX2, lowered by OUTPACE_CPU_LEVEL")

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from outpace import LLM
+from outpace.bench.benchmark import Benchmark
+from outpace.bench.contest import BatchJob, BenchmarkPlan, Ours
+from outpace.bench.divergence import one_step, watching
 from outpace.bench.prompts import Prompt
-from outpace.bench.report.results import Report
-from outpace.bench.run.benchmark import Benchmark
-from outpace.bench.run.contest import BatchJob
-from outpace.bench.run.ours import Ours
-from outpace.bench.run.plan import BenchmarkPlan
-from outpace.bench.stats.divergence import one_step, watching
-from outpace.bench.synthetic.pair import Pair
+from outpace.bench.results import Report
+from outpace.bench.synthetic import Pair
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError

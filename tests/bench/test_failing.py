@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM
+from outpace.bench.benchmark import Benchmark, Broken
+from outpace.bench.contest import BatchJob, BenchmarkPlan, Ours
 from outpace.bench.prompts import Prompt
-from outpace.bench.run.benchmark import Benchmark, Broken
-from outpace.bench.run.contest import BatchJob
-from outpace.bench.run.ours import Ours
-from outpace.bench.run.plan import BenchmarkPlan
-from outpace.bench.synthetic.pair import Pair, check_free
+from outpace.bench.synthetic import Pair, check_free
 from outpace.errors import ConfigError, PromptError
 
 PROMPTS = [Prompt("a", "t", "one"), Prompt("b", "u", "two")]

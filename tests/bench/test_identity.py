@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from outpace import LLM
-from outpace.bench.stats.identity import compare, first_difference, gap_of
-from outpace.bench.synthetic.pair import Pair
+from outpace.bench.statistics import compare, first_difference, gap_of
+from outpace.bench.synthetic import Pair
 
 NAMES, PROMPTS = ["a", "b"], [[1, 2], [3]]
 

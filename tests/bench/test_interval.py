@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outpace.bench.stats.interval import geometric_mean, interval_of
+from outpace.bench.statistics import geometric_mean, interval_of
 
 
 def test_the_mean_is_geometric() -> None:

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.peers.llama_server import IK_LLAMA_CPP, LLAMA_CPP, LlamaServer
-from outpace.bench.peers.llamacpp import LlamaCpp
+from outpace.bench.contest import BatchJob
+from outpace.bench.peers.llamacpp import IK_LLAMA_CPP, LLAMA_CPP, LlamaCpp, LlamaServer
 from outpace.bench.peers.registry import Models, check_peers, peers
-from outpace.bench.run.contest import BatchJob
 from outpace.errors import ConfigError
 
 JOB = BatchJob(((3, 1, 4),), 6, 0.0)

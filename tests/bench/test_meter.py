@@ -8,7 +8,7 @@ import pytest
 
 from outpace import LLM
 from outpace.audit.letters import LetterTokenizer, letter_model
-from outpace.bench.run.meter import Meter
+from outpace.bench.meter import Meter
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 

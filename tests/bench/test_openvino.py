@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab import openvino_ir
+from lab.openvino_ir import GROUP, four_bits
 
+from outpace.bench.contest import BatchJob
 from outpace.bench.peers import openvino
-from outpace.bench.peers.ir import GROUP, four_bits
 from outpace.bench.peers.registry import Models, peers
-from outpace.bench.run.contest import BatchJob
-from outpace.bench.synthetic.pair import Pair
+from outpace.bench.synthetic import Pair
 from outpace.targets.cpu.weights.quantize import quantize
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
@@ -83,8 +84,8 @@ def test_an_interrupted_conversion_is_made_again(
             raise KeyboardInterrupt
         (out / "weights").write_text(kind)
 
-    monkeypatch.setattr(openvino, "save_ir", plain)
-    monkeypatch.setattr(openvino, "save_quantised", quantised)
+    monkeypatch.setattr(openvino_ir, "save_ir", plain)
+    monkeypatch.setattr(openvino_ir, "save_quantised", quantised)
     with pytest.raises(KeyboardInterrupt):
         openvino.converted("a/model", "int8")
     for _ in range(2):

@@ -11,16 +11,14 @@ import pytest
 from tests.bench.reports import answered, report
 from typer.testing import CliRunner
 
+from outpace.bench import outputs, session
+from outpace.bench.contest import BatchJob, BatchTexts, TimedRun
+from outpace.bench.outputs import OutputFiles
 from outpace.bench.prompts import Prompt
-from outpace.bench.report import outputs
-from outpace.bench.report.outputs import OutputFiles
-from outpace.bench.report.results import Report
-from outpace.bench.run import session
-from outpace.bench.run.contest import BatchJob, BatchTexts
-from outpace.bench.run.schedule import TimedRun
-from outpace.bench.run.session import Finished
-from outpace.bench.run.setting import MeasuredSetting
-from outpace.bench.run.summary import SettingRuns
+from outpace.bench.results import Report
+from outpace.bench.session import Finished
+from outpace.bench.setting import MeasuredSetting
+from outpace.bench.summary import SettingRuns
 from outpace.cli.bench import app
 from outpace.errors import ConfigError
 

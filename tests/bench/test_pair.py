@@ -9,16 +9,25 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.bench.synthetic.agreement import Texts, generated, greedy_agreement
-from outpace.bench.synthetic.model_shapes import (
+from outpace.bench.model_shapes import (
     SMALLEST_VOCABULARY,
+    LaterLayersScale,
     ModelShape,
+    first_layers,
+    random_model,
     shape_named,
     shapes,
 )
-from outpace.bench.synthetic.pair import Pair, PairOptions, find_scale
-from outpace.bench.synthetic.tokens import byte_tokenizer, word
-from outpace.bench.synthetic.weights import LaterLayersScale, first_layers, random_model
+from outpace.bench.synthetic import (
+    Pair,
+    PairOptions,
+    Texts,
+    byte_tokenizer,
+    find_scale,
+    generated,
+    greedy_agreement,
+    word,
+)
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.load import load
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.bench.stats.payoff import (
+from outpace.bench.theory import (
     Machine,
     PassWork,
     PlayedDraft,
+    Times,
     acceptance_by_depth,
+    best_k_from_times,
     best_payoff,
     pass_seconds,
     payoff,
     predicted_payoff,
     roofline_times,
+    speedup_from_times,
     tokens_of_round,
 )
-from outpace.bench.stats.theory import Times, best_k_from_times, speedup_from_times
 
 # 1 GB at 20 GB/s: 50 ms. 1.5 G multiply-adds on 2 cores of 75 G: 10 ms a column.
 WORK, MACHINE = PassWork(1e9, 1.5e9), Machine(20e9, 75e9, 2)

@@ -9,10 +9,10 @@ import pytest
 from matplotlib.colors import to_hex
 from tests.bench.reports import report, wide_report
 
-from outpace.bench.report import plots
-from outpace.bench.report.plots import cost_figures, figures
-from outpace.bench.run.costs import curve_of
-from outpace.bench.stats.theory import Times
+from outpace.bench import plots
+from outpace.bench.costs import curve_of
+from outpace.bench.plots import cost_figures, figures
+from outpace.bench.theory import Times
 
 LONG = [
     f"draft_model K={k} token model=a-drafter-with-quite-a-long-name-instruct-0.5B-of-step-{k}000"

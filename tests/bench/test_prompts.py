@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from tests.bench.reports import answered
 
+from outpace.bench.outputs import (
+    Answer,
+    accept_lengths,
+    write_answers,
+)
 from outpace.bench.prompts import (
     DATA,
     Prompt,
@@ -16,11 +21,6 @@ from outpace.bench.prompts import (
     read_prompts,
     read_sets,
     task_of,
-)
-from outpace.bench.report.specbench import (
-    Answer,
-    accept_lengths,
-    write_answers,
 )
 from outpace.errors import PromptError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import outpace
-from outpace.bench.report.provenance import commit, printable_command, provenance
+from outpace.bench.provenance import commit, printable_command, provenance
 
 
 def git(folder: Path, *arguments: str) -> None:

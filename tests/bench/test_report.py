@@ -12,19 +12,16 @@ import pytest
 from tests.bench.reports import DRAFTED, report, wide_report
 
 from browser import DESK, PHONE, started
-from outpace.bench.report.html import report_html
-from outpace.bench.report.outputs import OutputFiles
-from outpace.bench.report.plots import figures
-from outpace.bench.report.results import (
+from outpace.bench.costs import CostReport, cost_rows, curve_of
+from outpace.bench.divergence import Divergence
+from outpace.bench.outputs import OutputFiles, html_page
+from outpace.bench.plots import figures
+from outpace.bench.results import (
     Report,
 )
-from outpace.bench.report.table import markdown
-from outpace.bench.run.costing import cost_rows
-from outpace.bench.run.costs import CostReport, curve_of
-from outpace.bench.stats.divergence import Divergence
-from outpace.bench.stats.identity import TextDifference
-from outpace.bench.stats.interval import Interval
-from outpace.bench.stats.theory import Times
+from outpace.bench.statistics import Interval, TextDifference
+from outpace.bench.table import markdown
+from outpace.bench.theory import Times
 from outpace.core.account import Account, Mode
 from outpace.errors import ConfigError
 
@@ -68,7 +65,7 @@ def test_the_page_holds_its_figures_and_numbers_and_fetches_nothing() -> None:
         "speedup-by-length-b1-t0",
     }
     assert all(png.startswith(PNG) for png in made.values())
-    page = report_html(report(), made)
+    page = html_page(report(), made)
     embedded = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
     assert {base64.b64decode(data) for data in embedded} == set(made.values())
     assert "http" not in page
@@ -80,7 +77,7 @@ def test_the_page_holds_its_figures_and_numbers_and_fetches_nothing() -> None:
 
 
 def test_the_page_says_what_its_words_mean_and_no_table_leaves_it() -> None:
-    page = report_html(wide_report([f"method {i}" for i in range(9)], ["story"]), {})
+    page = html_page(wide_report([f"method {i}" for i in range(9)], ["story"]), {})
     heads = {re.sub(r"<[^>]+>|, ms|, MB", "", h) for h in re.findall(r"<th>(.*?)</th>", page)}
     words = " ".join(re.findall(r"<dt>(.*?)</dt>", page))
     known = {"method", "task", "tokens/s", "measured", "measured / predicted"}
@@ -93,11 +90,11 @@ def test_the_page_says_what_its_words_mean_and_no_table_leaves_it() -> None:
 
 def test_a_lossy_rule_is_written_with_its_divergence_only() -> None:
     hidden = lossy(None)
-    for write in (hidden.to_json, lambda: report_html(hidden, {}), lambda: markdown(hidden)):
+    for write in (hidden.to_json, lambda: html_page(hidden, {}), lambda: markdown(hidden)):
         with pytest.raises(ConfigError, match="'lenient' is lossy"):
             write()
     shown = lossy(Divergence(0.055, 0.2, 64, 0.001))
-    assert "lossy, TV 0.055" in report_html(shown, {})
+    assert "lossy, TV 0.055" in html_page(shown, {})
     assert "0.055 per token over 64 states" in markdown(shown)
     assert Report.from_json(shown.to_json()) == shown
 
@@ -129,7 +126,7 @@ def test_no_ratio_is_told_that_noise_may_have_made() -> None:
         found
     )
     assert "no difference [0.91, 1.04] to hf" in markdown(found)
-    page = report_html(found, {})
+    page = html_page(found, {})
     for text in (page, markdown(found)):
         assert "0.97" not in text
         assert "[0.91, 1.04]" in text
@@ -140,7 +137,7 @@ def test_without_a_draft_there_is_no_speed_up() -> None:
     found = with_speedup(Interval(1.3, 1.2, 1.4, 12), drafted=False)
     assert "| draft_model | 40.0 | nothing drafted |  |  |" in markdown(found)
     assert "1.30" not in markdown(found).replace("1.30 [1.20, 1.40] x hf", "")
-    page = report_html(found, {})
+    page = html_page(found, {})
     assert "<td>nothing drafted</td><td>\u2013</td><td>\u2013</td>" in page
     assert page.count("nothing drafted") == 2, "in both tables"
 
@@ -148,7 +145,7 @@ def test_without_a_draft_there_is_no_speed_up() -> None:
 def test_a_report_says_what_was_drafted_and_why_not_more() -> None:
     told = "draft_model: draft model: 100 tokens in 33 of 33 rounds, 70% accepted"
     assert told in markdown(report())
-    assert told in report_html(report(), {})
+    assert told in html_page(report(), {})
     assert Report.from_json(report().to_json()).cells[0].methods[1].account == Account(
         Mode.MEASURED, 33, (DRAFTED,)
     )
@@ -168,7 +165,7 @@ def test_both_reports_give_the_same_cause_of_texts_that_differ() -> None:
         "hf": "another program, which rounds in its own way",
         "suffix": "NOT explained by rounding",
     }
-    page = report_html(told, {})
+    page = html_page(told, {})
     for name, cause in causes.items():
         assert f"{name}: 1 of 12 texts differ from the baseline's ({cause})" in markdown(told)
         said = f"{name}: 1 of 12 texts differ from the\nbaseline's ({cause})"
@@ -180,17 +177,17 @@ def test_both_reports_give_the_same_cause_of_texts_that_differ() -> None:
 def test_a_page_of_texts_to_their_ends_does_not_say_that_all_are_as_long() -> None:
     base = report()
     same = "the same number of tokens"
-    assert same in report_html(base, {})
+    assert same in html_page(base, {})
     ended = replace(base, cells=(replace(base.cells[0], to_end=True),))
-    assert same not in report_html(ended, {})
-    assert "to where the target ends it" in " ".join(report_html(ended, {}).split())
+    assert same not in html_page(ended, {})
+    assert "to where the target ends it" in " ".join(html_page(ended, {}).split())
 
 
 def test_cost_reports_go_out_and_come_back(tmp_path: Path) -> None:
     times = Times({1: 0.01, 4: 0.04}, {1: 0.05, 5: 0.06})
     found = CostReport({"cpu": "x"}, "target", "drafter", 1e10, (curve_of(1, 128, times),))
     files = OutputFiles(tmp_path / "c.json", tmp_path / "c.html", tmp_path / "png")
-    files.write_cost(found)
+    files.write(found)
     assert CostReport.from_json((tmp_path / "c.json").read_text()) == found
     page = (tmp_path / "c.html").read_text()
     assert page.count("data:image/png") == 2
@@ -227,8 +224,8 @@ HEADS = """() => [...document.querySelectorAll("th")].flatMap((head) => {
 def test_no_header_is_broken_inside_a_word(size: dict[str, int]) -> None:
     names = ["draft_model K=auto recursive", "suffix", "openvino-assisted-5"]
     pages = [
-        report_html(wide_report(names, ["story", "summarization"]), {}),
-        report_html(report(), {}),
+        html_page(wide_report(names, ["story", "summarization"]), {}),
+        html_page(report(), {}),
     ]
     with started() as browser:
         for html in pages:

@@ -11,23 +11,22 @@ import torch
 import transformers
 
 from outpace import LLM
+from outpace.bench.benchmark import Benchmark
+from outpace.bench.contest import BatchJob, BenchmarkPlan, Ours
+from outpace.bench.meter import Meter
 from outpace.bench.prompts import Prompt
-from outpace.bench.run.benchmark import Benchmark
-from outpace.bench.run.contest import BatchJob
-from outpace.bench.run.memory import peak_of, read_bandwidth
-from outpace.bench.run.meter import Meter
-from outpace.bench.run.ours import Ours
-from outpace.bench.run.plan import BenchmarkPlan
-from outpace.bench.stats.roofline import (
+from outpace.bench.roofline import (
     bound_seconds,
     drafter_traffic,
     has_one_price,
+    peak_of,
+    read_bandwidth,
     reads_a_part,
     target_traffic,
 )
-from outpace.bench.stats.rounds import acceptance, predicted_seconds, rounds_of, split, total_rounds
-from outpace.bench.stats.theory import Times
-from outpace.bench.synthetic.pair import Pair
+from outpace.bench.statistics import acceptance, predicted_seconds, rounds_of, split, total_rounds
+from outpace.bench.synthetic import Pair
+from outpace.bench.theory import Times
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.engine.trace import RoundTrace

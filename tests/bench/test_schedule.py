@@ -10,13 +10,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from outpace.bench.benchmark import Benchmark
+from outpace.bench.contest import (
+    BatchJob,
+    BatchTexts,
+    BenchmarkPlan,
+    Contestant,
+    Pace,
+    Stopped,
+    run_interleaved,
+)
 from outpace.bench.prompts import Prompt
-from outpace.bench.report.table import notes, title
-from outpace.bench.run.benchmark import Benchmark
-from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
-from outpace.bench.run.plan import BenchmarkPlan
-from outpace.bench.run.schedule import Pace, Stopped, run_interleaved
-from outpace.bench.run.summary import (
+from outpace.bench.summary import (
     SettingRuns,
     SideMeasurements,
     all_seconds,
@@ -26,7 +31,8 @@ from outpace.bench.run.summary import (
     summarise,
     throughput,
 )
-from outpace.bench.stats.theory import Times
+from outpace.bench.table import notes, title
+from outpace.bench.theory import Times
 from outpace.core.stats import Metrics
 from outpace.errors import ConfigError
 

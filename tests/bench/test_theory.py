@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from outpace.bench.stats.theory import (
+from outpace.bench.theory import (
     Times,
     acceptance_of,
     best_k_from_times,

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.bench.stats import replay as replaying
-from outpace.bench.stats.divergence import watching
-from outpace.bench.stats.replay import TOKENS, replay
+from outpace.bench import divergence as replaying
+from outpace.bench.divergence import TOKENS, replay, watching
 from outpace.cli import compare, printing
 from outpace.engine.request import Logprob
 from outpace.heads.classifiers.judge import JudgeHead

@@ -168,7 +168,7 @@ def test_curves_go_on_with_the_run(
         drawn.append([report["tokens"] for report in found["medusa"]])
         return b""
 
-    monkeypatch.setattr("outpace.bench.report.plots.training_figure", draw)
+    monkeypatch.setattr("outpace.bench.plots.training_figure", draw)
     text, png = tmp_path / "text.txt", tmp_path / "made" / "curves.png"
     text.write_text("w1 w2 w3 w4 " * 20)
     asked = ("train", "medusa", "-m", str(target), "--data", str(text), "--png", str(png))
@@ -226,7 +226,7 @@ def test_curves_that_cannot_be_drawn_end_no_training(
     def full(*_: Any) -> bytes:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr("outpace.bench.report.plots.training_figure", full)
+    monkeypatch.setattr("outpace.bench.plots.training_figure", full)
     text = tmp_path / "text.txt"
     text.write_text("w1 w2 w3 w4 " * 20)
     asked = ("train", "medusa", "-m", str(target), "--data", str(text), *SHORT)

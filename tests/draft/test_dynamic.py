@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from lab.options.walk import audit_options
 
 from devices import on_device
 from outpace import LLM, SamplingParams
-from outpace.audit.listed.options import audit_options
 from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule

@@ -15,10 +15,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.options.walk import audit_options
 
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
-from outpace.audit.listed.options import audit_options
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.base import Round, RowInfo, Rows
 from outpace.draft.models.specimen import noisy_copy

@@ -10,9 +10,9 @@ from threading import Thread
 
 import numpy as np
 import pytest
+from lab.queueing import END, TOPICS, TextTimes, played, texts
 
 from outpace import LLM
-from outpace.bench.run.queueing import END, TOPICS, TextTimes, played, texts
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.order.base import Order

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace import LLM
-from outpace.bench.run.serving import (
+from outpace.bench.serving import (
     Clients,
     Load,
     Run,
@@ -139,7 +139,7 @@ def test_each_run_begins_with_a_server_that_has_forgotten(
     forget = Server.forget
     monkeypatch.setattr(Server, "forget", lambda self: (done.append("forget"), forget(self))[1])
     monkeypatch.setattr(
-        "outpace.bench.run.serving.run_load",
+        "outpace.bench.serving.run_load",
         lambda load, server, kind: (done.append(kind), run_load(load, server, kind))[1],
     )
     words = ["bench", "serve", "--url", forgetful, "--rate", "50", "--num-requests", "2"]

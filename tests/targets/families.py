@@ -1,5 +1,5 @@
 """Tiny random models in float64, one of each family, on which token identity is exact: see
-`outpace.audit.families.models`."""
+`lab.families.models`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from functools import cache
 from typing import Any
 
 import torch
+from lab.families.models import SCALE, noised, random_model
+from lab.families.sizes import CHUNK, CONTEXT, VOCABULARY, WINDOW
 
 from devices import DEVICE, on_device
-from outpace.audit.families.models import SCALE, noised, random_model
-from outpace.audit.families.sizes import CHUNK, CONTEXT, VOCABULARY, WINDOW
 from versions import known_class
 
 __all__ = ["CHUNK", "CONTEXT", "VOCABULARY", "WINDOW", "noised"]

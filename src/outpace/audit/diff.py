@@ -22,10 +22,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from outpace.audit.choice import Choice
-from outpace.audit.forced import Deviation, deviations
-from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure, score_as_drafted
+from outpace.audit.plain import Choice, Deviation, Ending, deviations
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
 from outpace.llm import LLM

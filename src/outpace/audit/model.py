@@ -28,14 +28,12 @@ from time import perf_counter
 
 import torch
 
-from outpace.audit.betting.power import detectable
-from outpace.audit.betting.sequential import SequentialTest
-from outpace.audit.betting.text_test import TextTest
-from outpace.audit.claims import ClaimTest
+from outpace.audit.bets import ClaimTest, PlainProbs, TextTest
 from outpace.audit.diff import Tell, drafted
-from outpace.audit.listed.contract import Ending
 from outpace.audit.noise import Noise, measure
-from outpace.audit.pipelines import PlainProbs
+from outpace.audit.plain import Ending
+from outpace.audit.power import detectable
+from outpace.audit.sequential import SequentialTest
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError, ParamsError
 from outpace.llm import LLM

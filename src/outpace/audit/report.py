@@ -1,10 +1,9 @@
-"""The findings of all audits as tables and sentences for the terminal, and as plain dicts."""
+"""The findings of audits as tables and sentences for the terminal, and as plain dicts."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,6 @@ from rich.text import Text
 
 from outpace.audit.diff import DiffReport
 from outpace.audit.gate.enumeration import LawReport
-from outpace.audit.listed.options import OptionsReport
 from outpace.audit.model import ModelReport, Reading
 
 
@@ -192,55 +190,10 @@ def _token(token: int | None, text: str) -> str:
     return "(ended)" if token is None else f"{token} {text!r}"
 
 
-# -- options -----------------------------------------------------------------------------------
-
-
-def options_findings(report: OptionsReport) -> Group:
-    """Returns what `audit options` prints: the proof of each option, the counts for each drafter
-    and rule, then why the others are refused."""
-    counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-    for cell in report.cells:
-        counts[cell.drafter, cell.rule][cell.state] += 1
-    refused = {(cell.drafter, cell.rule): cell.reason for cell in report.cells
-               if cell.state == "refused"}  # fmt: skip
-    table = Table(title="options: honoured (how it is proved), refused or BROKEN")
-    for column in ("drafter", "rule", "honoured", "refused", "BROKEN"):
-        table.add_column(column)
-    for pair, states in counts.items():
-        table.add_row(*pair, *(str(states[state] or "") for state in _STATES))
-    lines = [
-        f"BROKEN: {cell.option} with {cell.drafter} and {cell.rule}: {cell.reason}"
-        for cell in report.cells
-        if cell.state == "BROKEN"
-    ]
-    lines += [f"no proof for: {name}" for name in report.missing]
-    lines += [f"refused: {pair[0]} with {pair[1]}: {text}" for pair, text in refused.items()]
-    lines.append(
-        f"{report.nodes} distributions at drafted nodes and roots, of {report.drafted} drafted and "
-        f"{report.accepted} accepted tokens: worst difference {report.worst:.1g}"
-    )
-    return Group(_proofs(report), table, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))
-
-
-_STATES = ("honoured", "refused", "BROKEN")
-
-
-def _proofs(report: OptionsReport) -> Table:
-    table = Table(title="proofs")
-    table.add_column("option")
-    table.add_column("by")
-    for option in sorted({cell.option for cell in report.cells}):
-        reasons = {cell.reason: None for cell in report.cells
-                   if cell.option == option and cell.state == "honoured"}  # fmt: skip
-        table.add_row(option, "; ".join(reasons) or "-")
-    return table
-
-
 _PRINTED: Mapping[type, Callable[[Any], Group]] = {
     LawReport: law_findings,
     ModelReport: model_findings,
     DiffReport: diff_findings,
-    OptionsReport: options_findings,
 }
 
 

@@ -144,3 +144,51 @@ CHATS: tuple[tuple[str, str, str], ...] = (
     ),
 )
 """Questions for instruct models, to be given through their chat template: (id, task, text)."""
+
+FURTHER: tuple[tuple[str, str, str], ...] = (
+    (
+        "code/3",
+        "code",
+        "class Stack:\n    def __init__(self):\n        self.items = []\n\n"
+        "    def push(self, item):\n",
+    ),
+    (
+        "code/4",
+        "code",
+        "# Counts how often each word occurs in a text, without regard to case.\n"
+        "def word_counts(text):\n",
+    ),
+    (
+        "chat/3",
+        "chat",
+        "User: How do I get a coffee stain out of a cotton shirt?\nAssistant:",
+    ),
+    (
+        "chat/4",
+        "chat",
+        "User: What is the difference between a lake and a pond?\nAssistant:",
+    ),
+    (
+        "copy/3",
+        "copy",
+        "Original: The train to Lund leaves at ten. It stops in Eslov and arrives at noon. Seats "
+        "cannot be booked.\nThe same text with Malmo in the place of Lund:",
+    ),
+    (
+        "copy/4",
+        "copy",
+        "def area(width, height):\n    result = width * height\n    return result\n\n"
+        "# The same function, with the name product in the place of result:\n",
+    ),
+)
+"""Texts to continue, for models without a chat template, beside `BUILT_IN`."""
+
+FURTHER_CHATS: tuple[tuple[str, str, str], ...] = (
+    (
+        "code/primes",
+        "code",
+        "Write a Python function that returns all prime numbers below n with the sieve of "
+        "Eratosthenes.",
+    ),
+)
+"""Questions for instruct models, beside `CHATS`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.builtin import BUILT_IN, CHATS
+from outpace.bench.builtin import BUILT_IN, CHATS, FURTHER, FURTHER_CHATS
 from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import PromptError, did_you_mean
@@ -185,3 +185,38 @@ def task_of(batch: Iterable[Prompt]) -> str:
     """Returns the task that all prompts of a batch share, or "mixed"."""
     tasks = {prompt.task for prompt in batch}
     return tasks.pop() if len(tasks) == 1 else "mixed"
+
+
+# -- three kinds, a few prompts of each: what a short measurement goes by ----------------------
+
+EACH = 4
+"""Prompts of a kind: with fewer, an interval over them says next to nothing."""
+
+KINDS = ("code", "chat", "editing")
+"""Code to write, questions to answer, and given text to repeat with changes."""
+
+
+def prompts_of_kinds(chat: bool) -> Mapping[str, list[Prompt]]:
+    """Returns the prompts of each of the `KINDS`, as many of each.
+
+    chat: questions for a model with a chat template; else texts to continue.
+    """
+    if chat:
+        asked = [Prompt(*entry) for entry in (*CHATS, *FURTHER_CHATS)]
+        found = {"code": _of_task(asked, "code"), "chat": _of_task(asked, "text")}
+        return {**found, "editing": _short_changes()}
+    texts = [Prompt(*entry) for entry in (*BUILT_IN, *FURTHER)]
+    named = zip(KINDS, ("code", "chat", "copy"), strict=True)
+    return {kind: _of_task(texts, task) for kind, task in named}
+
+
+def _of_task(prompts: list[Prompt], task: str) -> list[Prompt]:
+    return [prompt for prompt in prompts if prompt.task == task][:EACH]
+
+
+def _short_changes() -> list[Prompt]:
+    """The shortest change of each sort in the set "editing": long prompts take long to read."""
+    shortest: dict[str, Prompt] = {}
+    for prompt in sorted(read_prompts("editing"), key=lambda each: len(each.text)):
+        shortest.setdefault(prompt.task, prompt)
+    return list(shortest.values())[:EACH]

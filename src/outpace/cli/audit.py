@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +82,7 @@ class AuditedFlags(LlmFlags):
 
     def engine(self, speculation: SpeculationFlags, rows: int) -> Any:
         """Returns the engine to audit; ``ConfigError`` for arguments that do not fit."""
-        from outpace.bench.run.session import check_arguments
+        from outpace.bench.session import check_arguments
 
         check_arguments(self.others, WITH_FLAGS)
         given = {**self.arguments(), "speculative_config": speculation.config(self.bundled)}
@@ -208,14 +208,16 @@ def options(
     """
     console = Console(stderr=True)
     with starting(console):
-        from outpace.audit.listed.options import audit_options
+        from outpace.core.extras import lab_module
         from outpace.targets.cpu.threads import processors
 
+        walk = lab_module("options.walk", "the walk over all options")
+
     with counting(console, "audit options") as steps:
-        report = audit_options(
+        report = walk.audit_options(
             drafter or None, rule or None, workers=workers or processors(), tell=steps.counted
         )
-    conclude(report, as_json)
+    conclude(report, as_json, walk.findings)
 
 
 # -- what the verbs share ----------------------------------------------------------------------
@@ -235,7 +237,7 @@ def coupled_twin(llm: Any, others: Mapping[str, Any]) -> Any:
 
     others: further arguments of ``LLM`` that the first engine was given.
     """
-    from outpace.bench.run.session import OF_LOADING
+    from outpace.bench.session import OF_LOADING
     from outpace.llm import LLM
 
     return LLM(
@@ -296,14 +298,15 @@ def check_alpha(alpha: float) -> None:
         raise ConfigError(f"--alpha must be between 0 and 1, not {alpha}.")
 
 
-def conclude(report: Any, as_json: bool) -> None:
-    """Prints a report; leaves with 1 if it is bad, and as Ctrl-C does if that has ended it."""
+def conclude(report: Any, as_json: bool, show: Callable[[Any], Any] | None = None) -> None:
+    """Prints a report, or what ``show`` makes of it; leaves with 1 if it is bad, and as
+    Ctrl-C does if that has ended it."""
     from outpace.audit.report import as_dict, findings, is_good
 
     if as_json:
         typer.echo(json.dumps(as_dict(report)))
     else:
-        Console().print(findings(report))
+        Console().print((show or findings)(report))
     if getattr(report, "stopped_of", None) is not None:
         raise KeyboardInterrupt
     if not is_good(report):

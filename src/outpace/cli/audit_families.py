@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,10 +14,7 @@ from outpace.cli.loading import starting
 from outpace.cli.progress import counting
 from outpace.errors import ConfigError
 
-if TYPE_CHECKING:
-    from outpace.audit.families.finding import Finding
-    from outpace.audit.families.listing import Family
-    from outpace.audit.families.walk import Limits
+WHAT = "the walk over all families"
 
 
 def families(
@@ -57,41 +54,33 @@ def families(
     """
     console = Console(stderr=True)
     with starting(console):
-        from outpace.audit.families.listing import listed
-        from outpace.audit.families.report import as_dict, as_markdown, as_table
-        from outpace.audit.families.walk import Limits
-        from outpace.bench.report.outputs import check_file
+        from outpace.bench.outputs import check_file
+        from outpace.core.extras import lab_module
         from outpace.targets.cpu.threads import processors
         from outpace.targets.hf.loading.load import pick_device
 
+        listing = lab_module("families.listing", WHAT)
+        walk = lab_module("families.walk", WHAT)
+
     check_file("--json", as_json)
     check_file("--markdown", markdown)
-    names, place = listed(only or None, kind or None), str(pick_device(device))
-    found = _walked(names, Limits(seconds, gigabytes), workers or processors(), place, console)
-    Console().print(as_table(found))
-    if as_json is not None:
-        _write(as_json, json.dumps(as_dict(found), indent=1) + "\n")
-    if markdown is not None:
-        _write(markdown, as_markdown(found))
-    if any(one.failed for one in found):
-        raise typer.Exit(1)
-
-
-def _walked(
-    names: list[Family], limits: Limits, workers: int, device: str, console: Console
-) -> list[Finding]:
-    """Returns the findings on families, and shows how many have come."""
-    from outpace.audit.families.walk import walk
-
+    names, limits = listing.listed(only or None, kind or None), walk.Limits(seconds, gigabytes)
     found = []
     with counting(console, "audit families") as steps:
         steps.expect(len(names))
-        for one in walk(names, limits, workers, device):
+        place = str(pick_device(device))
+        for one in walk.walk(names, limits, workers or processors(), place):
             found.append(one)
             steps.done(one.family)
             if one.failed:
                 steps.say(f"{one.family} {one.verdict}: {one.reason}")
-    return found
+    Console().print(listing.as_table(found))
+    if as_json is not None:
+        _write(as_json, json.dumps(listing.as_dict(found), indent=1) + "\n")
+    if markdown is not None:
+        _write(markdown, listing.as_markdown(found))
+    if any(one.failed for one in found):
+        raise typer.Exit(1)
 
 
 def _write(file: Path, text: str) -> None:

@@ -57,10 +57,10 @@ def pair_make(
 ) -> None:
     """Write a random target and a drafter that agrees with it at a chosen rate."""
     with starting():
-        from outpace.bench.library import quiet
-        from outpace.bench.report.outputs import check_folder
-        from outpace.bench.synthetic.model_shapes import shape_named
-        from outpace.bench.synthetic.pair import PairOptions, check_free, describe, make_pair
+        from outpace.bench.model_shapes import shape_named
+        from outpace.bench.outputs import check_folder
+        from outpace.bench.session import quiet
+        from outpace.bench.synthetic import PairOptions, check_free, describe, make_pair
 
     chosen = shape_named(shape, **vars(sizes))
     options = PairOptions(agreement=agreement, dtype=dtype, seed=seed, device=device)
@@ -91,8 +91,9 @@ def run_benchmark(
     Ctrl-C or SIGTERM ends it with the results of the prompts that all methods have had.
     """
     with starting():
-        from outpace.bench.library import quiet
-        from outpace.bench.report.table import (
+        from outpace.bench import session
+        from outpace.bench.session import quiet
+        from outpace.bench.table import (
             by_task,
             left_out,
             narrow_by_method,
@@ -100,7 +101,6 @@ def run_benchmark(
             tasks_of,
             title,
         )
-        from outpace.bench.run import session
 
     plan = pace.plan()
     methods = contest.named(model.bundled)
@@ -142,10 +142,10 @@ app.command("serve")(serve_benchmark)
 def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
     """Measure what drafting and scoring cost, and what can be gained from that here."""
     with starting():
-        from outpace.bench.library import quiet
-        from outpace.bench.report.outputs import OutputFiles
-        from outpace.bench.run import session
-        from outpace.bench.run.costing import cost_report, cost_rows
+        from outpace.bench import session
+        from outpace.bench.costs import cost_report, cost_rows
+        from outpace.bench.outputs import OutputFiles
+        from outpace.bench.session import quiet
 
     batches = session.numbers(curves.batch, int, "--batch")
     contexts = session.numbers(curves.context, int, "--context")
@@ -171,7 +171,7 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
     for curve in report.curves:
         heading, header, lines = cost_rows(curve)
         console.print(table(heading, header, lines))
-    files.write_cost(report)
+    files.write(report)
 
 
 def _ticker(steps: Steps, total: int) -> Callable[[str], None]:

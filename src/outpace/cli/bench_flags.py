@@ -13,10 +13,10 @@ from outpace.cli.flags.speculation import parse_object, speculation
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from outpace.bench.contest import BenchmarkPlan
+    from outpace.bench.outputs import OutputFiles
     from outpace.bench.prompts import Prompt
-    from outpace.bench.report.outputs import OutputFiles
-    from outpace.bench.run.methods import NamedMethods
-    from outpace.bench.run.plan import BenchmarkPlan
+    from outpace.bench.session import NamedMethods
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON.")]
 HtmlFile = Annotated[
@@ -98,7 +98,7 @@ class ContestFlags(DraftFlags):
 
     def named(self, bundled: bool) -> NamedMethods:
         """Returns one ``speculative_config`` for each contestant, and who was left out."""
-        from outpace.bench.run.methods import NamedMethods, named_methods
+        from outpace.bench.session import NamedMethods, named_methods
         from outpace.llm import BUNDLED
 
         if self.methods is None:
@@ -183,9 +183,8 @@ class PlanFlags:
 
     def plan(self) -> BenchmarkPlan:
         """Returns the plan; ``ConfigError`` for values that cannot be run."""
-        from outpace.bench.run.plan import BenchmarkPlan
-        from outpace.bench.run.schedule import Pace
-        from outpace.bench.run.session import numbers
+        from outpace.bench.contest import BenchmarkPlan, Pace
+        from outpace.bench.session import numbers
 
         return BenchmarkPlan(
             batches=numbers(self.batch, int, "--batch"),
@@ -218,7 +217,7 @@ class ReportFlags:
 
     def files(self) -> OutputFiles:
         """Returns the files; raises at once where one cannot be written."""
-        from outpace.bench.report.outputs import OutputFiles
+        from outpace.bench.outputs import OutputFiles
 
         found = OutputFiles(self.json, self.html, self.png, self.markdown, self.spec_bench)
         found.check()

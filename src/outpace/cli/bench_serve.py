@@ -20,7 +20,7 @@ from outpace.cli.signals import sigterm_as_ctrl_c
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.bench.run.serving import Run, Server, Turns
+    from outpace.bench.serving import Run, Server, Turns
 
 THROUGHPUT = "tokens/s"
 PngFile = Annotated[
@@ -42,7 +42,7 @@ class AddressFlags:
     token_seconds: Annotated[float, typer.Option(help="and whose TPOT is at most this.")] = 0.1
 
     def server(self) -> Server:
-        from outpace.bench.run.serving import Server
+        from outpace.bench.serving import Server
 
         return Server(self.url, self.first_seconds, self.token_seconds)
 
@@ -123,7 +123,7 @@ def serve_benchmark(
     server forgets the texts of each run before the next one: start it with --allow-forget. A key is
     read from OUTPACE_API_KEY.
     """
-    from outpace.bench.report.outputs import check_file
+    from outpace.bench.outputs import check_file
 
     check_file("--json", json_file)
     if clients is None:
@@ -144,7 +144,7 @@ def _by_rate(
     asked: AskedFlags,
     json_file: Path | None,
 ) -> None:
-    from outpace.bench.run.serving import Load, run_load
+    from outpace.bench.serving import Load, run_load
 
     server = address.server()
     load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
@@ -163,10 +163,10 @@ def _by_clients(
     json_file: Path | None,
     png: Path | None,
 ) -> None:
-    from outpace.bench.report.outputs import check_file
-    from outpace.bench.report.plots import load_figure, require_matplotlib
-    from outpace.bench.run.serving import Clients, run_clients
-    from outpace.bench.run.session import numbers
+    from outpace.bench.outputs import check_file
+    from outpace.bench.plots import load_figure, require_matplotlib
+    from outpace.bench.serving import Clients, run_clients
+    from outpace.bench.session import numbers
 
     check_file("--png", png)
     if png is not None:
@@ -190,7 +190,7 @@ def _by_clients(
 def _in_turns(speculative: str, repeats: int, server: Server, run: Callable[[str], Run]) -> Turns:
     """Returns the figures of each kind of request; all kinds take turns. What was measured before
     the server failed, or before Ctrl-C, is kept."""
-    from outpace.bench.run.serving import Turns, summary
+    from outpace.bench.serving import Turns, summary
 
     server.forget()  # before any load is sent: a server that cannot is refused
     kinds = [kind.strip() for kind in speculative.split(",")]

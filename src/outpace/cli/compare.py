@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.table import Table
 
-from outpace.bench.run.session import OF_LOADING
-from outpace.bench.stats.interval import UNSURE
+from outpace.bench.session import OF_LOADING
+from outpace.bench.statistics import UNSURE
 from outpace.cli.printing import drafting, merged
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Metrics

@@ -20,13 +20,7 @@ from outpace.cli.printing import say, table
 from outpace.cli.progress import working
 
 if TYPE_CHECKING:
-    from outpace.bench.report.diagnosis import (
-        Diagnosis,
-        DraftCost,
-        DrafterResult,
-        KindResult,
-        PassCost,
-    )
+    from outpace.bench.diagnosis import Diagnosis, DraftCost, DrafterResult, KindResult, PassCost
     from outpace.targets.describe import ComputedPart
 
 DEFAULT_LENGTH = 5
@@ -86,9 +80,9 @@ def doctor(
     """
     console = Console(stderr=True)
     with starting(console):
-        from outpace.bench.library import quiet
-        from outpace.bench.run.diagnosis import Asked, measure
-        from outpace.bench.run.findings import findings
+        from outpace.bench.doctor import Asked, measure
+        from outpace.bench.findings import findings
+        from outpace.bench.session import quiet
 
     drafts, longest = tuple(dict.fromkeys(draft or ())), num_speculative_tokens
     options = {**model.arguments(), "max_model_len": max_model_len}

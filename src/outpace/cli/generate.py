@@ -167,7 +167,7 @@ def _check(source: PromptFlags, output: OutputFlags, config: dict[str, Any] | No
 
 def run(llm: LLM, params: SamplingParams, job: Job) -> None:
     """Generates and prints; raises ``typer.Exit(130)`` after Ctrl-C in a streamed text."""
-    from outpace.bench.stats.replay import replay
+    from outpace.bench.divergence import replay
 
     prompts = job.prompts(llm)
     if llm.compile_seconds:
@@ -230,7 +230,7 @@ def _print_all(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Pro
 
 
 def _write_json(llm: LLM, params: SamplingParams, job: Job, prompts: Sequence[Prompt]) -> None:
-    from outpace.bench.stats.replay import replay
+    from outpace.bench.divergence import replay
 
     records = []
     errors: list[str] = []

@@ -272,7 +272,7 @@ def _check_out(out: Path, inputs: Sequence[Path] = ()) -> None:
         raise ConfigError(f"--out: there is no folder {str(out.parent)!r}.")
     if out.is_dir():
         raise ConfigError(f"--out: {str(out)!r} is a folder: name a file, such as one in it.")
-    from outpace.bench.report.outputs import check_file
+    from outpace.bench.outputs import check_file
 
     check_file("--out", out)
 

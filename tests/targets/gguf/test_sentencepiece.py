@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outpace.bench.peers.llama_server import LLAMA_CPP, LlamaServer
+from outpace.bench.peers.llamacpp import LLAMA_CPP, LlamaServer
 from outpace.targets.hf.gguf.tokenizers import SPACE
 from outpace.targets.hf.loading.reading import read_tokenizer
 from targets.gguf.files import tiny, write

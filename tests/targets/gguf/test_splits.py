@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.bench.peers.llama_server import LLAMA_CPP, LlamaServer
+from outpace.bench.peers.llamacpp import LLAMA_CPP, LlamaServer
 from outpace.targets.hf.gguf.splits import SPLITS
 from outpace.targets.hf.gguf.tokenizers import SPELLING, splitter
 from outpace.targets.hf.loading.reading import read_tokenizer

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import transformers
 
-from outpace.bench.library import transformers
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.peers.registry import Models, drafter_of, is_gguf
-from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import pick_device, pick_dtype
 
@@ -117,7 +117,7 @@ def _loaded(path: str, models: Models) -> Any:
     if is_gguf(path):  # transformers has no products of blocks, and is fastest in bfloat16
         model = read_widened(path).to(torch.bfloat16)
     else:
-        model = transformers().AutoModelForCausalLM.from_pretrained(path, dtype=kind)
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     # No end token, so that texts run to their length, and no option besides the temperature.
-    model.generation_config = transformers().GenerationConfig(pad_token_id=0)
+    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
     return model.to(device).eval()

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from outpace.bench.peers.ir import INSTALL, save_ir, save_quantised
+from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.peers.registry import Models, drafter_of
-from outpace.bench.run.contest import BatchJob, BatchTexts, Contestant
-from outpace.core.extras import extra
+from outpace.core.extras import extra, lab_module
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.source import names_gguf
 
+INSTALL = "outpace[peers]"
 LAST = "openvino_detokenizer.xml"
 """The file of a converted model that is written last."""
 FOR_BLOCKS = "int4"
@@ -110,10 +110,10 @@ def converted(model: str, quantization: str | None = None) -> str:
     if quantization is not None:
         plain = Path(converted(model))
         folder = plain.with_name(f"{plain.name}-{quantization}")
-        return _whole(folder, lambda new: save_quantised(plain, new, quantization))
+        return _whole(folder, lambda new: _exporter().save_quantised(plain, new, quantization))
     key = hashlib.sha256(f"{Path(model).resolve()} {_stamp(Path(model))}".encode()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / "outpace-openvino" / key
-    return _whole(folder, lambda new: save_ir(model, new))
+    return _whole(folder, lambda new: _exporter().save_ir(model, new))
 
 
 def _stamp(model: Path) -> int:
@@ -133,6 +133,10 @@ def _whole(folder: Path, make: Callable[[Path], None]) -> str:
             shutil.rmtree(folder, ignore_errors=True)
             new.rename(folder)
     return str(folder)
+
+
+def _exporter() -> Any:
+    return lab_module("openvino_ir", "what converts a model for the OpenVINO peer")
 
 
 def _packages() -> tuple[Any, Any]:

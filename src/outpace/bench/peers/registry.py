@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from outpace.bench.run.contest import Contestant
+from outpace.bench.contest import Contestant
 from outpace.errors import ConfigError, did_you_mean
 from outpace.targets.hf.loading.source import names_gguf
 

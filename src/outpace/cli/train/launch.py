@@ -164,7 +164,7 @@ def locked_folders(
     the one that writes, of those that train together.
     """
     with starting(console):
-        from outpace.bench.report.outputs import check_folder
+        from outpace.bench.outputs import check_folder
         from outpace.train.answers import FILE
         from outpace.train.draft_model import PRUNED, RANDOM
         from outpace.train.run import LOG, STATE

@@ -218,8 +218,8 @@ class Curves:
         self._console, self._png = console, png if draws else None
         self._reports: dict[str, list[dict[str, Any]]] = {}
         if png is not None:
-            from outpace.bench.report.outputs import check_file
-            from outpace.bench.report.plots import require_matplotlib
+            from outpace.bench.outputs import check_file
+            from outpace.bench.plots import require_matplotlib
 
             check_file("--png", png)
             require_matplotlib()
@@ -228,7 +228,7 @@ class Curves:
         """Draws the curves of a run as far as it is, with those of the runs drawn before."""
         if self._png is None or not log.exists():
             return
-        from outpace.bench.report.plots import training_figure
+        from outpace.bench.plots import training_figure
 
         try:
             self._reports[name] = list(_reports(log, measure.key))

@@ -1,1 +1,0 @@
-"""Sequential tests of texts, which may be stopped at any time."""

@@ -1,1 +1,0 @@
-"""What was found, as tables, figures, pages and files."""

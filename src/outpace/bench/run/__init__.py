@@ -1,1 +1,0 @@
-"""Timed runs: a benchmark, what passes cost, load on a server."""

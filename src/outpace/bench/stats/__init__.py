@@ -1,1 +1,0 @@
-"""What figures mean: intervals, formulas, divergence, whether texts are the same."""
