@@ -25,7 +25,8 @@ from outpace.llm import BUNDLED
 from outpace.targets.hf.loading.load import load
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 from outpace.train.data import cut_written
-from outpace.train.run import Progress, TrainingRun
+from outpace.train.measures import Progress
+from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 
 OPENINGS = Path(__file__).with_name("openings.txt")

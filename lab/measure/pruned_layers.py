@@ -23,11 +23,10 @@ from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.partial.layers import skipping
 from outpace.train.data import blocks, documents
+from outpace.train.distill import ModelRecipe, closest_layers, thinned
 from outpace.train.draft_model import evenly
 from outpace.train.losses import FORWARD_KL
-from outpace.train.marks import Marks
-from outpace.train.pruning import closest_layers, thinned
-from outpace.train.recipes.model import ModelRecipe
+from outpace.train.recipe import LossOutput
 from outpace.train.teacher import Teacher
 
 BLOCK, COMPARED = 256, 4
@@ -53,7 +52,7 @@ def main() -> None:
     count = model.config.num_hidden_layers
 
     def distance() -> float:
-        return float(marked(lambda: recipe.mark(piece)).loss)
+        return float(marked(lambda: recipe.compute_loss(piece)).loss)
 
     kept = {
         "evenly spaced": evenly(count, options.layers),
@@ -62,14 +61,14 @@ def main() -> None:
     }
     for way, layers in kept.items():
         with skipping(model, SubLayers.whole(set(range(count)) - set(layers))):
-            marks = marked(lambda: recipe.mark(compared))
+            marks = marked(lambda: recipe.compute_loss(compared))
         same = float(marks.hits.float().mean())
         print(f"{way}: {layers}, divergence {float(marks.loss):.2f}, same token {same:.0%}")
 
 
 @torch.no_grad()
-def marked(mark: Callable[[], Marks]) -> Marks:
-    """Marks without gradients."""
+def marked(mark: Callable[[], LossOutput]) -> LossOutput:
+    """LossOutput without gradients."""
     return mark()
 
 

@@ -30,13 +30,14 @@ from outpace.heads.registry import head_names
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
+from outpace.train.checkpoint import LOG
 from outpace.train.data import cut_written
 from outpace.train.draft_model import DRAFT_MODEL, PRUNED
-from outpace.train.lessons import Lessons
-from outpace.train.origin import origin_of
-from outpace.train.run import LOG, Progress, TrainingRun
+from outpace.train.measures import Progress
+from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
-from outpace.train.teacher import Teacher
+from outpace.train.state_cache import StateCache
+from outpace.train.teacher import Teacher, origin_of
 
 KINDS = (("mbpp_train",), ("gsm8k_train",), ("oasst_en100", "selfinstruct_seed"))
 """Files with questions: about code, mathematics and everything else, which take turns."""
@@ -124,9 +125,9 @@ def _trained(options: argparse.Namespace) -> None:
     _say(f"{len(answers)} answers, {tokens.numel():,} tokens, {int(own.sum()):,} of them its own")
     sizes = {"answers": len(answers), "tokens": tokens.numel(), "own": int(own.sum())}
     (options.out / "text.json").write_text(json.dumps(sizes))
-    lessons = Lessons(options.out / "lessons", origin_of(target), 5 * 10**9)
+    lessons = StateCache(options.out / "lessons", origin_of(target), 5 * 10**9)
     reads = layers_read(target)
-    clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), lessons=lessons)
+    clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), state_cache=lessons)
     for number, block in enumerate(tokens):
         teacher.read(block[None])
         clock.note()
@@ -147,7 +148,7 @@ def _trained(options: argparse.Namespace) -> None:
             quantization=options.quantization if method == DRAFT_MODEL else None,
         )
         run = TrainingRun(
-            target, tokens, settings, folder, own=own, lessons=lessons, preparing=_said
+            target, tokens, settings, folder, own=own, state_cache=lessons, preparing=_said
         )
         if run.step < steps:
             _play(run, method, folder, options.minutes)

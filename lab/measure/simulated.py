@@ -99,7 +99,7 @@ def _simulated(
     for prompt, answer in zip(asked, answers, strict=True):
         # Causal attention: what is put behind a text makes no difference to it.
         text = torch.tensor([[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))]])
-        marks = recipe.mark(teacher.read(text))
+        marks = recipe.compute_loss(teacher.read(text))
         hits.append(marks.hits)
         first = marks.first
         begin, end = len(prompt), len(prompt) + len(answer) - head.config.depths

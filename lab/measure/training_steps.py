@@ -14,10 +14,10 @@ import torch
 from usage import usage
 
 from outpace.targets.hf.loading.load import load
-from outpace.train.lessons import Lessons
-from outpace.train.origin import origin_of
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
+from outpace.train.state_cache import StateCache
+from outpace.train.teacher import origin_of
 
 usage(__doc__, needed=2)
 
@@ -43,7 +43,7 @@ ids = target.tokenizer(Path(sys.argv[2]).read_text())["input_ids"][: BLOCK * BLO
 text = torch.tensor(ids).view(BLOCKS, BLOCK)
 print("| drafter | tokens of a step | float32, s | bfloat16, s | ratio |\n|---|---|---|---|---|")
 with tempfile.TemporaryDirectory() as folder:
-    lessons = Lessons(Path(folder) / "lessons", origin_of(target), 10**9)
+    lessons = StateCache(Path(folder) / "lessons", origin_of(target), 10**9)
     for method, (batch, head) in HEADS.items():
         given = {"method": method, "steps": 100, "batch": batch, "held_out": 0.2, "head": head}
         runs = [
@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
                 text,
                 TrainSettings(precision=precision, **given),
                 Path(folder) / method / precision,
-                lessons=lessons,
+                state_cache=lessons,
             )
             for precision in ("float32", "bfloat16")
         ]

@@ -33,7 +33,7 @@ from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.target import HFTarget
-from outpace.train.origin import origin_of
+from outpace.train.teacher import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from outpace.cli.train.launch import LOCK
-from outpace.train.run import LOG, STATE
+from outpace.train.checkpoint import LOG, STATE
 from processes import START_SECONDS, killed_after
 
 # A parent that ignores SIGINT (as background jobs of a shell do) would hand that down.

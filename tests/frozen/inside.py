@@ -57,8 +57,8 @@ def groups() -> dict[str, list[str]]:
     from outpace.heads.registry import CLASSIFIERS
     from outpace.heads.registry import REGISTRY as HEADS
     from outpace.policy.lengths.registry import REGISTRY as LENGTHS
+    from outpace.train.classifiers import STUDENTS
     from outpace.train.recipes.registry import REGISTRY as RECIPES
-    from outpace.train.students.classifier import STUDENTS
     from outpace.verify.registry import REGISTRY as RULES
 
     registries: tuple[Any, ...] = (

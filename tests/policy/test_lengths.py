@@ -25,7 +25,7 @@ from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.origin import origin_of
+from outpace.train.teacher import origin_of
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
 

@@ -18,10 +18,10 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.classifiers.base import load_classifier
 from outpace.heads.registry import classifier_names
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.making import check_sizes, student_for
 from outpace.train.measures import BalancedAccuracy
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
-from outpace.train.students.making import check_sizes, student_for
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, target
 from targets.generating import greedy, ids
@@ -275,7 +275,7 @@ def test_ending_by_states_keeps_the_distribution() -> None:
     from outpace.audit.letters import LetterTokenizer, letter_model
     from outpace.audit.model import AuditPlan, audit_model
     from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
-    from outpace.train.origin import origin_of
+    from outpace.train.teacher import origin_of
 
     model = letter_model()
     small = noisy_copy(model, 1.0)

@@ -20,10 +20,10 @@ from outpace.targets.cpu.native import Native, native
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.checkpoint import LOG, STATE
 from outpace.train.draft_model import UNFINISHED, DraftModelSizes, evenly, shortened, started
-from outpace.train.losses import LOSSES
-from outpace.train.pieces import in_pieces
-from outpace.train.run import LOG, STATE, TrainingRun
+from outpace.train.losses import LOSSES, in_pieces
+from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write

@@ -11,7 +11,7 @@ import torch
 
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.pruning import KEPT, closest_layers
+from outpace.train.distill import KEPT, closest_layers
 from outpace.train.run import TrainingRun
 from targets.families import build
 

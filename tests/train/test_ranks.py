@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from cli.conftest import WORDS, save_model
 from outpace.cli.main import app
 from outpace.errors import ConfigError, OutpaceError
-from outpace.train.ranks import BUCKET, Ranks, _buckets, device_of
-from outpace.train.run import LOG, STATE, TrainingRun
-from outpace.train.teacher import Lesson
+from outpace.train.checkpoint import LOG, STATE
+from outpace.train.distributed import BUCKET, Ranks, _buckets, device_of
+from outpace.train.run import TrainingRun
+from outpace.train.teacher import Batch
 from train import two_ranks
 from train.test_run import loaded, settings, text
 
@@ -35,7 +36,7 @@ def test_processes_that_never_come_are_not_waited_for(monkeypatch: pytest.Monkey
         port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", str(port))
-    monkeypatch.setattr("outpace.train.ranks.COMING", timedelta(seconds=1))
+    monkeypatch.setattr("outpace.train.distributed.COMING", timedelta(seconds=1))
     alone = Ranks(0, 2).joined("cpu")
     with pytest.raises(OutpaceError, match="not all have come: start them with torchrun"), alone:
         raise AssertionError("one of two cannot go on")
@@ -156,7 +157,7 @@ def test_one_process_is_given_back_what_it_has() -> None:
         ranks.check(3)
         ranks.wait()
         ranks.average([weight])
-        ranks.spread(nn.Linear(1, 1))
+        ranks.broadcast(nn.Linear(1, 1))
     assert weight.grad is None
     assert not torch.distributed.is_initialized()
     assert (ranks.first, ranks.part(3), ranks.seed(7), ranks.mean(0.5)) == (True, 3, 7, 0.5)
@@ -185,7 +186,7 @@ def test_the_parts_of_a_step_are_its_blocks_each_once() -> None:
 def test_a_place_counts_alike_whoever_reads_its_text() -> None:
     tokens, none = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, 0)
     own = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
-    lesson = Lesson(tokens, none, none.long(), none)
+    lesson = Batch(tokens, none, none.long(), none)
     where = torch.tensor([0, 1])
     assert (lesson.count(), lesson.share(where)) == (8.0, 1.0)
     for some in (replace(lesson, learned=own[:2]), lesson.of(own[:2]), lesson.of(own[:2], own[:2])):
@@ -200,7 +201,7 @@ def test_a_place_counts_alike_whoever_reads_its_text() -> None:
 
 
 def test_gradients_are_averaged_in_groups_of_one_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.train.ranks.BUCKET", 5)
+    monkeypatch.setattr("outpace.train.distributed.BUCKET", 5)
     sizes = [3, 2, 1, 9, 2]
     given = [torch.zeros(size) for size in sizes] + [torch.zeros(1, dtype=torch.float64)]
     assert [[each.numel() for each in one] for one in _buckets(given)] == [

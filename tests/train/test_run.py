@@ -23,8 +23,9 @@ from outpace.heads.checkpoint import WEIGHTS, load_head
 from outpace.heads.registry import head_names
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.checkpoint import LOG, STATE
 from outpace.train.measures import AcceptanceLength
-from outpace.train.run import LOG, STATE, TrainingRun
+from outpace.train.run import TrainingRun
 from outpace.train.settings import PRECISIONS, TrainSettings
 from representatives import representatives
 from targets.families import CONTEXT, VOCABULARY, target
@@ -211,7 +212,7 @@ def test_few_tokens_stay_those_of_the_first_text(method: str, tmp_path: Path) ->
     again = run(tmp_path, asked, torch.cat([text(), other]))
     assert torch.equal(again.network.d2t, first.network.d2t)  # type: ignore[arg-type]
     with torch.no_grad():
-        assert torch.equal(again._mark(text()).loss, first._mark(text()).loss)
+        assert torch.equal(again._loss(text()).loss, first._loss(text()).loss)
 
 
 @pytest.mark.parametrize("method", ["ctc", "medusa", "s2d"])
@@ -365,7 +366,7 @@ def test_a_head_learns_from_what_the_target_has_written_only(method: str, tmp_pa
     marks = []
     for lesson in lessons:
         torch.manual_seed(0)
-        marks.append(trainer._recipe.mark(lesson.of(own)).loss.detach())
+        marks.append(trainer._recipe.compute_loss(lesson.of(own)).loss.detach())
     assert torch.equal(*marks)
     assert trainer.play(lambda progress: None).score >= 1
 

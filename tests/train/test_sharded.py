@@ -18,7 +18,7 @@ from outpace.cli.main import app
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loading.load import load, load_plain
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.sharded import _check, is_sharded
+from outpace.train.distributed import _check, is_sharded
 from train import two_ranks
 
 SIZES = ("--batch", "4", "--block", "24", "--every", "2", "--steps", "4", "--set", "depths=3")

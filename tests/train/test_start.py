@@ -12,7 +12,9 @@ import torch
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
-from outpace.train.run import LOG, STATE, Progress, TrainingRun
+from outpace.train.checkpoint import LOG, STATE
+from outpace.train.measures import Progress
+from outpace.train.run import TrainingRun
 from representatives import representatives
 from train.test_run import KINDS, run, settings
 

@@ -25,11 +25,11 @@ from torch.distributed.tensor import DTensor
 
 import outpace.llm
 import outpace.train.answers
+import outpace.train.distributed
 import outpace.train.run
-import outpace.train.sharded
 from outpace.cli.main import app
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.ranks import Ranks
+from outpace.train.distributed import Ranks
 
 COUNT = 2
 WORDS, EACH = 1800, 60
@@ -96,7 +96,7 @@ def found(ranks: Ranks) -> dict[str, Any]:
     layer = nn.Linear(2, 2)
     nn.init.constant_(layer.weight, number)
     before = ranks.same_weights(layer)
-    ranks.spread(layer)
+    ranks.broadcast(layer)
     return {
         "gradients": gradients,
         "mean": ranks.mean(float(number)),
@@ -116,7 +116,7 @@ def gathered(ranks: Ranks, rows: int) -> torch.Tensor:
 
 def noting(held: list[int]) -> None:
     """Has noted from now on how many numbers this rank holds of each target that is split."""
-    load = outpace.train.sharded.load_sharded
+    load = outpace.train.distributed.load_sharded
 
     def noted(*args: Any, **options: Any) -> Loaded:
         loaded = load(*args, **options)
@@ -125,7 +125,7 @@ def noting(held: list[int]) -> None:
         held.append(sum(each.numel() for each in mine))
         return loaded
 
-    outpace.train.sharded.load_sharded = noted
+    outpace.train.distributed.load_sharded = noted
 
 
 def rank(number: int, folder: Path, asked: dict[str, list[str]], ports: list[int]) -> None:

@@ -65,7 +65,7 @@ class ModelShape:
     def config(self, layers: int) -> Any:
         """Returns the transformers configuration of a model with this many layers."""
         cls = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config"}[self.family]
-        return getattr(transformers(), cls)(
+        return getattr(transformers, cls)(
             num_hidden_layers=layers,
             hidden_size=self.hidden,
             num_attention_heads=self.heads,

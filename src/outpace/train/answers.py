@@ -68,7 +68,7 @@ class Answers:
         write: Write,
         report: Callable[[int], None],
     ) -> None:
-        """Has answers written until there are so many; prompts come again with another seed.
+        """Has answers written until there are ``wanted``; prompts come again with another seed.
 
         report: called with how many there are, after each.
         """

@@ -115,7 +115,7 @@ def blocks(
 def cut(
     texts: Iterable[Sequence[int]], end: int | None, size: int, limit: int | None = None
 ) -> Tensor:
-    """As `blocks`, of tokens. end: the token that is put behind each text that lacks it."""
+    """As `blocks`, of tokens. end: the token that is put after each text that lacks it."""
     tokens: list[int] = []
     for text in texts:
         tokens += text
@@ -143,8 +143,8 @@ class Written:
 def cut_written(
     texts: Iterable[Written], end: int | None, size: int, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `cut`, of texts that a target has written behind prompts; returns also which tokens are
-    its own, ``[N, size]`` bool. An ``end`` that is put behind an answer counts as a part of it."""
+    """As `cut`, of texts that a target has written after prompts; returns also which tokens are
+    its own, ``[N, size]`` bool. An ``end`` that is put after an answer counts as a part of it."""
     listed = list(texts)
     whole = [[*text.prompt, *text.answer] for text in listed]
     tokens = cut(whole, end, size, limit)

@@ -46,7 +46,7 @@ class DraftModelSizes:
     """The sizes of a small model; 0 where they are the target's."""
 
     depths: int = 5
-    """Tokens behind the root by which its drafts are simulated while it learns."""
+    """Tokens after the root by which its drafts are simulated while it learns."""
     layers: int = 0
     """Its layers; 0: a quarter of the target's, or all that a given model has."""
     hidden_size: int = 0
@@ -93,13 +93,13 @@ class Start:
         they cannot be written."""
         model: Any = self.model
         out.mkdir(parents=True, exist_ok=True)
-        with saving(out), tempfile.TemporaryDirectory(dir=out, prefix=UNFINISHED) as beside:
-            model.save_pretrained(beside)
+        with saving(out), tempfile.TemporaryDirectory(dir=out, prefix=UNFINISHED) as unfinished:
+            model.save_pretrained(unfinished)
             if self.tokenizer is not None:
-                self.tokenizer.save_pretrained(beside)
-            files = sorted(Path(beside).iterdir())
+                self.tokenizer.save_pretrained(unfinished)
+            files = sorted(Path(unfinished).iterdir())
             for file in files:  # safetensors lets nobody else read what it writes
-                shutil.copymode(Path(beside) / "config.json", file)
+                shutil.copymode(Path(unfinished) / "config.json", file)
             for file in files:
                 file.replace(out / file.name)
 
@@ -185,7 +185,7 @@ def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
 
 
 def evenly(count: int, wanted: int) -> list[int]:
-    """Returns n of ``count`` numbers from 0, evenly spaced.
+    """Returns ``wanted`` of ``count`` numbers from 0, evenly spaced.
 
     >>> evenly(20, 4), evenly(3, 1)
     ([0, 6, 13, 19], [0])

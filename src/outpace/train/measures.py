@@ -1,10 +1,12 @@
-"""The figures on held-out text by which a run's checkpoints are compared."""
+"""The figures on held-out text by which a run's checkpoints are compared, and where a run is."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ class Measure(ABC):
     @abstractmethod
     def score(self, hits: Tensor, own: Tensor | None = None) -> float:
         """Returns the figure. own: ``[B, P]`` bool, behind which roots the target has written on,
-        if not behind all."""
+        if not after all."""
 
     @abstractmethod
     def sentence(self, score: float, shares: Sequence[float]) -> str:
@@ -40,7 +42,7 @@ class Measure(ABC):
 
 class AcceptanceLength(Measure):
     """Tokens per pass of the target that chains of first guesses bring where the target writes the
-    text: rounds are played through each text, from its first place on, and each begins behind the
+    text: rounds are played through each text, from its first place on, and each begins after the
     tokens of the one before. A mean over all places would be another figure: a round never begins
     in the middle of what the one before has accepted.
     """
@@ -49,7 +51,7 @@ class AcceptanceLength(Measure):
     parts: ClassVar[str] = "by_depth"
 
     def score(self, hits: Tensor, own: Tensor | None = None) -> float:
-        """hits: ``[B, P, D]``, by text, place and depth, of all places one behind the other. own:
+        """hits: ``[B, P, D]``, by text, place and depth, of all places one after the other. own:
         rounds are played through these parts of the texts only, through each from its first
         place on.
 
@@ -105,3 +107,42 @@ class BalancedAccuracy(Measure):
         pairs = zip(shares, self._kinds, strict=True)
         found = " and ".join(f"{share:.0%} of those that are {kind}" for share, kind in pairs)
         return f"balanced accuracy {score:.2f}: of drafted tokens, {found}, are recognised"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is."""
+
+    step: int
+    loss: float
+    """Mean since the last report, by training text; not a number before the first step."""
+    measure: Measure
+    """What the next two are: of a drafter the simulated acceptance length."""
+    score: float
+    """On held-out text; higher is better."""
+    shares: tuple[float, ...]
+    """What it is made from: of a drafter the share of first guesses that are the target's, by
+    depth."""
+    tokens: int
+    """Tokens of text that were learned from so far."""
+    seconds: float
+
+    @property
+    def sentence(self) -> str:
+        """What a user is told of it."""
+        return self.measure.sentence(self.score, self.shares)
+
+    def as_state(self) -> dict[str, Any]:
+        """Returns the fields but the measure, which follows from what is trained."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "measure"}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns it as a line of the log."""
+        return {
+            "step": self.step,
+            "loss": None if math.isnan(self.loss) else self.loss,
+            self.measure.key: self.score,
+            self.measure.parts: self.shares,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+        }

@@ -1,84 +1,37 @@
-"""A training run: steps, marks on held-out text, checkpoints, and going on where it was stopped."""
+"""A training run: steps, figures on held-out text, checkpoints; it goes on where it was stopped."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import TargetShape
-from outpace.heads.classifiers.origin import Origin
+from outpace.errors import ConfigError
 from outpace.heads.saving import saving
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.draft_model import PRUNED, remove_unfinished
-from outpace.train.lessons import Lessons
-from outpace.train.marks import Marks
-from outpace.train.measures import Measure
-from outpace.train.origin import origin_of
-from outpace.train.ranks import Ranks
-from outpace.train.rounding import EVERY, RoundedWeights
-from outpace.train.settings import TrainSettings
-from outpace.train.students.making import (
-    check_begin,
+from outpace.train.checkpoint import LOG, STATE, check_same, digest, reading
+from outpace.train.distributed import Ranks
+from outpace.train.draft_model import remove_unfinished
+from outpace.train.making import (
     check_block,
     check_depths,
     student_for,
 )
-from outpace.train.teacher import Teacher, answered
-
-STATE, LOG = "training.pt", "training.jsonl"
+from outpace.train.measures import Progress
+from outpace.train.quantization import EVERY, QuantizedWeights
+from outpace.train.recipe import LossOutput
+from outpace.train.settings import TrainSettings
+from outpace.train.state_cache import StateCache
+from outpace.train.teacher import Teacher, answered, origin_of
 
 Report = Callable[["Progress"], None]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a run is."""
-
-    step: int
-    loss: float
-    """Mean since the last report, by training text; not a number before the first step."""
-    measure: Measure
-    """What the next two are: of a drafter the simulated acceptance length."""
-    score: float
-    """On held-out text; higher is better."""
-    shares: tuple[float, ...]
-    """What it is made from: of a drafter the share of first guesses that are the target's, by
-    depth."""
-    tokens: int
-    """Tokens of text that were learned from so far."""
-    seconds: float
-
-    @property
-    def sentence(self) -> str:
-        """What a user is told of it."""
-        return self.measure.sentence(self.score, self.shares)
-
-    def as_state(self) -> dict[str, Any]:
-        """Returns the fields but the measure, which follows from what is trained."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "measure"}
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns it as a line of the log."""
-        return {
-            "step": self.step,
-            "loss": None if math.isnan(self.loss) else self.loss,
-            self.measure.key: self.score,
-            self.measure.parts: self.shares,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-        }
 
 
 class TrainingRun:
@@ -92,15 +45,16 @@ class TrainingRun:
         out: Path,
         *,
         own: Tensor | None = None,
-        lessons: Lessons | None = None,
+        state_cache: StateCache | None = None,
         ranks: Ranks | None = None,
         preparing: Callable[[str, float], None] = lambda step, done: None,
     ) -> None:
         """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to;
         own: ``[N, block]`` bool, which tokens the target has written itself, if that is known: a
-        drafter learns to foresee these only; lessons: where what the target makes of the text is
-        kept, if it is; ranks: the processes that make each step together, where there are several;
-        preparing: is told what is done before the first step, and how much of it."""
+        drafter learns to foresee these only; state_cache: where what the target makes of the text
+        is kept, if it is; ranks: the processes that make each step together, where there are
+        several; preparing: called with what is done before the first step, and the share of it
+        that is done."""
         self._ranks = ranks or Ranks.alone()
         self._ranks.check(settings.batch)
         check_block(loaded, settings)
@@ -108,11 +62,11 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         begun = (out / STATE).exists()
         self._student = student_for(loaded, tokens, settings, out, preparing, own, begun)
-        self._teacher = Teacher(loaded, self._student.layers, self._student.top, lessons)
+        self._teacher = Teacher(loaded, self._student.layers, self._student.top, state_cache)
         self._recipe = self._student.recipe(self._teacher)
         self.network = self._student.network
         """What learns."""
-        self._rounded = RoundedWeights(self.network, settings.quantization)
+        self._weights = QuantizedWeights(self.network, settings.quantization)
         check_depths(settings, self._student.depths, type(self._recipe))
         own = own if self._student.drafts else None
         self._text, self._held_blocks = tokens, held_out(len(tokens), settings)
@@ -175,7 +129,7 @@ class TrainingRun:
         begun, losses = time.monotonic() - self._spent, []
         progress = None
         if self._student.has_learned and not self.step and self.kept is None:  # as it is
-            progress = self._marked(math.nan)
+            progress = self._evaluated(math.nan)
             self._keep(progress)
             report(progress)
         for step in range(self.step, self.settings.steps):
@@ -188,13 +142,13 @@ class TrainingRun:
             if ended or self.step % every == 0:
                 self._spent = time.monotonic() - begun
                 self._check_alike()
-                progress = self._marked(self._ranks.mean(sum(losses) / len(losses)))
+                progress = self._evaluated(self._ranks.mean(sum(losses) / len(losses)))
                 losses = []
                 self._keep(progress)
                 report(progress)
             if ended:
                 break
-        return progress or self._marked(math.nan)
+        return progress or self._evaluated(math.nan)
 
     def _begin_alike(self) -> None:
         """All ranks begin with the weights of the first: what chooses a drafter's first weights may
@@ -203,13 +157,13 @@ class TrainingRun:
         if self._ranks.count == 1:
             return
         shapes = [(name, value.shape) for name, value in self.network.state_dict().items()]
-        known = (self.settings.as_dict(), self.step, _digest(self._text), shapes)
+        known = (self.settings.as_dict(), self.step, digest(self._text), shapes)
         if not self._ranks.same(repr(known)):
             raise ConfigError(
                 f"the processes do not all read the same text, and the same run in {self.out}: "
                 "give each of them the same files."
             )
-        self._ranks.spread(self.network)
+        self._ranks.broadcast(self.network)
 
     def _check_alike(self) -> None:
         """Compares the weights of all ranks, once: the same steps leave the same weights."""
@@ -231,8 +185,8 @@ class TrainingRun:
         mine = self._ranks.share(numbers)
         own, all_own = (None, None) if self._own is None else (self._own[mine], self._own[numbers])
         self._optimizer.zero_grad()
-        with self._rounded.worn(step % EVERY == 0):
-            loss = self._mark(self._tokens[mine], own, all_own).loss
+        with self._weights.quantized(step % EVERY == 0):
+            loss = self._loss(self._tokens[mine], own, all_own).loss
             loss.backward()  # type: ignore[no-untyped-call]
         self._ranks.average(self.network.parameters())
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
@@ -244,16 +198,16 @@ class TrainingRun:
         self._optimizer.step()
         return float(loss.detach())
 
-    def _mark(
+    def _loss(
         self, tokens: Tensor, own: Tensor | None = None, all_own: Tensor | None = None
-    ) -> Marks:
-        """What is measured is marked in float32, in which drafters are kept. all_own: ``own`` of
-        the blocks of all ranks."""
-        lesson = self._student.read(self._teacher, tokens)
+    ) -> LossOutput:
+        """The loss of blocks ``[B, T]``. While it is measured, products are made in float32 too, in
+        which drafters are kept. all_own: ``own`` of the blocks of all ranks."""
+        batch = self._student.read(self._teacher, tokens)
         device = self._teacher.device
         mixed = torch.is_grad_enabled() and self.settings.is_mixed(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
-            return self._recipe.mark(lesson if own is None else lesson.of(own, all_own))
+            return self._recipe.compute_loss(batch if own is None else batch.of(own, all_own))
 
     def _batch(self, step: int) -> Tensor:
         """The numbers of the blocks of a step, of all ranks: each pass through the text has its own
@@ -267,25 +221,25 @@ class TrainingRun:
         return torch.stack(found)
 
     @torch.no_grad()
-    def _marked(self, loss: float) -> Progress:
+    def _evaluated(self, loss: float) -> Progress:
         torch.manual_seed(self.settings.seed)  # all reports are about the same drafts
         own = self._held_own
         size = self._ranks.part(self.settings.batch)
         batches = torch.split(torch.arange(len(self._held)), size)
         # A run that goes on from here later begins with the same rounded weights.
-        with self._rounded.worn(anew=True):
+        with self._weights.quantized(anew=True):
             turns = self._ranks.turns(batches)
-            marks = [
-                self._mark(self._held[numbers], None if own is None else own[numbers])
+            outputs = [
+                self._loss(self._held[numbers], None if own is None else own[numbers])
                 for numbers in turns
             ]
             if len(turns) * self._ranks.count < len(batches):
                 # Others have one more to read: of a target that is split, all have to make a pass.
-                self._mark(self._held[batches[0]])
-        hits = self._ranks.gathered(batches, [each.hits for each in marks]).float()
+                self._loss(self._held[batches[0]])
+        hits = self._ranks.gathered(batches, [each.hits for each in outputs]).float()
         if own is not None:
             # The root of the first place, also of a rank that has had no batch.
-            begin = self._ranks.largest([each.first for each in marks]) + 1
+            begin = self._ranks.largest([each.first for each in outputs]) + 1
             own = answered(own)[:, begin : begin + hits.shape[1]].to(hits.device)
         return Progress(
             step=self.step,
@@ -318,7 +272,7 @@ class TrainingRun:
             "target": {"shape": asdict(self._target.shape), "greeting": self._target.greeting},
             "text": {
                 "blocks": len(self._text),
-                "digest": _digest(self._text),
+                "digest": digest(self._text),
                 "held": self._held_blocks,
             },
             "step": self.step,
@@ -349,10 +303,10 @@ class TrainingRun:
             (self.out / f"{STATE}.part").unlink(missing_ok=True)
         if not path.exists():
             return
-        with _reading(path):
+        with reading(path):
             # On the CPU at first: this machine may lack the device that wrote it.
             state = torch.load(path, map_location="cpu", weights_only=True)
-            _check_same(self.out, state, self.settings, self._target, self._text)
+            check_same(self.out, state, self.settings, self._target, self._text)
             # Of a text that has grown, what was learned from is not held out now.
             self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
             self.network.load_state_dict(state["network"])
@@ -365,67 +319,6 @@ class TrainingRun:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])
 
 
-def check_goes_on(out: Path, settings: TrainSettings, loaded: Loaded) -> None:
-    """Raises what `TrainingRun` would for a folder that holds the run of another target or with
-    other settings, or a state that is damaged. Reads no weights; nothing is said of the text."""
-    path = out / STATE
-    if path.exists():
-        with _reading(path):
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            _check_same(out, state, settings, origin_of(loaded))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Within it, a state that is not made as it should be is a ``ModelLoadError``."""
-    try:
-        yield
-    except (ConfigError, ModelLoadError):
-        raise
-    except Exception as error:  # torch raises all sorts over a damaged file
-        raise ModelLoadError(
-            f"{path} cannot be read, so this run cannot go on: name another folder, or delete "
-            "this one to begin anew."
-        ) from error
-
-
-def _check_same(
-    out: Path,
-    state: Mapping[str, Any],
-    settings: TrainSettings,
-    target: Origin,
-    tokens: Tensor | None = None,
-) -> None:
-    """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
-    What is younger than the run is not compared. tokens: the blocks of the text, if it is known."""
-    mine = settings.as_dict()
-    then = {**TrainSettings(method=settings.method).as_dict(), **state["settings"]}
-    for one in (mine, then):  # where it is unset, earlier versions wrote what that means
-        one["start"] = os.path.realpath(one["start"] or PRUNED)
-    other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
-    text = state.get("text")
-    if not other and text and tokens is not None:
-        other = [] if text["digest"] == _digest(tokens[: text["blocks"]]) else ["text"]
-    if "target" in state:
-        shape = TargetShape(**state["target"]["shape"])
-        try:
-            Origin(shape, state["target"]["greeting"]).check(target, "the run")
-        except ConfigError:
-            other = ["target"]
-    if "start" in other or os.path.exists(settings.start):
-        check_begin(settings)  # a folder that is none is not another one
-    if other:
-        raise ConfigError(
-            f"{out} holds a run with another {' and '.join(sorted(_said(other)))}: name another "
-            "folder, or delete this one to begin anew."
-        )
-
-
-def _said(settings: Sequence[str]) -> list[str]:
-    """Settings as whoever set them knows them."""
-    return ["size (--set)" if name == "head" else name for name in settings]
-
-
 def held_out(blocks: int, settings: TrainSettings) -> int:
     """Returns how many blocks of a text are not learned from; ``ConfigError`` if that is all."""
     held = max(1, int(blocks * settings.held_out))
@@ -435,11 +328,6 @@ def held_out(blocks: int, settings: TrainSettings) -> int:
             "let --self-distill write more: --answers, --answer-tokens), or a smaller --block."
         )
     return held
-
-
-def _digest(tokens: Tensor) -> str:
-    """Returns a short text that other blocks of text do not have."""
-    return hashlib.sha256(tokens.contiguous().numpy().data).hexdigest()[:16]
 
 
 def _share(step: int, settings: TrainSettings) -> float:

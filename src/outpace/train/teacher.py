@@ -1,4 +1,5 @@
-"""The target as a teacher: the hidden states of a text, and what it would say at each place."""
+"""The target as a teacher: the hidden states of a text, what it would say at each place, and what a
+model is recognised by that was trained over its states."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
+from outpace.heads.base import TargetShape
+from outpace.heads.classifiers.origin import Origin
 from outpace.targets.hf.kinds import is_encoder_decoder
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.partial.riding import Carriage
-from outpace.train.lessons import Kept, Lessons
-from outpace.train.readout import Readout
+from outpace.targets.hf.loading.loaded import Loaded, probe_states
+from outpace.targets.hf.logits import LogitScaling, output_rows
+from outpace.targets.hf.partial.riding import Carriage, frozen
+from outpace.train.state_cache import CachedBlock, StateCache
 
 TOP = 16
 """Most probable tokens that are kept of each distribution: the rest of it is left out of the
@@ -26,7 +29,7 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Batch:
     """What the target makes of B texts of T tokens."""
 
     tokens: Tensor  # [B, T]
@@ -34,12 +37,12 @@ class Lesson:
     top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
     top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
     learned: Tensor | None = None
-    """``[B, T]`` bool: behind which tokens the distribution is to be learned; None: behind all."""
+    """``[B, T]`` bool: after which tokens the distribution is to be learned; None: after all."""
     counted: Tensor | None = None
     """``learned`` of all texts of a step, where other processes read some; None: of these. Losses
     are means over the places in all of them: each counts alike, whichever process reads it."""
 
-    def of(self, own: Tensor, all_own: Tensor | None = None) -> Lesson:
+    def of(self, own: Tensor, all_own: Tensor | None = None) -> Batch:
         """Returns what is to be learned of texts of which some tokens are the target's own,
         ``[B, T]`` bool: the distributions that these were drawn from. A drafter never drafts the
         others.
@@ -76,7 +79,7 @@ class _Pass:
 
 
 def answered(own: Tensor) -> Tensor:
-    """Returns behind which tokens ``[B, T]`` one follows that is the target's own. own: ``[B, T]``
+    """Returns after which tokens ``[B, T]`` one follows that is the target's own. own: ``[B, T]``
     bool, which ones are; the last one is taken to go on."""
     return torch.cat([own[:, 1:], own[:, -1:]], 1)
 
@@ -89,12 +92,12 @@ class Teacher:
         loaded: Loaded,
         layers: Sequence[int],
         top: int = TOP,
-        lessons: Lessons | None = None,
+        state_cache: StateCache | None = None,
     ) -> None:
         """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
-        likeliest tokens a lesson holds; 0 for a student that makes whole distributions from the
+        likeliest tokens a batch holds; 0 for a student that makes whole distributions from the
         states.
-        lessons: where what was read is kept, and looked up before anything is read."""
+        state_cache: where what was read is kept, and looked up before anything is read."""
         model: Any = loaded.model
         if is_encoder_decoder(model):
             raise UnsupportedModel(
@@ -104,7 +107,7 @@ class Teacher:
         self._model = model
         count = int(loaded.config.num_hidden_layers)
         self._layers = tuple(layer if layer >= 0 else count + 1 + layer for layer in layers)
-        self._lessons = lessons
+        self._cache = state_cache
         self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
@@ -118,34 +121,34 @@ class Teacher:
         return device
 
     @torch.no_grad()
-    def read(self, tokens: Tensor) -> Lesson:
-        """Returns the lesson of blocks ``[B, T]``, which are read in one pass, as far as they are
+    def read(self, tokens: Tensor) -> Batch:
+        """Returns the batch of blocks ``[B, T]``, which are read in one pass, as far as they are
         not kept."""
         tokens = tokens.to(self._model.device)
-        if self._lessons is None:
+        if self._cache is None:
             found = self._read(tokens)
             states = [found.states[layer] for layer in self._layers]
             empty = found.top_chances.new_empty(*tokens.shape, 0)
-            beside = torch.cat(states, -1) if states else empty
-            return Lesson(tokens, beside, found.top_tokens, found.top_chances)
-        kept = self._looked_up(tokens, self._lessons)
-        return Lesson(
+            joined = torch.cat(states, -1) if states else empty
+            return Batch(tokens, joined, found.top_tokens, found.top_chances)
+        kept = self._looked_up(tokens, self._cache)
+        return Batch(
             tokens,
             torch.stack([each.states for each in kept]).to(tokens.device, self._dtype),
             torch.stack([each.top_tokens for each in kept]).to(tokens.device),
             torch.stack([each.top_chances for each in kept]).to(tokens.device),
         )
 
-    def _looked_up(self, tokens: Tensor, lessons: Lessons) -> list[Kept]:
+    def _looked_up(self, tokens: Tensor, state_cache: StateCache) -> list[CachedBlock]:
         """What is kept of blocks ``[B, T]``; those of which it is not are read."""
-        found = [lessons.find(block, self._layers, self._limit) for block in tokens]
+        found = [state_cache.find(block, self._layers, self._limit) for block in tokens]
         missing = [at for at, each in enumerate(found) if each is None]
         if missing:
             new = self._read(tokens[missing])
             for place, at in enumerate(missing):
                 states = {layer: value[place] for layer, value in new.states.items()}
                 likeliest, chances = new.top_tokens[place], new.top_chances[place]
-                found[at] = lessons.keep(tokens[at], states, likeliest, chances)
+                found[at] = state_cache.keep(tokens[at], states, likeliest, chances)
         return [each for each in found if each is not None]
 
     def _read(self, tokens: Tensor) -> _Pass:
@@ -215,3 +218,71 @@ class Teacher:
         """Returns the output matrix's rows ``[R, H]`` of some tokens, as a head begins with them;
         None where it is not held as one matrix."""
         return self._readout.rows(tokens)
+
+
+# -- from the state after the last layer to logits ------------------------------------------------
+
+
+PROBED = 4
+"""Tokens on which the two ways to logits are compared."""
+TOLERANCE = 0.02
+"""By how much of their spread the logits of the two ways may differ: 16-bit weights round."""
+
+
+class Readout:
+    """Makes a model's logits piece by piece: over a large vocabulary those of a whole batch take
+    more memory than its weights."""
+
+    def __init__(self, model: nn.Module, config: Any, name: str) -> None:
+        """config: the text model's. Raises ``UnsupportedModel`` where the logits follow from the
+        last state in a way that is not known here."""
+        self._model = model
+        self._head = model.get_output_embeddings()  # type: ignore[operator]
+        if self._head is None:
+            raise UnsupportedModel(f"{name} has no output head to learn from.")
+        self._sharpness = LogitScaling.of(config)
+        self._check(model, int(config.vocab_size), name)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Returns the logits ``[..., V]`` of last states ``[..., H]``."""
+        return self._sharpness(self._head(states))
+
+    def with_gradients(self, states: Tensor) -> Tensor:
+        """Returns the same. Gradients go through it, and leave none behind on the weights."""
+        with frozen(self._head):
+            return self(states)
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        """Returns scaled logits, of any tokens, with the soft bound of the model's."""
+        return self._sharpness.bounded(logits)
+
+    def rows(self, tokens: Tensor) -> Tensor | None:
+        """Returns what a head that has a copy of some rows of the output matrix begins with
+        (`output_rows`)."""
+        return output_rows(self._model, tokens)
+
+    @property
+    def learns(self) -> list[nn.Parameter]:
+        """The weights that it uses and that learn."""
+        return [weight for weight in self._head.parameters() if weight.requires_grad]
+
+    @torch.no_grad()
+    def _check(self, model: nn.Module, vocabulary: int, name: str) -> None:
+        device = next(model.parameters()).device
+        tokens = torch.arange(PROBED, device=device)[None] % vocabulary
+        output = model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        own, theirs = self(output.hidden_states[-1]), output.logits
+        if float((own - theirs).abs().max()) > TOLERANCE * float(theirs.float().std()):
+            raise UnsupportedModel(
+                f"the logits of {name} do not follow from its last hidden state as those of other "
+                "models do, so that nothing can learn from them: use a drafter that needs no "
+                "training."
+            )
+
+
+# -- which model a head or a classifier belongs to -------------------------------------------------
+
+
+def origin_of(loaded: Loaded) -> Origin:
+    """Returns what a model is recognised by; takes one pass over a few tokens."""
+    return Origin(TargetShape.of(loaded.config, loaded.name), probe_states(loaded))

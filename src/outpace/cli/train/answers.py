@@ -22,7 +22,7 @@ from outpace.errors import ConfigError, PromptError
 if TYPE_CHECKING:
     from outpace.targets.hf.loading.loaded import Loaded
     from outpace.train.data import Written
-    from outpace.train.ranks import Ranks
+    from outpace.train.distributed import Ranks
 
 GIGABYTE = 10**9
 
@@ -79,7 +79,7 @@ def _check_whole(target: Loaded, ranks: Ranks) -> None:
     """Raises ``ConfigError`` on all ranks where none holds the whole target."""
     if ranks.count == 1:
         return
-    from outpace.train.sharded import is_sharded
+    from outpace.train.distributed import is_sharded
 
     if is_sharded(target):
         raise ConfigError(

@@ -20,7 +20,7 @@ from outpace.cli.train.flags import DrafterFlags, OnlineFlags, TextFlags
 from outpace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outpace.train.ranks import Ranks
+    from outpace.train.distributed import Ranks
 
 # -- processes -------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Launch:
     @property
     def ranks(self) -> Ranks:
         """The processes that train together."""
-        from outpace.train.ranks import Ranks
+        from outpace.train.distributed import Ranks
 
         return Ranks(self.number, self.count)
 
@@ -130,7 +130,7 @@ class Launch:
         """Returns the model's flags with a GPU of this process's own, where GPUs are used."""
         if self.count == 1:
             return model
-        from outpace.train.ranks import device_of
+        from outpace.train.distributed import device_of
 
         return replace(model, device=device_of(model.device, self.local))
 
@@ -166,8 +166,8 @@ def locked_folders(
     with starting(console):
         from outpace.bench.outputs import check_folder
         from outpace.train.answers import FILE
+        from outpace.train.checkpoint import LOG, STATE
         from outpace.train.draft_model import PRUNED, RANDOM
-        from outpace.train.run import LOG, STATE
     for text, drafter in runs:
         start = None if drafter.start in (PRUNED, RANDOM) else drafter.start
         _check_apart(drafter.out, {"-m": model.model, "--start": start, "--draft": drafter.draft})

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outpace.targets.hf.loading.loaded import Loaded
-    from outpace.train.lessons import Lessons
-    from outpace.train.measures import Measure
-    from outpace.train.ranks import Ranks
-    from outpace.train.run import Progress, TrainingRun
+    from outpace.train.distributed import Ranks
+    from outpace.train.measures import Measure, Progress
+    from outpace.train.run import TrainingRun
     from outpace.train.settings import TrainSettings
+    from outpace.train.state_cache import StateCache
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Training:
     def check(self, folders: Iterable[Path], begun: bool, thorough: bool) -> None:
         """Raises ``ConfigError`` for settings that do not fit the target, or a run that is to go
         on, before anything is read. thorough: also where that takes some seconds."""
-        from outpace.train.run import check_goes_on
-        from outpace.train.students.making import check_made
+        from outpace.train.checkpoint import check_goes_on
+        from outpace.train.making import check_made
 
         for folder in folders:
             check_goes_on(folder, self.settings, self.target)
@@ -81,7 +81,8 @@ class Training:
         name: str,
     ) -> None:
         """Trains one drafter on what was `read`. name: of its curves."""
-        from outpace.train.run import LOG, TrainingRun
+        from outpace.train.checkpoint import LOG
+        from outpace.train.run import TrainingRun
 
         console, settings, flags = self.console, self.settings, self.flags
         tokens, own = read
@@ -94,7 +95,7 @@ class Training:
                 settings,
                 drafter.out,
                 own=own,
-                lessons=lessons,
+                state_cache=lessons,
                 ranks=self.ranks,
                 preparing=report if console.is_terminal else in_quarters(console, preparing),
             )
@@ -138,14 +139,14 @@ class Training:
         self.curves.draw(name, log, reached.measure)  # also where there was nothing left to learn
         return reached
 
-    def _lessons(self, text: TextFlags) -> Lessons | None:
+    def _lessons(self, text: TextFlags) -> StateCache | None:
         """Where what the target makes of the text is kept, if it is."""
         if text.lessons is None:
             return None
-        from outpace.train.lessons import Lessons
-        from outpace.train.origin import origin_of
+        from outpace.train.state_cache import StateCache
+        from outpace.train.teacher import origin_of
 
-        return Lessons(text.lessons, origin_of(self.target), int(text.cache * GIGABYTE))
+        return StateCache(text.lessons, origin_of(self.target), int(text.cache * GIGABYTE))
 
 
 def load_target(console: Console, model: ModelFlags, sharing: Ranks | None) -> Loaded:
@@ -166,7 +167,7 @@ def load_target(console: Console, model: ModelFlags, sharing: Ranks | None) -> L
         if sharing is None:
             target = load(name, progress=report, **arguments)
         else:
-            from outpace.train.sharded import load_sharded
+            from outpace.train.distributed import load_sharded
 
             del arguments["quantization"]  # nothing by now
             target = load_sharded(str(name), sharing, progress=report, **arguments)

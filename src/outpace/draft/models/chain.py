@@ -35,7 +35,7 @@ from outpace.targets.hf.fixed import WITH_STATES
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.train.origin import origin_of
+from outpace.train.teacher import origin_of
 
 CATCH_UP = 16
 """Unseen tokens that are fed with other rows' in one pass; more are cached row by row first."""

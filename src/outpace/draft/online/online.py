@@ -122,7 +122,7 @@ class Online(Drafter):
         states = [torch.zeros(width, device=device)] * count if width else []
         window = Window([0] * count, states, {count - 1: certain.long()}, {count - 1: certain})
         with torch.enable_grad():  # transformers' generate, which may load it, needs none
-            loss = self._pupil.recipe.mark(lesson([window], count, device)).loss
+            loss = self._pupil.recipe.compute_loss(lesson([window], count, device)).loss
             loss.backward()  # type: ignore[no-untyped-call]
         self._pupil.network.zero_grad()
 
@@ -216,7 +216,8 @@ class Online(Drafter):
         with torch.inference_mode(False), torch.enable_grad():
             device = next(self._pupil.network.parameters()).device
             text = lesson(windows, self._options.window, device)
-            self.losses.append(self._learner.learn(lambda: self._pupil.recipe.mark(text).loss))
+            recipe = self._pupil.recipe
+            self.losses.append(self._learner.learn(lambda: recipe.compute_loss(text).loss))
             self._pupil.serve()
         self.updates += 1
         self._learned_for += time.monotonic() - begin

@@ -14,9 +14,9 @@ from outpace.draft.base import Setup
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.distill import LikeliestRecipe
 from outpace.train.draft_model import Start
-from outpace.train.marks import Recipe
-from outpace.train.recipes.model import LikeliestRecipe
+from outpace.train.recipe import Recipe
 from outpace.train.recipes.registry import recipe_for
 from outpace.train.teacher import Teacher
 

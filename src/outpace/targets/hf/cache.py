@@ -42,7 +42,7 @@ SPARSE = 4
 """The buffers are made smaller when the rows need no more than one in this many of their slots."""
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer(CacheLayerMixin):
     """One layer's buffers ``[H, S, D]``, made when the first keys arrive."""
 
     is_compileable = False

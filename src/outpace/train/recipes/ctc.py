@@ -11,41 +11,41 @@ from torch.nn import functional
 from outpace.heads.base import Shared
 from outpace.heads.steps.ctc import Ctc
 from outpace.heads.steps.spelling import TOP_K, beginnings, frames_of, spelt
-from outpace.train.marks import Marks, Recipe
-from outpace.train.teacher import Lesson
+from outpace.train.recipe import LossOutput, Recipe
+from outpace.train.teacher import Batch
 
 
 class CtcRecipe(Recipe):
-    """Marks a `Ctc` head by how likely its frames spell the text behind each place.
+    """The loss of a `Ctc` head by how likely its frames spell the text after each place.
 
     Its drafts are simulated as trees of ``depths`` nodes: the likeliest beginnings of all that the
     frames spell. A depth is hit where one of them is what the target says, up to that depth.
     """
 
-    beyond_depths: ClassVar[int] = 2  # the text behind a root begins one token behind it
+    beyond_depths: ClassVar[int] = 2  # the text after a root begins one token after it
 
     def __init__(self, head: Ctc, shared: Shared) -> None:
         self._head, self._shared = head, shared
 
-    def mark(self, lesson: Lesson) -> Marks:
-        head, tokens = self._head, lesson.tokens
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        head, tokens = self._head, batch.tokens
         depths, rows = head.config.depths, len(tokens)
         places = tokens.shape[1] - depths - 1
-        states = head.begin_at(lesson.states[:, :places].to(head.dtype))
+        states = head.begin_at(batch.states[:, :places].to(head.dtype))
         logits = head.guess(states, tokens[:, 1 : 1 + places], self._shared).float().flatten(0, 1)
-        # [B P, depths]: the text behind the roots, and what the target says there.
+        # [B P, depths]: the text after the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
-        likeliest = lesson.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
+        likeliest = batch.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
         own, roots = head.own_tokens()[text], slice(1, 1 + places)
-        if lesson.learned is None:
+        if batch.learned is None:
             losses = self._losses(logits, own)
         else:
-            learned = lesson.learned[:, roots].flatten()
+            learned = batch.learned[:, roots].flatten()
             losses = self._losses(logits[learned], own[learned])
-        loss = losses.sum() / lesson.count(roots)
+        loss = losses.sum() / batch.count(roots)
         if torch.is_grad_enabled():
-            return Marks(loss, tokens.new_empty(rows, places, 0, dtype=torch.bool))
-        return Marks(loss, self._hits(logits, likeliest).view(rows, places, depths))
+            return LossOutput(loss, tokens.new_empty(rows, places, 0, dtype=torch.bool))
+        return LossOutput(loss, self._hits(logits, likeliest).view(rows, places, depths))
 
     def _hits(self, logits: Tensor, likeliest: Tensor) -> Tensor:
         """``[N, depths]``; logits: of frames ``[N, F, V' + 1]``; likeliest: what the target says,

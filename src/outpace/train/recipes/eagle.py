@@ -12,9 +12,9 @@ from torch.nn.functional import smooth_l1_loss
 
 from outpace.heads.attending.eagle import Eagle
 from outpace.heads.base import Shared
-from outpace.train.marks import Marks, Sheet
+from outpace.train.recipe import DepthLosses, LossOutput
 from outpace.train.recipes.attending import AttendingRecipe
-from outpace.train.teacher import Lesson
+from outpace.train.teacher import Batch
 
 LAWS = 0.1
 """The weight of the cross entropy with the target's distributions; that of the states is 1."""
@@ -24,7 +24,7 @@ the head learns to go on from states that it has foreseen itself, which are a li
 
 
 class EagleRecipe(AttendingRecipe):
-    """Marks an `Eagle`.
+    """The loss of an `Eagle`.
 
     While it learns, it is unrolled over its own outputs as often as it says, in EAGLE once; while
     it is measured, to all of its depths.
@@ -35,23 +35,23 @@ class EagleRecipe(AttendingRecipe):
     def __init__(self, head: Eagle, shared: Shared) -> None:
         super().__init__(head, shared)
 
-    def mark(self, lesson: Lesson) -> Marks:
+    def compute_loss(self, batch: Batch) -> LossOutput:
         depths, learning = self._head.config.depths, torch.is_grad_enabled()
-        states = lesson.states.float()
+        states = batch.states.float()
         places = states.shape[1] - depths
-        sheet = Sheet(self._head, lesson, places)
+        losses = DepthLosses(self._head, batch, places)
         read = _noisy(states) if learning else states
         steps = self._head.unrolled if learning else depths
         far = states.new_zeros(())
-        for depth, outputs in enumerate(self._unrolled(lesson.tokens, read, steps), 1):
-            sheet.note(self._head.logits(outputs, self._shared))
+        for depth, outputs in enumerate(self._unrolled(batch.tokens, read, steps), 1):
+            losses.add(self._head.logits(outputs, self._shared))
             far = far + smooth_l1_loss(outputs, states[:, depth : depth + places]) / steps
-        marks = sheet.marks()
-        return Marks(far + LAWS * marks.loss, marks.hits)
+        output = losses.output()
+        return LossOutput(far + LAWS * output.loss, output.hits)
 
 
 def _noisy(states: Tensor) -> Tensor:
     """States ``[B, T, H]`` with even noise, which the paper draws from -0.1 to 0.1: its targets'
     states have a mean square of about 1."""
-    spread = states.square().mean().sqrt()
-    return states + (2 * torch.rand_like(states) - 1) * (NOISE * spread)
+    scale = states.square().mean().sqrt()
+    return states + (2 * torch.rand_like(states) - 1) * (NOISE * scale)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outpace.core.lazy import LazyRegistry
 from outpace.heads.base import Head
-from outpace.train.marks import Recipe
+from outpace.train.recipe import Recipe
 from outpace.train.recipes.riding import Carrier
 
 REGISTRY = LazyRegistry(

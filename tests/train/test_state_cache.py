@@ -12,11 +12,10 @@ import torch
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train import lessons as kept
-from outpace.train.lessons import GREETING, SUFFIX, Lessons
-from outpace.train.origin import origin_of
+from outpace.train import state_cache as kept
 from outpace.train.run import TrainingRun
-from outpace.train.teacher import Teacher
+from outpace.train.state_cache import GREETING, SUFFIX, StateCache
+from outpace.train.teacher import Teacher, origin_of
 from targets.families import drafter
 
 from .test_run import full_disk, loaded, settings, text
@@ -24,8 +23,8 @@ from .test_run import full_disk, loaded, settings, text
 MUCH = 10**9
 
 
-def lessons(folder: Path, most_bytes: int = MUCH) -> Lessons:
-    return Lessons(folder, origin_of(loaded()), most_bytes)
+def lessons(folder: Path, most_bytes: int = MUCH) -> StateCache:
+    return StateCache(folder, origin_of(loaded()), most_bytes)
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -44,10 +43,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_kept_lesson_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = passes(monkeypatch)
     plain = Teacher(loaded(), (1, -1)).read(text()[:4])
-    teacher = Teacher(loaded(), (1, -1), lessons=lessons(tmp_path))
+    teacher = Teacher(loaded(), (1, -1), state_cache=lessons(tmp_path))
     teacher.read(text()[:2])
     first = teacher.read(text()[:4])  # two of them are kept by now
-    again = Teacher(loaded(), (1, -1), lessons=lessons(tmp_path)).read(text()[:4])
+    again = Teacher(loaded(), (1, -1), state_cache=lessons(tmp_path)).read(text()[:4])
     assert made == [4, 2, 2]
     assert torch.equal(first.states, again.states)
     assert first.states.dtype == plain.states.dtype
@@ -61,10 +60,10 @@ def test_drafters_that_read_other_layers_share_a_folder(
 ) -> None:
     made = passes(monkeypatch)
     layers = loaded().config.num_hidden_layers
-    Teacher(loaded(), (1,), lessons=lessons(tmp_path)).read(text()[:2])
-    Teacher(loaded(), (-1, 0), top=0, lessons=lessons(tmp_path)).read(text()[:2])
+    Teacher(loaded(), (1,), state_cache=lessons(tmp_path)).read(text()[:2])
+    Teacher(loaded(), (-1, 0), top=0, state_cache=lessons(tmp_path)).read(text()[:2])
     assert made == [2, 2]
-    both = Teacher(loaded(), (0, 1, layers), top=1, lessons=lessons(tmp_path)).read(text()[:2])
+    both = Teacher(loaded(), (0, 1, layers), top=1, state_cache=lessons(tmp_path)).read(text()[:2])
     assert made == [2, 2]
     assert both.top_tokens.shape == (*text()[:2].shape, 1)
 
@@ -73,14 +72,14 @@ def test_a_folder_has_its_bounds_and_survives_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = passes(monkeypatch)
-    teacher = Teacher(loaded(), (1,), lessons=lessons(tmp_path, 1))
+    teacher = Teacher(loaded(), (1,), state_cache=lessons(tmp_path, 1))
     for _ in range(2):
         teacher.read(text()[:1])
         teacher.read(text()[1:2])
     files = list(tmp_path.glob(f"*{SUFFIX}"))
     assert (len(files), made) == (1, [1, 1, 1])
     files[0].write_bytes(files[0].read_bytes()[:-5])
-    Teacher(loaded(), (1,), lessons=lessons(tmp_path)).read(text()[:1])
+    Teacher(loaded(), (1,), state_cache=lessons(tmp_path)).read(text()[:1])
     assert made == [1, 1, 1, 1]
 
 
@@ -95,10 +94,10 @@ def test_several_processes_may_write_the_same_lesson(
         own(values, path)
         written.append(path)
         if len(written) == 1:
-            Teacher(loaded(), (1,), lessons=second).read(text()[:1])
+            Teacher(loaded(), (1,), state_cache=second).read(text()[:1])
 
     monkeypatch.setattr(kept, "save_file", write)
-    Teacher(loaded(), (1,), lessons=first).read(text()[:1])
+    Teacher(loaded(), (1,), state_cache=first).read(text()[:1])
     assert len(written) == 2
     assert first.find(text()[0], (1,), 1) is not None
     assert not list(tmp_path.glob("*.part"))
@@ -118,7 +117,7 @@ def test_what_a_killed_process_has_left_counts_and_is_removed_when_it_is_old(
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    teacher = Teacher(loaded(), (1,), lessons=lessons(tmp_path))
+    teacher = Teacher(loaded(), (1,), state_cache=lessons(tmp_path))
     monkeypatch.setattr(kept, "save_file", full_disk)
     with pytest.raises(OSError, match=r"a file cannot be written \(No space left") as found:
         teacher.read(text()[:1])
@@ -128,7 +127,7 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
     lessons(tmp_path)
     with pytest.raises(ConfigError, match="holds the lessons of llama"):
-        Lessons(tmp_path, origin_of(Loaded(drafter("llama"), None, "changed")), MUCH)
+        StateCache(tmp_path, origin_of(Loaded(drafter("llama"), None, "changed")), MUCH)
     (tmp_path / GREETING).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         lessons(tmp_path)
@@ -141,6 +140,6 @@ def test_the_text_is_read_once_however_long_a_head_learns(
     for method in ("medusa", "mlp_speculator"):
         asked = settings(method, 6, batch=5)
         shared = lessons(tmp_path / "kept")
-        run = TrainingRun(loaded(), text(), asked, tmp_path / method, lessons=shared)
+        run = TrainingRun(loaded(), text(), asked, tmp_path / method, state_cache=shared)
         run.play(lambda progress: None, every=3)
     assert sum(made) == len(text())

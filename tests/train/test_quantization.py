@@ -16,7 +16,7 @@ from outpace.errors import ConfigError
 from outpace.targets.cpu.weights.blocks import to_four_bits
 from outpace.targets.cpu.weights.quantize import QUANTIZATIONS, quantize
 from outpace.train.losses import FORWARD_KL
-from outpace.train.rounding import RoundedWeights
+from outpace.train.quantization import QuantizedWeights
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 
@@ -58,8 +58,8 @@ def test_a_network_wears_the_weights_that_a_cpu_reads(quantization: Any) -> None
     else:
         up = to_four_bits(network.up.weight).dense()[:, :40]
         down = to_four_bits(network.down.weight.T.contiguous()).dense()[:, :72].T
-    rounded = RoundedWeights(network, quantization)
-    with rounded.worn(anew=True):
+    rounded = QuantizedWeights(network, quantization)
+    with rounded.quantized(anew=True):
         worn = weights(network)
     assert torch.allclose(worn["up.weight"], up, atol=1e-6)
     assert torch.allclose(worn["down.weight"], down, atol=1e-6)
@@ -73,14 +73,14 @@ def test_a_network_wears_the_weights_that_a_cpu_reads(quantization: Any) -> None
 def test_its_own_weights_come_back_after_an_error() -> None:
     network = Network()
     before = weights(network)
-    with pytest.raises(RuntimeError), RoundedWeights(network, "int4").worn(anew=True):
+    with pytest.raises(RuntimeError), QuantizedWeights(network, "int4").quantized(anew=True):
         raise RuntimeError
     assert all(torch.equal(weight, before[name]) for name, weight in weights(network).items())
 
 
 def test_gradients_are_those_at_the_rounded_weights() -> None:
     network, tokens = Network(), torch.arange(50)
-    with RoundedWeights(network, "int4").worn(anew=True):
+    with QuantizedWeights(network, "int4").quantized(anew=True):
         fixed = copy.deepcopy(network)
         network(tokens).square().sum().backward()
     fixed(tokens).square().sum().backward()
@@ -91,23 +91,23 @@ def test_gradients_are_those_at_the_rounded_weights() -> None:
 
 def test_what_was_rounded_off_is_kept_until_it_is_rounded_anew() -> None:
     network = Network()
-    rounded = RoundedWeights(network, "int4")
-    with rounded.worn(anew=True):
+    rounded = QuantizedWeights(network, "int4")
+    with rounded.quantized(anew=True):
         first = network.up.weight.detach().clone()
     with torch.no_grad():
         network.up.weight.add_(0.01)
-    with rounded.worn(anew=False):
+    with rounded.quantized(anew=False):
         assert torch.allclose(network.up.weight, first + 0.01, atol=1e-7)
     expected = to_four_bits(network.up.weight).dense()[:, :40]
-    with rounded.worn(anew=True):
+    with rounded.quantized(anew=True):
         assert torch.allclose(network.up.weight, expected, atol=1e-7)
 
 
 def distance_in_four_bits(trainer: TrainingRun) -> float:
     """Returns how far the model is from the target once it is rounded."""
-    with RoundedWeights(trainer.network, "int4").worn(anew=True), torch.no_grad():
+    with QuantizedWeights(trainer.network, "int4").quantized(anew=True), torch.no_grad():
         lesson = trainer._teacher.read(trainer._tokens)
-        return float(trainer._recipe.mark(lesson).loss)
+        return float(trainer._recipe.compute_loss(lesson).loss)
 
 
 def test_a_model_that_learned_rounded_is_closer_to_the_target_when_it_is(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_stopped_run_goes_on_with_the_same_rounding(method: str, tmp_path: Pat
     ("make", "sentence"),
     [
         (lambda: TrainSettings(method="medusa", quantization="int3"), "int8 or int4, or None"),  # type: ignore[arg-type]
-        (lambda: RoundedWeights(nn.Embedding(4, 4), "int4"), "has no linear layers to round"),
+        (lambda: QuantizedWeights(nn.Embedding(4, 4), "int4"), "has no linear layers to round"),
     ],
 )
 def test_what_cannot_be_rounded_is_refused(make: Any, sentence: str) -> None:

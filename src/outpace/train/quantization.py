@@ -1,9 +1,9 @@
-"""Learning to bear rounded weights.
+"""Quantisation-aware training.
 
 A drafter on a CPU is read in 8 or 4 bits, and 4 bits cost it some of its acceptance. A network that
-computes with rounded weights while it learns gets it back: what it is marked by is what it will
-draft. The gradient at the rounded weights moves the unrounded ones, as if rounding were not there
-(the straight-through estimator; Jacob et al. 2018, 1712.05877, for integers).
+computes with rounded weights while it learns gets it back: its loss is that of what it will draft.
+The gradient at the rounded weights moves the unrounded ones, as if rounding were not there (the
+straight-through estimator; Jacob et al. 2018, 1712.05877, for integers).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ EVERY = 8
 take about as long as a step does, and a few steps hardly change which way a weight goes."""
 
 
-class RoundedWeights:
+class QuantizedWeights:
     """The weights of a network as a CPU will read them, to be put in the place of its own.
 
     These are the weights of its linear layers, but for one that is the table of its embeddings
@@ -47,7 +47,7 @@ class RoundedWeights:
         self._differences: list[Tensor] = []
 
     @contextmanager
-    def worn(self, anew: bool) -> Iterator[None]:
+    def quantized(self, anew: bool) -> Iterator[None]:
         """Within it the network computes with rounded weights, and its own get the gradients.
         anew: whether they are rounded as they are now, or differ from the network's own as they
         did the last time."""

@@ -1,10 +1,19 @@
 """The processes that train one drafter together, each on a part of the blocks of every step.
 
 This is data-parallel training: each process, a rank, holds the whole target (or its part of it,
-`sharded`) and the whole drafter, and all of them make the same step of the optimizer, with
+`load_sharded`) and the whole drafter, and all of them make the same step of the optimizer, with
 gradients that are averaged over all blocks. DistributedDataParallel does that for a network which
 is called through its ``forward()``; recipes call a drafter's other methods, so that the gradients
 are averaged here, in plain sight.
+
+A target may be split over the processes (FSDP): each holds its part of every decoder layer. Before
+a layer computes, they send each other their parts of it, and after it they let go of them again
+(torch's `fully_shard`), so that a process holds a layer or two at once and not the whole target,
+which one GPU may be too small for. What drafters use outside the target's passes stays whole in
+each process, which is little of a large model: the embedding table and the output matrix. So all
+processes have to make the same number of passes, each over whatever text it has: one that made a
+pass more would wait for the others for ever. This is tested with two processes that share a CPU
+(gloo); it has not been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -18,9 +27,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.rendezvous import rendezvous
 
-from outpace.errors import ConfigError, OutpaceError
+from outpace.core.progress import Progress
+from outpace.errors import ConfigError, OutpaceError, UnsupportedModel
+from outpace.targets.hf.loading.load import load_plain, pick_device
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.partial.layers import decoder_layers
 
 WAIT = timedelta(days=7)
 """How long a rank waits for another one, at most: the first may write answers for hours. Whatever
@@ -69,7 +84,7 @@ class Ranks:
             return
         backend = _cuda_backend(device) if device.startswith("cuda") else "gloo"
         store = self._met()
-        with _heard():
+        with _reaching_others():
             distributed.init_process_group(
                 backend, store=store, rank=self.number, world_size=self.count, timeout=WAIT
             )
@@ -114,7 +129,7 @@ class Ranks:
         return numbers.view(self.count, -1)[self.number]
 
     def turns(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Returns every so manyth item: together the ranks have all of them.
+        """Returns every n-th item, n being their number: together the ranks have all of them.
 
         >>> Ranks(1, 3).turns("abcdefgh")
         'beh'
@@ -180,13 +195,13 @@ class Ranks:
         return self.count == 1 or self.same(_checksum(network))
 
     @torch.no_grad()
-    def spread(self, network: nn.Module) -> None:
+    def broadcast(self, network: nn.Module) -> None:
         """Gives a network the weights that it has on the first rank."""
         if self.count == 1:
             return
         for value in network.state_dict().values():
             sent = value.contiguous()
-            with _heard():
+            with _reaching_others():
                 distributed.broadcast(sent, 0)
             value.copy_(sent)
 
@@ -205,14 +220,14 @@ class Ranks:
         return self._summed(whole)
 
     def _summed(self, values: Tensor) -> Tensor:
-        with _heard():
+        with _reaching_others():
             distributed.all_reduce(values)
         return values
 
     def _largest(self, values: Sequence[int]) -> list[int]:
         """The largest of all ranks' numbers at each place."""
         found = torch.tensor(values, dtype=torch.int64)
-        with _heard():
+        with _reaching_others():
             distributed.all_reduce(found, distributed.ReduceOp.MAX)
         return [int(each) for each in found]
 
@@ -246,7 +261,7 @@ def _cuda_backend(device: str) -> str:
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
+def _reaching_others() -> Iterator[None]:
     """Ends in one sentence where another rank is gone: it has said itself why."""
     try:
         yield
@@ -262,7 +277,7 @@ def _unreachable(error: RuntimeError) -> OutpaceError:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yields the tensors in groups of one type and of n numbers at most, or of one tensor."""
+    """Yields groups of tensors of one type and of `BUCKET` numbers at most, or of one tensor."""
     groups: dict[torch.dtype, list[Tensor]] = {}
     for each in tensors:
         groups.setdefault(each.dtype, []).append(each)
@@ -281,3 +296,86 @@ def _checksum(network: nn.Module) -> str:
     for value in network.state_dict().values():
         digest.update(value.detach().cpu().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+# -- a target that is split over the ranks ---------------------------------------------------------
+
+
+def load_sharded(
+    name: str,
+    ranks: Ranks,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    trust_remote_code: bool = False,
+    progress: Progress,
+) -> Loaded:
+    """Returns a target of which this process holds a part, to be read and never changed. All ranks
+    call it, while they are `joined`.
+
+    name: of a folder, or on the hub. Its files are mapped to memory, and on a GPU a layer at a time
+    is put there before it is split. Raises ``UnsupportedModel`` for one that cannot be split.
+    """
+    loaded = load_plain(
+        name,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
+    progress("splitting the weights", 0.5)
+    _shard(loaded, pick_device(device), ranks.count)
+    progress("loaded", 1.0)
+    return loaded
+
+
+def is_sharded(loaded: Loaded) -> bool:
+    """Returns whether this process holds a part of the model only."""
+    return isinstance(loaded.model, FSDPModule)
+
+
+def _shard(loaded: Loaded, device: torch.device, count: int) -> None:
+    """Splits a model whose weights are on the CPU over ``count`` processes, and puts this one's
+    part on its device."""
+    model, layers = loaded.model, decoder_layers(loaded.model)
+    _check(loaded, layers)
+    model.requires_grad_(False)
+    whole = _used_alone(model)
+    for weight in whole:
+        weight.data = weight.data.to(device)
+    mesh = init_device_mesh(device.type, (count,))
+    for part in (*layers, model):
+        fully_shard(part, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+    model.register_forward_hook(_forget)
+
+
+def _check(loaded: Loaded, layers: list[nn.Module]) -> None:
+    """Raises ``UnsupportedModel`` for layers that cannot be split."""
+    weights = [weight for layer in layers for weight in layer.parameters()]
+    if len({*weights}) < len(weights):
+        raise UnsupportedModel(
+            f"layers of {loaded.name} share their weights, and only layers with weights of their "
+            "own can be split: leave --shard-target out."
+        )
+    plain = (type(weight.data) is Tensor and weight.is_floating_point() for weight in weights)
+    if loaded.packed or not all(plain):
+        raise UnsupportedModel(
+            f"the weights of {loaded.name} are quantised, and only plain numbers can be split: "
+            "name the model as it was before, or leave --shard-target out."
+        )
+
+
+def _used_alone(model: nn.Module) -> set[nn.Parameter]:
+    """The weights that are used outside the model's passes, and those without rows to split."""
+    loaded: Any = model
+    parts = [loaded.get_input_embeddings(), loaded.get_output_embeddings()]
+    found = {weight for part in parts if part is not None for weight in part.parameters()}
+    return found | {weight for weight in model.parameters() if weight.dim() == 0}
+
+
+def _forget(model: nn.Module, given: Any, output: Any) -> None:
+    """Drops what FSDP notes of a pass for a way back that does not come: the notes of all passes
+    would add up, by some kilobytes each. Some versions of torch have no method for that."""
+    forget = getattr(model, "reset_iter_state", None)
+    if forget is not None and not torch.is_grad_enabled():
+        forget()

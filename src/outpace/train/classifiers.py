@@ -7,10 +7,12 @@ each other, and the target is asked what it makes of them.
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from outpace.core.lazy import LazyRegistry
 from outpace.errors import ConfigError
@@ -20,20 +22,17 @@ from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
 from outpace.heads.registry import find_classifier
 from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
-from outpace.train.marks import Recipe
 from outpace.train.measures import BalancedAccuracy
-from outpace.train.origin import origin_of
-from outpace.train.recipes.classifier import ClassifierRecipe, Examples
+from outpace.train.recipe import LossOutput, Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
-from outpace.train.students.base import Student
-from outpace.train.teacher import Teacher
+from outpace.train.teacher import Teacher, origin_of
 
 STUDENTS = LazyRegistry(
     "classifier",
     "outpace.classifier_students",
     {
-        "judge": "outpace.train.students.classifier:JudgeStudent",
-        "stop_head": "outpace.train.students.classifier:StopHeadStudent",
+        "judge": "outpace.train.classifiers:JudgeStudent",
+        "stop_head": "outpace.train.classifiers:StopHeadStudent",
     },
 )
 """Who learns, by the name of the classifier."""
@@ -54,7 +53,7 @@ class DraftedTokens:
         return self.model.logits(states)[..., : self._vocabulary].softmax(-1)
 
     def put_into(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Returns texts ``[B, T]`` with tokens of its own at places ``[P]``, each chosen behind the
+        """Returns texts ``[B, T]`` with tokens of its own at places ``[P]``, each chosen after the
         text as it was given."""
         probs = self.probs(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
         if self._greedy:
@@ -85,7 +84,7 @@ class ClassifierStudent(Student):
 
 class JudgeStudent(ClassifierStudent):
     """The judge. A drafted token counts as right if the target, at the next few places of the text,
-    says the same behind it as it says behind the text's own token."""
+    says the same after it as it says after the text's own token."""
 
     top = 1
     measure = BalancedAccuracy(("right", "wrong"))
@@ -154,3 +153,38 @@ def classifier_student(loaded: Loaded, settings: TrainSettings) -> ClassifierStu
     except ValueError as error:
         raise ConfigError(f"no {settings.method} of these sizes can be made: {error}.") from error
     return found
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """P drafted tokens, and how right each of them is."""
+
+    states: Tensor  # [P, H], the last hidden states at them
+    right: Tensor  # [P] in [0, 1]
+    if_right: float
+    """How much a token that is right counts."""
+    if_wrong: float
+
+
+class ClassifierRecipe(Recipe):
+    """The loss of a classifier on drafted tokens."""
+
+    def __init__(self, network: Classifier) -> None:
+        self._network = network
+
+    def compute_loss(self, batch: Examples) -> LossOutput:
+        odds = self._network(batch.states.float())  # [P]
+        right = batch.right
+        gained = batch.if_right * right * logsigmoid(odds)
+        lost = batch.if_wrong * (1 - right) * logsigmoid(-odds)
+        # Weights move all odds: a token is called right where they are above those of the mean one.
+        usual = batch.if_right * right.sum() / (batch.if_wrong * (1 - right).sum())
+        return LossOutput(-(gained + lost).sum(), _recognised(odds > usual.log(), right > 0.5))
+
+
+def _recognised(said: Tensor, right: Tensor) -> Tensor:
+    """``[P, 2]``: 1 where a token is recognised and 0 where it is not. A token that is right has
+    that in the first column and NaN in the second; one that is wrong, the other way round."""
+    same = (said == right).double()
+    columns = [same.where(kind, torch.nan) for kind in (right, ~right)]
+    return torch.stack(columns, -1)

@@ -38,7 +38,7 @@ another order moves them by far less, other weights or other precision by more."
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class CachedBlock:
     """What is kept of one block of T tokens."""
 
     states: Tensor  # [T, H], the layers that were asked for side by side
@@ -46,7 +46,7 @@ class Kept:
     top_chances: Tensor  # [T, TOP]
 
 
-class Lessons:
+class StateCache:
     """A folder with a file for each block of text, named by its tokens.
 
     A file holds each layer by itself, so that drafters which read other layers can share it: what
@@ -56,7 +56,7 @@ class Lessons:
     """
 
     def __init__(self, folder: Path, origin: Origin, most_bytes: int) -> None:
-        """origin: the target. most_bytes: nothing is added to a folder that has so many.
+        """origin: the target. most_bytes: nothing is added to a folder that has as many.
 
         Raises ``ConfigError`` for a folder that belongs to another target, or to the same one in
         another precision.
@@ -74,7 +74,7 @@ class Lessons:
         """Whether nothing more is added."""
         return self._bytes >= self._most_bytes
 
-    def find(self, tokens: Tensor, layers: Sequence[int], top: int) -> Kept | None:
+    def find(self, tokens: Tensor, layers: Sequence[int], top: int) -> CachedBlock | None:
         """Returns what is kept of a block ``[T]``; None unless it is all there.
 
         layers: whose states, counted from 0, the embedding. top: how many of the likeliest tokens.
@@ -93,7 +93,7 @@ class Lessons:
         states: Mapping[int, Tensor],
         top_tokens: Tensor,
         top_chances: Tensor,
-    ) -> Kept:
+    ) -> CachedBlock:
         """Adds to a block ``[T]`` the states ``[T, H]`` of some layers, and the likeliest tokens
         ``[T, TOP]``, if there are any. Returns what `find` returns for it, rounded in the same way
         even if nothing more is added."""
@@ -146,7 +146,7 @@ class Lessons:
 
 
 def _swept(folder: Path) -> int:
-    """The bytes of all lessons and unfinished files, after old ones of these were removed."""
+    """The bytes of all blocks and unfinished files, after old ones of these were removed."""
     found = 0
     for file in folder.glob("*"):
         with suppress(OSError):  # an unfinished one of another process may be finished by now
@@ -181,10 +181,10 @@ def _name(layer: int) -> str:
     return f"states.{layer}"
 
 
-def _kept(values: Mapping[str, Tensor], layers: Sequence[int], top: int) -> Kept:
+def _kept(values: Mapping[str, Tensor], layers: Sequence[int], top: int) -> CachedBlock:
     states = [values[_name(layer)] for layer in layers]
     length = len(next(iter(values.values()))) if values else 0
     none = torch.empty(length, 0)
     likeliest = values["top_tokens"][:, :top].long() if top else none.long()
     chances = values["top_chances"][:, :top] if top else none
-    return Kept(torch.cat(states, -1) if states else none, likeliest, chances)
+    return CachedBlock(torch.cat(states, -1) if states else none, likeliest, chances)

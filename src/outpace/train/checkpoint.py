@@ -1,0 +1,90 @@
+"""What a run keeps to go on from, and whether a run in a folder is the one that is asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import TargetShape
+from outpace.heads.classifiers.origin import Origin
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.draft_model import PRUNED
+from outpace.train.making import check_begin
+from outpace.train.settings import TrainSettings
+from outpace.train.teacher import origin_of
+
+STATE, LOG = "training.pt", "training.jsonl"
+
+
+def check_goes_on(out: Path, settings: TrainSettings, loaded: Loaded) -> None:
+    """Raises what `TrainingRun` would for a folder that holds the run of another target or with
+    other settings, or a state that is damaged. Reads no weights; nothing is said of the text."""
+    path = out / STATE
+    if path.exists():
+        with reading(path):
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            check_same(out, state, settings, origin_of(loaded))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Within it, a state that is not made as it should be is a ``ModelLoadError``."""
+    try:
+        yield
+    except (ConfigError, ModelLoadError):
+        raise
+    except Exception as error:  # torch raises all sorts over a damaged file
+        raise ModelLoadError(
+            f"{path} cannot be read, so this run cannot go on: name another folder, or delete "
+            "this one to begin anew."
+        ) from error
+
+
+def check_same(
+    out: Path,
+    state: Mapping[str, Any],
+    settings: TrainSettings,
+    target: Origin,
+    tokens: Tensor | None = None,
+) -> None:
+    """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
+    What is younger than the run is not compared. tokens: the blocks of the text, if it is known."""
+    mine = settings.as_dict()
+    then = {**TrainSettings(method=settings.method).as_dict(), **state["settings"]}
+    for one in (mine, then):  # where it is unset, earlier versions wrote what that means
+        one["start"] = os.path.realpath(one["start"] or PRUNED)
+    other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
+    text = state.get("text")
+    if not other and text and tokens is not None:
+        other = [] if text["digest"] == digest(tokens[: text["blocks"]]) else ["text"]
+    if "target" in state:
+        shape = TargetShape(**state["target"]["shape"])
+        try:
+            Origin(shape, state["target"]["greeting"]).check(target, "the run")
+        except ConfigError:
+            other = ["target"]
+    if "start" in other or os.path.exists(settings.start):
+        check_begin(settings)  # a folder that is none is not another one
+    if other:
+        raise ConfigError(
+            f"{out} holds a run with another {' and '.join(sorted(_said(other)))}: name another "
+            "folder, or delete this one to begin anew."
+        )
+
+
+def _said(settings: Sequence[str]) -> list[str]:
+    """Settings as whoever set them knows them."""
+    return ["size (--set)" if name == "head" else name for name in settings]
+
+
+def digest(tokens: Tensor) -> str:
+    """Returns a short text that other blocks of text do not have."""
+    return hashlib.sha256(tokens.contiguous().numpy().data).hexdigest()[:16]

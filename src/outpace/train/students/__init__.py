@@ -1,1 +1,0 @@
-"""What is trained, and what it needs beside its network."""
