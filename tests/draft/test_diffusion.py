@@ -8,10 +8,10 @@ import torch
 from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Deterministic, Sampled
-from outpace.draft.trained.blocks.diffusion import DiffusionDrafter
 from outpace.engine.trace import RoundTrace
 from outpace.heads.base import TargetShape
 from outpace.heads.blocks.diffusion import Diffusion, DiffusionConfig
+from outpace.methods.heads.diffusion import DiffusionDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, target
 

@@ -14,9 +14,9 @@ from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.dynamic import NODES
 from outpace.draft.registry import drafters, find_drafter
-from outpace.draft.trained.head_drafter import TrainedDrafter, TreeHeadOptions
 from outpace.errors import ConfigError
 from outpace.heads.attending.base import Sight
+from outpace.methods.heads.base import TrainedDrafter, TreeHeadOptions
 from outpace.policy.auto.controller import Auto
 from outpace.policy.lengths.constant import Constant
 from outpace.targets.hf.loading.loaded import Loaded

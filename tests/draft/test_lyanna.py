@@ -10,9 +10,9 @@ import torch
 from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
-from outpace.draft.trained.steps.lyanna import LyannaDrafter
 from outpace.errors import ConfigError
 from outpace.heads.steps.lyanna import Lyanna
+from outpace.methods.heads.lyanna import LyannaDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, target

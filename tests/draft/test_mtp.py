@@ -16,8 +16,8 @@ from torch import Tensor
 from devices import DEVICE, on_device
 from outpace import LLM
 from outpace.draft.base import Rows
-from outpace.draft.trained.attending.mtp import MtpDrafter
 from outpace.errors import UnsupportedModel
+from outpace.methods.heads.mtp import MtpDrafter
 from outpace.targets.hf.kinds import older_than
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids

@@ -17,8 +17,8 @@ from outpace.draft.options import make_options
 from outpace.draft.route.learned.hedge import HedgeOptions
 from outpace.draft.route.learned.ucb import UcbOptions
 from outpace.draft.route.task import TaskOptions
-from outpace.draft.trained.attending.s2d import S2dOptions
 from outpace.errors import ConfigError
+from outpace.methods.heads.s2d import S2dOptions
 from outpace.policy.lengths.registry import length_options
 from outpace.verify.registry import make_rule
 

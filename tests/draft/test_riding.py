@@ -14,8 +14,8 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import AuxTokens
 from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
-from outpace.draft.trained.riders.base import AuxHeadDrafter
 from outpace.errors import ConfigError, UnsupportedModel
+from outpace.methods.heads.riders import AuxHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.partial.riding import Carriage
 from outpace.train.teacher import Teacher

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.draft.trained.text_cache import TextCache
 from outpace.heads.attending.base import Entries
+from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.hf.extents import GRAIN
 
 GROUPS, KEY, VALUE, ROWS = 2, 3, 5, 8

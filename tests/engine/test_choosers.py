@@ -27,8 +27,8 @@ from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
 from outpace.draft.route.learned.ucb import Bandit
 from outpace.draft.state import StateFile, check_state
-from outpace.draft.trained.riders.base import AuxHeadDrafter
 from outpace.errors import ConfigError
+from outpace.methods.heads.riders import AuxHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

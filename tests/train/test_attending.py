@@ -10,8 +10,8 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.draft.registry import find_drafter
-from outpace.draft.trained.attending.base import WAITING, AttendingHeadDrafter
 from outpace.heads.attending.base import Sight
+from outpace.methods.heads.attending import WAITING, AttendingHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, VOCABULARY, target

@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions, of_parents
-from outpace.draft.trained.text_cache import TextCache
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.attending.base import AttendingHead, Sight
 from outpace.heads.base import Head
+from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, of_parents
+from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.base import Target
 
 WAITING = 32

@@ -13,10 +13,10 @@ from outpace.core.proposal import Proposal
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.remembered import KEPT
-from outpace.draft.trained.by_depth import ByDepth
-from outpace.draft.trained.head_drafter import HeadDrafter
 from outpace.heads.base import Head
 from outpace.heads.riders.base import AuxHead
+from outpace.methods.heads.base import HeadDrafter
+from outpace.methods.heads.by_depth import ByDepth
 from outpace.targets.base import Target
 
 

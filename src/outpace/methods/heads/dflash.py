@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from outpace.draft.trained.blocks.base import BlockHeadDrafter
+from outpace.methods.heads.blocks import BlockHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from outpace.draft.trained.riders.base import AuxHeadDrafter
+from outpace.methods.heads.riders import AuxHeadDrafter
 
 
 class PassDrafter(AuxHeadDrafter):

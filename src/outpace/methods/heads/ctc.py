@@ -16,12 +16,12 @@ from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Rows
 from outpace.draft.guesses import Guess, deterministic_trees
-from outpace.draft.trained.head_drafter import HeadOptions
-from outpace.draft.trained.steps.base import StateDrafter
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.steps.ctc import Ctc
 from outpace.heads.steps.spelling import TOP_K, Frame, Text, beginnings, frames_of, spelt
+from outpace.methods.heads.base import HeadOptions
+from outpace.methods.heads.steps import StateDrafter
 from outpace.targets.base import Target
 
 

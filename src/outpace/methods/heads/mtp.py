@@ -12,12 +12,12 @@ from outpace.core.options import option
 from outpace.core.values import flag
 from outpace.draft.base import Setup
 from outpace.draft.branching import growth_of
-from outpace.draft.trained.attending.base import AttendingHeadDrafter
-from outpace.draft.trained.head_drafter import TreeHeadOptions
 from outpace.errors import ConfigError
 from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.attending.mtp import Mtp, MtpConfig, Parts
 from outpace.heads.base import Head, TargetShape
+from outpace.methods.heads.attending import AttendingHeadDrafter
+from outpace.methods.heads.base import TreeHeadOptions
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn import NextNBlock, read_nextn
 

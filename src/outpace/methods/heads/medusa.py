@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from outpace.draft.trained.steps.base import StepHeadDrafter
+from outpace.methods.heads.steps import StepHeadDrafter
 
 
 class MedusaDrafter(StepHeadDrafter):

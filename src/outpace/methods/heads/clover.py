@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from outpace.draft.trained.steps.base import StepHeadDrafter
+from outpace.methods.heads.steps import StepHeadDrafter
 
 
 class CloverDrafter(StepHeadDrafter):

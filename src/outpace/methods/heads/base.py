@@ -22,13 +22,13 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DEPTH_HELP, DYNAMIC, LISTS, TOP_K_HELP, growth_of, shape_of
 from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.online.options import ONLINE_HELP, check_learns, online_options
-from outpace.draft.trained.rounding import rounded
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
+from outpace.methods.heads.rounding import rounded
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.logits import output_rows

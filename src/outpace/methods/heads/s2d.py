@@ -13,11 +13,11 @@ import torch
 from outpace.core.options import option
 from outpace.core.values import number
 from outpace.draft.base import Setup
-from outpace.draft.trained.attending.base import AttendingHeadDrafter
-from outpace.draft.trained.head_drafter import NOISE, TreeHeadOptions
 from outpace.errors import ConfigError
 from outpace.heads.attending.s2d import S2d, S2dConfig
 from outpace.heads.base import Head, TargetShape
+from outpace.methods.heads.attending import AttendingHeadDrafter
+from outpace.methods.heads.base import NOISE, TreeHeadOptions
 from outpace.targets.hf.loading.loaded import Loaded
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from outpace.core.transfer import to_device
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.by_depth import ByDepth
-from outpace.draft.trained.head_drafter import HeadDrafter, TreeHeadOptions
-from outpace.draft.trained.text_cache import TextCache
 from outpace.heads.base import Head
 from outpace.heads.blocks.base import BlockHead
+from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions
+from outpace.methods.heads.by_depth import ByDepth
+from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.base import Target
 
 

@@ -12,17 +12,17 @@ from torch import Tensor
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
-from outpace.draft.trained.head_drafter import (
+from outpace.draft.vocabulary import Vocabulary
+from outpace.heads.base import Head
+from outpace.heads.steps.base import StateHead, StepHead
+from outpace.methods.heads.base import (
     HeadDrafter,
     TrainedDrafter,
     TreeHeadOptions,
     Walk,
     of_parents,
 )
-from outpace.draft.trained.steps.prefix import WAITING, PrefixTexts
-from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head
-from outpace.heads.steps.base import StateHead, StepHead
+from outpace.methods.heads.prefix import WAITING, PrefixTexts
 from outpace.targets.base import Target
 from outpace.targets.hf.weights import pass_bytes
 

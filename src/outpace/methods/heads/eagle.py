@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from outpace.draft.trained.attending.base import AttendingHeadDrafter
+from outpace.methods.heads.attending import AttendingHeadDrafter
 
 
 class EagleDrafter(AttendingHeadDrafter):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outpace.draft.trained.text_cache import TextCache
 from outpace.heads.layers import DecoderLayer
+from outpace.methods.heads.text_cache import TextCache
 
 WAITING = 32
 """States of a row that wait until they are asked for, at most: more are computed as they come."""

@@ -17,12 +17,12 @@ from outpace.core.proposal import Proposal
 from outpace.core.trees.tree import Tree
 from outpace.core.values import is_whole, shown
 from outpace.draft.base import Round, RowInfo, Rows
-from outpace.draft.trained.head_drafter import HeadOptions, Walk
-from outpace.draft.trained.steps.base import StepHeadDrafter
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.steps.lyanna import Lyanna
+from outpace.methods.heads.base import HeadOptions, Walk
+from outpace.methods.heads.steps import StepHeadDrafter
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
 

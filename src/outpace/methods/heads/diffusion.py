@@ -14,9 +14,9 @@ from outpace.core.proposal import Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
-from outpace.draft.trained.head_drafter import TrainedDrafter
 from outpace.heads.base import Head
 from outpace.heads.blocks.diffusion import Denoised, Diffusion
+from outpace.methods.heads.base import TrainedDrafter
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.plain import read_plainly

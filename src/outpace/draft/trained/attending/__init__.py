@@ -1,1 +1,0 @@
-"""Drafters with heads that attend over the whole text."""

@@ -1,1 +1,0 @@
-"""Drafters with heads that draft a block of tokens at once."""

@@ -1,1 +1,0 @@
-"""Drafters whose tokens ride in the target's own pass."""

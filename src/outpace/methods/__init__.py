@@ -1,0 +1,1 @@
+"""Methods of drafting, a module each."""
