@@ -2,8 +2,11 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +14,14 @@ import torch
 
 from engine.registering import register
 from outpace import LLM
+from outpace.core import lazy
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Drafter, Rows
 from outpace.errors import ConfigError
+from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.run import TrainingRun
+from outpace.train.settings import TrainSettings
 from targets.families import PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -23,11 +30,15 @@ PAGE = ROOT / "CONTRIBUTING.md"
 LENGTH = 40
 
 
-def example(name: str) -> type[Drafter]:
+def examples() -> dict[str, Any]:
     scope: dict[str, Any] = {"__name__": "example"}
     for source in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(source, scope)
-    drafter = scope[name]
+    return scope
+
+
+def example(name: str) -> type[Drafter]:
+    drafter = examples()[name]
     assert isinstance(drafter, type)
     assert issubclass(drafter, Drafter)
     # Under another name, since a reader may have put the example into the tree.
@@ -75,6 +86,30 @@ def test_an_option_of_the_example_is_checked(
     register(monkeypatch, example("RecallDrafter"))
     with pytest.raises(ConfigError, match=message):
         LLM(target("llama"), speculative_config={"method": "recall_example", **given})
+
+
+def test_the_example_head_is_trained_kept_and_drafts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scope = examples()
+    found = {"outpace.heads": scope["Linear"], "outpace.drafters": scope["LinearDrafter"]}
+
+    def entries(group: str) -> tuple[EntryPoint, ...]:
+        place = f"example:{found[group].__name__}" if group in found else ""
+        return (EntryPoint("linear", place, group),) if place else ()
+
+    monkeypatch.setitem(sys.modules, "example", SimpleNamespace(**scope))
+    monkeypatch.setattr(lazy, "_entry_points", entries)
+    model = target("llama")
+    text = torch.tensor(plain("llama", LENGTH, tuple(map(tuple, PROMPTS))))[:, :24].repeat(2, 1)
+    settings = TrainSettings(method="linear", block=24, batch=2, steps=4, warmup=1)
+    run = TrainingRun(Loaded(model, None, "llama"), text, settings, tmp_path)
+    run.play(lambda progress: None)
+    config = {"method": "linear", "model": str(tmp_path), "check": False}
+    llm = LLM(model, speculative_config={**config, "num_speculative_tokens": 3}, max_num_seqs=3)
+    outputs = llm.generate(PROMPTS, greedy(LENGTH))
+    assert ids(outputs) == plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
+    assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
 
 
 def described(source: str) -> Iterator[tuple[int, str]]:

@@ -24,7 +24,7 @@ from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.answers import prompts
 from outpace.train.measures import AcceptanceLength
-from outpace.train.recipes.registry import recipe_for
+from outpace.train.recipe import recipe_for
 from outpace.train.teacher import Teacher, answered
 
 Tokens = list[int]

@@ -47,7 +47,7 @@ from outpace.core.logits.truncation import NEVER
 from outpace.core.params import SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 from outpace.llm import LLM
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import find_rule, rules

@@ -9,7 +9,7 @@ from typing import Any
 
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import save_head
-from outpace.heads.steps.medusa import Medusa, MedusaConfig
+from outpace.methods.heads.medusa import Medusa, MedusaConfig
 
 Run = Callable[..., Any]
 

@@ -18,7 +18,7 @@ from outpace.bench import divergence as replaying
 from outpace.bench.divergence import TOKENS, replay, watching
 from outpace.cli import compare, printing
 from outpace.engine.request import Logprob
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 
 Run = Callable[..., Any]
 Records = Callable[..., list[dict[str, Any]]]

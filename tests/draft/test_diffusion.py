@@ -10,8 +10,7 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import Deterministic, Sampled
 from outpace.engine.trace import RoundTrace
 from outpace.heads.base import TargetShape
-from outpace.heads.blocks.diffusion import Diffusion, DiffusionConfig
-from outpace.methods.heads.diffusion import DiffusionDrafter
+from outpace.methods.heads.diffusion import Diffusion, DiffusionConfig, DiffusionDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, target
 

@@ -15,7 +15,7 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.dynamic import NODES
 from outpace.draft.registry import drafters, find_drafter
 from outpace.errors import ConfigError
-from outpace.heads.attending.base import Sight
+from outpace.heads.layers import Sight
 from outpace.methods.heads.base import TrainedDrafter, TreeHeadOptions
 from outpace.policy.auto.controller import Auto
 from outpace.policy.lengths.constant import Constant

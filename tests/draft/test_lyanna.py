@@ -11,8 +11,7 @@ from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError
-from outpace.heads.steps.lyanna import Lyanna
-from outpace.methods.heads.lyanna import LyannaDrafter
+from outpace.methods.heads.lyanna import Lyanna, LyannaDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, target

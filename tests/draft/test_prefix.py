@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.heads.attending.base import Sight
 from outpace.heads.base import TargetShape
-from outpace.heads.layers import DecoderLayer, LayerConfig
+from outpace.heads.layers import DecoderLayer, LayerConfig, Sight
 from outpace.heads.registry import find_head
-from outpace.methods.heads.prefix import WAITING, PrefixTexts
+from outpace.methods.heads.text_cache import WAITING, PrefixTexts
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, target
 from targets.generating import greedy, ids
 

@@ -17,11 +17,11 @@ from devices import DEVICE, cpu_only
 from outpace import LLM
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.heads.attending.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.registry import head_names
 from outpace.methods.heads.base import TrainedDrafter
+from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.weights.quantize import Int8Linear

@@ -12,9 +12,9 @@ from torch import Tensor
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.heads.attending.base import Sight
-from outpace.heads.attending.s2d import S2d, S2dConfig
 from outpace.heads.base import TargetShape
+from outpace.heads.layers import Sight
+from outpace.methods.heads.s2d import S2d, S2dConfig
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids

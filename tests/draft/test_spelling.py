@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.heads.steps.spelling import Frame, beginnings, frames_of, spelt
+from outpace.methods.heads.ctc import Frame, beginnings, frames_of, spelt
 
 BLANK = 2
 
@@ -52,7 +52,7 @@ def test_frames_have_the_likeliest_of_the_heads_own_tokens() -> None:
 
 def test_few_frames_cannot_spell_many_tokens() -> None:
     from outpace.heads.base import TargetShape
-    from outpace.heads.steps.ctc import Ctc, CtcConfig
+    from outpace.methods.heads.ctc import Ctc, CtcConfig
 
     with pytest.raises(ValueError, match="3 frames do not spell 4 tokens"):
         Ctc(TargetShape(8, 20, 2), CtcConfig(depths=4, frames=3))

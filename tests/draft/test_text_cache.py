@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.heads.attending.base import Entries
+from outpace.heads.layers import Entries
 from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.hf.extents import GRAIN
 

@@ -12,7 +12,7 @@ from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import save_head
-from outpace.heads.steps.medusa import Medusa, MedusaConfig
+from outpace.methods.heads.medusa import Medusa, MedusaConfig
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids
 

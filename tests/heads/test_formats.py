@@ -31,15 +31,15 @@ from heads.published import (
     mlp_speculator,
 )
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.attending.eagle import Eagle, EagleConfig
-from outpace.heads.attending.eagle3 import Eagle3, Eagle3Config
 from outpace.heads.base import TargetShape
-from outpace.heads.blocks.dflash import DFlash, DFlashConfig
 from outpace.heads.checkpoint import fit, load_head, save_head
-from outpace.heads.formats.speculators import DEFAULTS
-from outpace.heads.steps.hydra import Hydra, HydraConfig
-from outpace.heads.steps.medusa import Medusa, MedusaConfig
-from outpace.heads.steps.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outpace.methods.heads.dflash import DFlash, DFlashConfig
+from outpace.methods.heads.eagle import Eagle, EagleConfig
+from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
+from outpace.methods.heads.hydra import Hydra, HydraConfig
+from outpace.methods.heads.medusa import Medusa, MedusaConfig
+from outpace.methods.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
+from outpace.methods.heads.speculators import DEFAULTS
 
 
 @pytest.mark.parametrize("form", MAKERS)

@@ -13,15 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.attending.base import AttendingHead, Sight
-from outpace.heads.attending.eagle3 import Eagle3Config
-from outpace.heads.attending.s2d import S2dConfig
 from outpace.heads.base import TargetShape, config_of
-from outpace.heads.blocks.base import BlockHead
 from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
+from outpace.heads.layers import Sight
 from outpace.heads.registry import find_head, head_names
-from outpace.heads.steps.base import StepHead
-from outpace.heads.steps.hydra import HydraConfig
+from outpace.methods.heads.attending import AttendingHead
+from outpace.methods.heads.blocks import BlockHead
+from outpace.methods.heads.eagle3 import Eagle3Config
+from outpace.methods.heads.hydra import HydraConfig
+from outpace.methods.heads.s2d import S2dConfig
+from outpace.methods.heads.steps import StepHead
 
 TARGET = TargetShape(hidden_size=8, vocab_size=20, layers=2, name="tiny")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
-from outpace.heads.saving import saving
+from outpace.heads.folder import saving
 
 FULL = "No space left on device (os error 28)"
 

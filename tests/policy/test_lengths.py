@@ -20,7 +20,7 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.request import Request
 from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
+from outpace.heads.classifiers import StopHead, StopHeadConfig
 from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options

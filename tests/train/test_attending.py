@@ -10,7 +10,7 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.draft.registry import find_drafter
-from outpace.heads.attending.base import Sight
+from outpace.heads.layers import Sight
 from outpace.methods.heads.attending import WAITING, AttendingHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher

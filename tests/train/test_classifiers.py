@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace import LLM, SamplingParams
 from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.classifiers.base import load_classifier
+from outpace.heads.classifiers import load_classifier
 from outpace.heads.registry import classifier_names
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.making import check_sizes, student_for
@@ -274,7 +274,7 @@ def test_mistakes_in_training_are_named(draft: str, tmp_path: Path) -> None:
 def test_ending_by_states_keeps_the_distribution() -> None:
     from outpace.audit.letters import LetterTokenizer, letter_model
     from outpace.audit.model import AuditPlan, audit_model
-    from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
+    from outpace.heads.classifiers import StopHead, StopHeadConfig
     from outpace.train.teacher import origin_of
 
     model = letter_model()

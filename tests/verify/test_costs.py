@@ -14,7 +14,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 from outpace.verify.base import Evidence, Rule, draw
 from outpace.verify.registry import make_rule, rules
 from verify.costs import Memory, Operations

@@ -15,7 +15,7 @@ from outpace.audit.gate.world import World
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 from outpace.verify.base import Evidence, Rule
 from outpace.verify.lossy import JudgeRule, confidence
 from outpace.verify.mixtures import CascadeRule, ReflectiveRule

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 from outpace.verify.base import Drawn, Evidence, Rule, draw, walk
 from outpace.verify.registry import make_rule, rules
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 from outpace.verify import base, registry, siblings
 from outpace.verify.base import Drawn, Evidence, Rule
 from outpace.verify.lossless import selection, traversal

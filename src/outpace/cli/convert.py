@@ -26,7 +26,7 @@ def convert(
     """
     with starting():
         from outpace.heads.checkpoint import load_head, save_head
-        from outpace.heads.formats.registry import find_format
+        from outpace.heads.registry import find_format
     find_format(to)  # a wrong name is refused before anything is read
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{str(out)!r} exists already: name a new folder with --out.")

@@ -38,7 +38,7 @@ from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.base import Media, Source, Target
 
 if TYPE_CHECKING:  # only a drafter that runs a model of its own knows more than `targets.base`

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outpace.core.lazy import LazyRegistry
 from outpace.errors import ConfigError
+from outpace.heads.registry import DRAFTERS as TRAINED
 
 if TYPE_CHECKING:
     from outpace.draft.base import Drafter
@@ -29,20 +30,7 @@ REGISTRY = LazyRegistry(
         "lookahead": "outpace.draft.itself.lookahead:LookaheadDrafter",
         "draft_model": "outpace.draft.models.chain:DraftModel",
         "draft_tree": "outpace.draft.models.tree:DraftTree",
-        "medusa": "outpace.methods.heads.medusa:MedusaDrafter",
-        "hydra": "outpace.methods.heads.hydra:HydraDrafter",
-        "mlp_speculator": "outpace.methods.heads.mlp_speculator:MlpSpeculatorDrafter",
-        "eagle": "outpace.methods.heads.eagle:EagleDrafter",
-        "eagle3": "outpace.methods.heads.eagle3:Eagle3Drafter",
-        "mtp": "outpace.methods.heads.mtp:MtpDrafter",
-        "dflash": "outpace.methods.heads.dflash:DFlashDrafter",
-        "s2d": "outpace.methods.heads.s2d:S2dDrafter",
-        "clover": "outpace.methods.heads.clover:CloverDrafter",
-        "pass": "outpace.methods.heads.pass_:PassDrafter",
-        "hidden_transfer": "outpace.methods.heads.hidden_transfer:HiddenTransferDrafter",
-        "ctc": "outpace.methods.heads.ctc:CtcDrafter",
-        "lyanna": "outpace.methods.heads.lyanna:LyannaDrafter",
-        "diffusion": "outpace.methods.heads.diffusion:DiffusionDrafter",
+        **TRAINED,
         "layer_skip": "outpace.draft.itself.layer_skip:LayerSkip",
         "early_exit": "outpace.draft.itself.early_exit:EarlyExit",
         "auto": "outpace.draft.route.auto:AutoDrafter",

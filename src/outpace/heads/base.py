@@ -1,11 +1,11 @@
 """What trained heads have in common.
 
-A head looks at the target's hidden states and guesses the tokens behind the root, the last
-committed token, one depth after the other. There are two kinds. A `StepHead` (`heads.steps.base`)
-starts from a single state, the one from which the target drew the root. An `AttendingHead`
-(`heads.attending.base`) attends over the whole text. The same step of a head is used for drafting,
-where the W columns are the nodes of a level of the draft tree, and for training, where they are all
-places of a text at once.
+A head looks at the target's hidden states and guesses the tokens after the root, the last
+committed token, one depth after the other. A `StepHead` (`methods.heads.steps`) goes on from one
+state, the one from which the target drew the root. An `AttendingHead` (`methods.heads.attending`)
+attends over the whole text. The same step of a head is used for drafting, where the W columns are
+the nodes of a level of the draft tree, and for training, where they are all places of a text at
+once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class HeadConfig:
     """What a head is built from; each kind adds its own sizes."""
 
     depths: int = 4
-    """Tokens behind the root that it guesses."""
+    """Tokens after the root that it guesses."""
     draft_vocab_size: int = 0
     """Tokens that it can guess, those that its training text has most often; 0: all."""
 
@@ -92,7 +92,7 @@ class HeadConfig:
 
 
 class Head(nn.Module, ABC):
-    """Guesses the tokens behind the root, depth by depth."""
+    """Guesses the tokens after the root, depth by depth."""
 
     kind: ClassVar[str]
     """Its name, which is the method's."""
@@ -100,7 +100,7 @@ class Head(nn.Module, ABC):
     learns_online: ClassVar[bool] = True
     """Whether it learns at single places of a text, as the target corrects them."""
     recipe: ClassVar[str]
-    """Which recipe trains it (`outpace.train.recipes.registry`)."""
+    """Which recipe trains it (`outpace.train.recipe.RECIPES`)."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Head(nn.Module, ABC):
 
 
 class ResidualBlock(nn.Module):
-    """``x + SiLU(W x)``, which begins as the identity; with another width behind it than before
+    """``x + SiLU(W x)``, which begins as the identity; with another width after it than before
     it, ``V x + SiLU(W x)``, which begins as the linear map V."""
 
     def __init__(self, inputs: int, outputs: int | None = None) -> None:
@@ -203,3 +203,41 @@ def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
         if type(value) is not type(default) or (number and not 0 <= value < math.inf):
             raise ValueError(f"{name} is {given[name]!r}")
     return kind(**entries)
+
+
+# -- heads whose logits the target's output matrix makes -------------------------------------------
+
+# What heads have in common that guess states of the target, of which its own output matrix makes
+# logits.
+
+
+class TargetOutput(Head):
+    """A head whose logits the target's output matrix makes. A head that knows few tokens only has
+    a copy of their rows, ``lm_head``, which has the scale of the logits in it and does not learn.
+    """
+
+    lm_head: nn.Linear | None
+
+    def copy_of_rows(self) -> nn.Linear | None:
+        """Returns room for the rows of the few tokens that it knows; None where it knows all."""
+        few = bool(self.config.draft_vocab_size)
+        return nn.Linear(self.target.hidden_size, self.vocabulary, bias=False) if few else None
+
+    @property
+    def shares_output(self) -> bool:
+        return self.lm_head is None
+
+    def read_out(self, states: Tensor, shared: Shared) -> Tensor:
+        """Returns the logits ``[..., V']`` of guessed states ``[..., H]``."""
+        return shared.head(states) if self.lm_head is None else shared.bounded(self.lm_head(states))
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        if self.lm_head is not None and shared_head is not None:
+            self.lm_head.weight.copy_(shared_head)
+            self.lm_head.requires_grad_(False)
+
+    def let_learn(self) -> None:
+        super().let_learn()
+        if self.lm_head is not None:
+            self.lm_head.requires_grad_(False)

@@ -1,18 +1,113 @@
-"""Heads in folders: written, read in whichever format they are, and fitted to a target."""
+"""Heads in folders: written, read in whichever format they are, and fitted to a target.
+
+A format reads and writes heads. Ours holds every kind; each published one is in the module of its
+head (`outpace.methods.heads`).
+"""
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import Head, TargetShape
+from outpace.heads.base import Head, TargetShape, config_of, shape_of
 from outpace.heads.folder import CONFIG, Folder
-from outpace.heads.formats.base import Format
-from outpace.heads.formats.registry import find_format, format_names, format_of
+from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
+
+
+def architectures(about: Mapping[str, Any]) -> set[str]:
+    """Returns the architectures that a configuration names; none where the entry is no list."""
+    listed = about.get("architectures")
+    return {name for name in listed if isinstance(name, str)} if isinstance(listed, list) else set()
+
+
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a folder with a head holds."""
+
+    about: Mapping[str, Any]
+    """Its configuration."""
+    weights: Mapping[str, Tensor]
+    file: str = "model.safetensors"
+    """Where the weights are."""
+
+
+class Format(ABC):
+    """Reads and writes heads."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def recognises(cls, about: Mapping[str, Any]) -> bool:
+        """Returns whether a configuration is in this format."""
+
+    @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str | None:
+        """Returns the kind of head that a configuration in this format is of; None where it may as
+        well be that of a model."""
+        return cls.name
+
+    @classmethod
+    @abstractmethod
+    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+        """Returns the head in a folder; ``ModelLoadError`` with the cause and the remedy."""
+
+    @classmethod
+    @abstractmethod
+    def write(cls, head: Head) -> Content:
+        """Returns a head in this format; ``ConfigError`` where it has no words for it."""
+
+    @classmethod
+    def refuse(cls, why: str) -> ConfigError:
+        """Returns the error for a head that this format has no words for."""
+        return ConfigError(f"the format {cls.name!r} {why}: keep the head in the format 'outpace'.")
+
+
+KIND = "outpace_head"
+"""The entry of the configuration that holds the kind of head."""
+
+
+class Outpace(Format):
+    """The head's sizes and its target's shape; weights by the names of its parameters."""
+
+    name: ClassVar[str] = "outpace"
+
+    @classmethod
+    def recognises(cls, about: Mapping[str, Any]) -> bool:
+        return about.get(KIND) in head_names()
+
+    @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str:
+        return str(about[KIND])
+
+    @classmethod
+    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+        given = dict(about)
+        kind = find_head(given.pop(KIND))
+        with folder.describing(kind.kind):
+            target = shape_of(given.pop("target"))
+            head = kind(target, config_of(kind.Config, given))
+        weights = folder.read_weights("model.safetensors")
+        d2t = weights.get("d2t", head.d2t)
+        if d2t.dtype != torch.long or bool(((d2t < 0) | (d2t >= target.vocab_size)).any()):
+            raise folder.damaged(f"d2t does not lead to the {target.vocab_size} tokens")
+        if len(set(d2t.flatten().tolist())) != d2t.numel():
+            raise folder.damaged("d2t leads to the same token twice")
+        return folder.fill(head, weights)
+
+    @classmethod
+    def write(cls, head: Head) -> Content:
+        about = {KIND: head.kind, **head.config.as_dict(), "target": asdict(head.target)}
+        return Content(about, head.state_dict())
+
 
 WEIGHTS = "model.safetensors"
 

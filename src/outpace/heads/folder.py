@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError, reason_of
-from outpace.heads.saving import saving
 
 CONFIG = "config.json"
 
@@ -133,3 +134,31 @@ def _tensors(found: Any) -> dict[str, Tensor]:
     if not isinstance(found, Mapping) or not all(isinstance(x, Tensor) for x in found.values()):
         raise RuntimeError("not a table of tensors")
     return dict(found)
+
+
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
+    """Returns a context in which a file, or several in a folder, are written. Whatever a library
+    raises because it cannot write is raised as the ``OSError`` that names the path, so that the
+    caller of any writer has a single kind of error to expect."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    except Exception as error:
+        if not _is_of_a_writer(error):
+            raise
+        raise OSError(
+            errno.EIO,
+            f"a file cannot be written ({reason_of(error)}); make room on its disk, or name "
+            "another folder",
+            str(path),
+        ) from error
+
+
+def _is_of_a_writer(error: Exception) -> bool:
+    """Safetensors has an error of its own, torch raises a ``RuntimeError``, and tokenizers a bare
+    ``Exception``."""
+    return isinstance(error, (SafetensorError, RuntimeError)) or type(error) is Exception

@@ -5,17 +5,63 @@ The parts are named as in transformers' Llama and Qwen3, and so in the published
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.attending.base import Entries, Sight
 from outpace.heads.base import HeadConfig
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Keys and values of L entries of B rows."""
+
+    keys: Tensor  # [B, G, L, D], of G groups of attention heads
+    values: Tensor  # [B, G, L, D]
+
+    def __len__(self) -> int:
+        return self.keys.shape[2]
+
+    def then(self, more: Entries) -> Entries:
+        """Returns these and further ones."""
+        return Entries(
+            torch.cat([self.keys, more.keys], 2), torch.cat([self.values, more.values], 2)
+        )
+
+    @classmethod
+    def of_layers(cls, layers: Sequence[Entries]) -> Entries:
+        """Returns the entries of several layers side by side, as if they were groups of one."""
+        return cls(
+            torch.cat([each.keys for each in layers], 1),
+            torch.cat([each.values for each in layers], 1),
+        )
+
+    def by_layer(self, layers: int) -> list[Entries]:
+        """Returns the entries of each layer, which `of_layers` has put side by side."""
+        parts = zip(self.keys.chunk(layers, 1), self.values.chunk(layers, 1), strict=True)
+        return [Entries(keys, values) for keys, values in parts]
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """Where W entries of B rows stand, and which ones they attend to."""
+
+    positions: Tensor  # [B, W], their numbers in their texts, from 0
+    before: Entries  # L of each row
+    visible: Tensor  # [B, W, L + W] bool: of those before and of the W themselves, itself at least
+
+    @classmethod
+    def of_texts(cls, begin: Entries, count: int) -> Sight:
+        """Returns the sight of ``count`` entries of each text, for texts that are read at once: an
+        entry sees the earlier ones and itself. begin: no entries, of as many rows."""
+        rows, device = len(begin.keys), begin.keys.device
+        at = torch.arange(count, device=device)
+        return cls(at.expand(rows, -1), begin, (at <= at[:, None]).expand(rows, -1, -1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +88,7 @@ class LayerConfig(HeadConfig):
 
 
 class Norm(nn.RMSNorm):
-    """Computes in the precision of its weights, also behind products that were made in another."""
+    """Computes in the precision of its weights, also after products that were made in another."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype))
@@ -84,7 +130,7 @@ class Attention(nn.Module):
     nothing: Tensor
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of n rows."""
+        """Returns no entries of ``rows`` rows."""
         none = self.nothing.new_empty(rows, self.groups, 0, self.head_dim)
         return Entries(none, none)
 
@@ -159,7 +205,7 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of n rows."""
+        """Returns no entries of ``rows`` rows."""
         return self.self_attn.begin(rows)
 
     def entries(self, x: Tensor, positions: Tensor) -> Entries:

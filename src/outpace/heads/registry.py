@@ -1,42 +1,89 @@
-"""Heads and classifiers by name."""
+"""Trained heads, their published formats and classifiers by name, with a line of help on each head.
+
+One module holds all of a head: the network, how it drafts, how it is trained, its published format.
+Listing the names imports none of them, nor torch.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from outpace.core.lazy import LazyRegistry
-from outpace.heads.base import Head
 
 if TYPE_CHECKING:
-    from outpace.heads.classifiers.base import Classifier
+    from outpace.heads.base import Head
+    from outpace.heads.checkpoint import Format
+    from outpace.heads.classifiers import Classifier
+
+_IN = "outpace.methods.heads"
+HEADS: Mapping[str, tuple[str, str]] = {
+    "medusa": (f"{_IN}.medusa:Medusa", "trained heads, one for each future token"),
+    "hydra": (
+        f"{_IN}.hydra:Hydra",
+        "a trained head that sees the state and the tokens drafted so far",
+    ),
+    "mlp_speculator": (f"{_IN}.mlp_speculator:MlpSpeculator", "a small trained recurrent network"),
+    "eagle": (f"{_IN}.eagle:Eagle", "a trained layer that foresees the model's hidden states"),
+    "eagle3": (
+        f"{_IN}.eagle3:Eagle3",
+        "a trained layer over the text and three of the model's hidden states",
+    ),
+    "mtp": (
+        f"{_IN}.mtp:Mtp",
+        "the multi-token-prediction module that a checkpoint brings, or a trained one",
+    ),
+    "dflash": (
+        f"{_IN}.dflash:DFlash",
+        "a few trained layers that guess a block of tokens in one pass",
+    ),
+    "s2d": (f"{_IN}.s2d:S2d", "a small trained decoder, with as many of its layers as it takes"),
+    "clover": (
+        f"{_IN}.clover:Clover",
+        "trained heads that attend to the tokens drafted so far",
+    ),
+    "pass": (f"{_IN}.pass_:Pass", "trained look-ahead embeddings that ride in the target's pass"),
+    "hidden_transfer": (
+        f"{_IN}.hidden_transfer:HiddenTransfer",
+        "trained pseudo states that join half-way up the target's own pass",
+    ),
+    "ctc": (f"{_IN}.ctc:Ctc", "a trained layer of frames, guessed at once, that spell a text"),
+    "lyanna": (
+        f"{_IN}.lyanna:Lyanna",
+        "a trained head whose states serve again after a mismatch",
+    ),
+    "diffusion": (
+        f"{_IN}.diffusion:Diffusion",
+        "a small masked-diffusion model that fills a block of tokens",
+    ),
+}
+"""For each method its network and a line of help. The drafter of a network ``Medusa`` is
+``MedusaDrafter`` in the same module."""
+
+DRAFTERS: Mapping[str, str] = {name: f"{place}Drafter" for name, (place, _) in HEADS.items()}
 
 REGISTRY = LazyRegistry(
-    "head",
-    "outpace.heads",
+    "head", "outpace.heads", {name: place for name, (place, _) in HEADS.items()}
+)
+FORMATS = LazyRegistry(
+    "format",
+    "outpace.head_formats",
     {
-        "medusa": "outpace.heads.steps.medusa:Medusa",
-        "hydra": "outpace.heads.steps.hydra:Hydra",
-        "mlp_speculator": "outpace.heads.steps.mlp_speculator:MlpSpeculator",
-        "eagle": "outpace.heads.attending.eagle:Eagle",
-        "eagle3": "outpace.heads.attending.eagle3:Eagle3",
-        "mtp": "outpace.heads.attending.mtp:Mtp",
-        "dflash": "outpace.heads.blocks.dflash:DFlash",
-        "s2d": "outpace.heads.attending.s2d:S2d",
-        "clover": "outpace.heads.steps.clover:Clover",
-        "pass": "outpace.heads.riders.pass_:Pass",
-        "hidden_transfer": "outpace.heads.riders.hidden_transfer:HiddenTransfer",
-        "ctc": "outpace.heads.steps.ctc:Ctc",
-        "lyanna": "outpace.heads.steps.lyanna:Lyanna",
-        "diffusion": "outpace.heads.blocks.diffusion:Diffusion",
+        "outpace": "outpace.heads.checkpoint:Outpace",
+        "eagle": f"{_IN}.eagle:EagleFormat",
+        "eagle3": f"{_IN}.eagle3:Eagle3Format",
+        "dflash": f"{_IN}.dflash:DFlashFormat",
+        "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",
+        "speculators": f"{_IN}.speculators:SpeculatorsFormat",
+        "medusa": f"{_IN}.medusa:MedusaFormat",
     },
 )
-
 CLASSIFIERS = LazyRegistry(
     "classifier",
     "outpace.classifiers",
     {
-        "judge": "outpace.heads.classifiers.judge:Judge",
-        "stop_head": "outpace.heads.classifiers.stop_head:StopHead",
+        "judge": "outpace.heads.classifiers:Judge",
+        "stop_head": "outpace.heads.classifiers:StopHead",
     },
 )
 
@@ -50,6 +97,22 @@ def find_head(name: str) -> type[Head]:
     """Returns the head of this name; ``ConfigError`` with a suggestion if there is none."""
     found: type[Head] = REGISTRY.find(name)
     return found
+
+
+def format_names() -> list[str]:
+    """Returns the names of all formats; imports none of them."""
+    return FORMATS.names()
+
+
+def find_format(name: str) -> type[Format]:
+    """Returns the format of this name; ``ConfigError`` with a suggestion if there is none."""
+    found: type[Format] = FORMATS.find(name)
+    return found
+
+
+def format_of(about: Mapping[str, Any]) -> type[Format] | None:
+    """Returns the format that a configuration is in, if any is known."""
+    return next((each for each in FORMATS.all().values() if each.recognises(about)), None)
 
 
 def classifier_names() -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
-from outpace.heads.saving import saving
+from outpace.heads.folder import saving
 from outpace.inputs.chats import rendered
 from outpace.inputs.prompts import ChatIds
 from outpace.targets.hf.tokenizer import tokenized

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.draft_model import PRUNED
 from outpace.train.making import check_begin

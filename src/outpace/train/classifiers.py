@@ -16,9 +16,14 @@ from torch.nn.functional import logsigmoid
 
 from outpace.core.lazy import LazyRegistry
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.base import Classifier, save_classifier
-from outpace.heads.classifiers.judge import Judge, JudgeConfig
-from outpace.heads.classifiers.stop_head import StopHead, StopHeadConfig
+from outpace.heads.classifiers import (
+    Classifier,
+    Judge,
+    JudgeConfig,
+    StopHead,
+    StopHeadConfig,
+    save_classifier,
+)
 from outpace.heads.registry import find_classifier
 from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.saving import saving
+from outpace.heads.folder import saving
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.partial.layers import decoder_layers, skipping

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, reason_of
 from outpace.heads.base import LARGEST
-from outpace.heads.saving import saving
+from outpace.heads.folder import saving
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load

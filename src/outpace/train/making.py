@@ -24,8 +24,7 @@ from outpace.train.draft_model import (
     check_of_target,
     started,
 )
-from outpace.train.recipe import Recipe, Student
-from outpace.train.recipes.registry import recipe_for, recipe_kind
+from outpace.train.recipe import Recipe, Student, recipe_for, recipe_kind
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.teacher import Teacher
 

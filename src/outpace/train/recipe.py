@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.core.lazy import LazyRegistry
+from outpace.core.proposal import AuxTokens
 from outpace.heads.base import Head, Shared
 from outpace.train.measures import AcceptanceLength, Measure
 from outpace.train.teacher import TOP, Batch, Teacher
@@ -62,6 +64,42 @@ class Recipe(ABC):
     def compute_loss(self, batch: Any) -> LossOutput:
         """Returns the loss on a batch, which is what `Student.read` makes of a text: a `Batch` for
         all that draft."""
+
+
+RECIPES = LazyRegistry(
+    "recipe",
+    "outpace.recipes",
+    {
+        "step": "outpace.methods.heads.steps:StepRecipe",
+        "attending": "outpace.methods.heads.attending:AttendingRecipe",
+        "eagle": "outpace.methods.heads.eagle:EagleRecipe",
+        "block": "outpace.methods.heads.blocks:BlockRecipe",
+        "s2d": "outpace.methods.heads.s2d:S2dRecipe",
+        "riding": "outpace.methods.heads.riders:RidingRecipe",
+        "ctc": "outpace.methods.heads.ctc:CtcRecipe",
+        "diffusion": "outpace.methods.heads.diffusion:DiffusionRecipe",
+    },
+)
+"""How heads are trained, by the name that `Head.recipe` gives."""
+
+
+class Carrier(Shared, Protocol):
+    """A target that lets columns ride in its passes."""
+
+    def carry(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
+        """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as
+        `Teacher.carry`."""
+
+
+def recipe_for(head: Head, shared: Carrier) -> Recipe:
+    """Returns the recipe for a head; ``ConfigError`` where there is none."""
+    return recipe_kind(head)(head, shared)
+
+
+def recipe_kind(head: Head) -> type[Recipe]:
+    """Returns of what kind the recipe for a head is; ``ConfigError`` where there is none."""
+    kind: type[Recipe] = RECIPES.find(head.recipe)
+    return kind
 
 
 class DepthLosses:

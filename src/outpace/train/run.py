@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.errors import ConfigError
-from outpace.heads.saving import saving
+from outpace.heads.folder import saving
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE, check_same, digest, reading
 from outpace.train.distributed import Ranks

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.classifiers.origin import Origin
-from outpace.heads.saving import saving
+from outpace.heads.classifiers import Origin
+from outpace.heads.folder import saving
 
 HEADER, GREETING, SUFFIX = "lessons.json", "greeting.safetensors", ".lesson"
 KEPT = torch.bfloat16

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
 from outpace.heads.base import TargetShape
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows

@@ -17,7 +17,7 @@ from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.trees.tree import Tree
 from outpace.core.values import number, shown
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 
 
 @dataclass(frozen=True)

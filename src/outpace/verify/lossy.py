@@ -33,8 +33,7 @@ from outpace.core.options import needed, option
 from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.judge import JudgeHead
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import JudgeHead, Origin
 from outpace.verify.base import (
     Rule,
     RuleNeeds,

@@ -13,8 +13,7 @@ from torch import Tensor
 from outpace.audit.gate.world import World
 from outpace.core.proposal import Deterministic, DraftDistribution, DraftingTerms, Sampled
 from outpace.heads.base import TargetShape
-from outpace.heads.classifiers.base import Classifier, ClassifierConfig
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Classifier, ClassifierConfig, Origin
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_options
 

@@ -22,7 +22,7 @@ from outpace.audit.gate.world import World, make_world, with_small_numbers
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
-from outpace.heads.classifiers.judge import JudgeHead
+from outpace.heads.classifiers import JudgeHead
 from outpace.verify.base import Evidence, Rule
 from outpace.verify.lossy import JudgeRule
 from outpace.verify.registry import make_rule, rules

@@ -9,43 +9,35 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
+from outpace.heads.registry import HEADS
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 """The numbers that ``--dtype`` takes, besides "auto"."""
 
-METHODS: Mapping[str, str] = {
+_OTHERS: Mapping[str, str] = {
     "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
-    "clover": "trained heads that attend to the tokens drafted so far",
     "consensus": "what the other samples of a prompt said after the same tokens (n > 1)",
-    "ctc": "a trained layer of frames, guessed at once, that spell a text",
-    "dflash": "a few trained layers that guess a block of tokens in one pass",
-    "diffusion": "a small masked-diffusion model that fills a block of tokens",
     "draft_model": "a smaller model with the same tokenizer (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
-    "eagle": "a trained layer that foresees the model's hidden states",
-    "eagle3": "a trained layer over the text and three of the model's hidden states",
     "early_exit": "the model's first layers, for models that were trained for it",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
     "hedge": "of several drafters the one that would have done best lately",
-    "hidden_transfer": "trained pseudo states that join half-way up the target's own pass",
-    "hydra": "a trained head that sees the state and the tokens drafted so far",
     "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
     "lookahead": "n-grams that the target writes ahead in the same pass",
-    "lyanna": "a trained head whose states serve again after a mismatch",
-    "medusa": "trained heads, one for each future token",
-    "mlp_speculator": "a small trained recurrent network",
-    "mtp": "the multi-token-prediction module that a checkpoint brings, or a trained one",
     "ngram": "what followed the same tokens earlier in the text",
     "none": "nothing: plain decoding",
-    "pass": "trained look-ahead embeddings that ride in the target's pass",
     "recycling": "what the target lately found most probable after each token",
     "retrieval": "what followed the longest match in a corpus (outpace datastore build)",
-    "s2d": "a small trained decoder, with as many of its layers as it takes",
     "staged": "a smaller model, for which a look-up drafts (--draft)",
     "suffix": "what most often followed the longest match in this and earlier texts",
     "tagged": "a drafter for each tag of requests",
     "task": "a drafter for each task, as a classifier tells it (`outpace tune router`)",
     "ucb": "a bandit over several drafters",
 }
+
+METHODS: Mapping[str, str] = dict(
+    sorted({**_OTHERS, **{name: what for name, (_, what) in HEADS.items()}}.items())
+)
 
 LOSSLESS: Mapping[str, str] = {
     "token": "speculative sampling, token by token",

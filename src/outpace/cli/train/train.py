@@ -288,7 +288,7 @@ def _train_router(
     """Trains the router on the prompts as they will be asked, with the chat template around them,
     and writes it; ``ConfigError`` where there are too few."""
     from outpace.draft.route.classifier import TaskClassifier
-    from outpace.heads.saving import saving
+    from outpace.heads.folder import saving
     from outpace.train.answers import prompts
 
     target = training.target
@@ -312,7 +312,7 @@ def _train_router(
 def _write_routes(method: str, tasks: Iterable[str], out: Path) -> Path:
     """Writes the ``speculative_config`` that drafts for each prompt with its task's drafter, and
     for prompts of no known task with a look-up."""
-    from outpace.heads.saving import saving
+    from outpace.heads.folder import saving
 
     folder = out.resolve()
     config = {

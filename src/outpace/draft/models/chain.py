@@ -30,7 +30,7 @@ from outpace.draft.online.options import online_options
 from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.fixed import WITH_STATES
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary

@@ -16,7 +16,7 @@ from outpace.draft.base import Rows
 from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.sight import Sight
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 

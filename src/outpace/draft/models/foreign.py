@@ -18,7 +18,7 @@ from outpace.draft.models.sight import Sight
 from outpace.draft.models.spelling import coverage, shared_tokens
 from outpace.draft.models.translation import Translation, in_common
 from outpace.errors import VocabularyMismatch
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 

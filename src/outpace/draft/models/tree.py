@@ -27,7 +27,7 @@ from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.sight import Sight
 from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.targets.hf.runner import Runner
 

@@ -16,8 +16,7 @@ from outpace.heads.checkpoint import save_head
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.distill import LikeliestRecipe
 from outpace.train.draft_model import Start
-from outpace.train.recipe import Recipe
-from outpace.train.recipes.registry import recipe_for
+from outpace.train.recipe import Recipe, recipe_for
 from outpace.train.teacher import Teacher
 
 Network = TypeVar("Network", bound=nn.Module)

@@ -21,7 +21,7 @@ from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.route.base import check_config, check_look_up
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.origin import Origin
+from outpace.heads.classifiers import Origin
 from outpace.targets.hf.loading.loaded import Loaded
 
 

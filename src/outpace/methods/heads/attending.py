@@ -1,8 +1,15 @@
-"""A head that attends over the whole text drafts chains or trees."""
+"""What heads that attend over the whole text have in common: EAGLE and its relatives.
+
+Such a head is a small decoder over entries. Entry i of a text joins the guide of token i, which is
+what the head makes of the target's states there, with token i + 1, and says something about token
+i + 2. Behind the text, where the target has not been, the head's own output takes the place of the
+guide. Each entry attends over those before it, so that keys and values of a text are kept.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
@@ -14,11 +21,92 @@ from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.attending.base import AttendingHead, Sight
-from outpace.heads.base import Head
+from outpace.heads.base import Head, Shared
+from outpace.heads.layers import Entries, Sight
 from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, of_parents
 from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.base import Target
+from outpace.train.recipe import DepthLosses, LossOutput, Recipe
+from outpace.train.teacher import Batch
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+class AttendingHead(Head):
+    """Guesses from all of a text, and the tokens drafted after it."""
+
+    recipe: ClassVar[str] = "attending"
+
+    @abstractmethod
+    def guide(self, states: Tensor) -> Tensor:
+        """Returns the guides ``[..., H]`` for states ``[..., len(layers) H]`` of the target."""
+
+    @abstractmethod
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of ``rows`` rows."""
+
+    @abstractmethod
+    def step(
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
+    ) -> tuple[Tensor, Entries]:
+        """Returns the outputs ``[B, W, H]`` of W entries, and the entries themselves.
+
+        guides: ``[B, W, H]``, or outputs of earlier steps in their place. tokens: ``[B, W]``, the
+        target's tokens after them.
+        """
+
+    @abstractmethod
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        """Returns the logits ``[..., V']`` of the next tokens for outputs ``[..., H]``."""
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+# How heads that attend over the whole text are trained: the training-time test of EAGLE-3.
+#
+# A head that learned only from the target's states would be lost after the text, where its own
+# outputs take their place. So it is unrolled as in a draft: in step d, each place goes on from its
+# own output of step d - 1.
+
+
+class AttendingRecipe(Recipe):
+    """The loss of an `AttendingHead`.
+
+    Each place sees what it would see in a draft: the text's entries up to its own, which are those
+    of the first step, and of each later step its own entry only.
+    """
+
+    def __init__(self, head: AttendingHead, shared: Shared) -> None:
+        self._head, self._shared = head, shared
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        depths = self._head.config.depths
+        losses = DepthLosses(self._head, batch, batch.tokens.shape[1] - depths)
+        for outputs in self._unrolled(batch.tokens, batch.states.float(), depths):
+            losses.add(self._head.logits(outputs, self._shared))
+        return losses.output()
+
+    def _unrolled(self, tokens: Tensor, states: Tensor, depths: int) -> Iterator[Tensor]:
+        """Yields the outputs ``[B, P, H]`` of the first ``depths`` steps, at all places that have
+        text enough after them for the head's depths. tokens: ``[B, T]``; states: ``[B, T, H]``."""
+        rows, places = tokens.shape[0], tokens.shape[1] - self._head.config.depths
+        at = torch.arange(places, device=tokens.device)
+        visible = at <= at[:, None]  # [P, P]
+        alone = at == at[:, None]
+        outputs = self._head.guide(states[:, :places])
+        before = self._head.begin(rows)
+        for depth in range(1, depths + 1):
+            positions = (at + depth - 1).expand(rows, -1)
+            sight = Sight(positions, before, visible.expand(rows, -1, -1))
+            fed = tokens[:, depth : depth + places]
+            outputs, entries = self._head.step(outputs, fed, sight, self._shared)
+            yield outputs
+            before = before.then(entries)
+            visible = torch.cat([visible, alone], -1)
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
+
 
 WAITING = 32
 """Entries of a row that wait for the next draft, at most: more are computed as they come."""
@@ -26,13 +114,13 @@ WAITING = 32
 
 @dataclass
 class _Text:
-    """The entries of a row that are not computed yet, behind those in the cache."""
+    """The entries of a row that are not computed yet, after those in the cache."""
 
     unread: int
     """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
     states: list[Tensor] = field(default_factory=list)  # [layers * H] each
     tokens: list[int] = field(default_factory=list)
-    """The token behind each, the last one apart: that is the root, or not read yet."""
+    """The token after each, the last one apart: that is the root, or not read yet."""
     of_prompt: _Text | None = None
     """What this was before the first round."""
     cached: int = 0
@@ -45,7 +133,7 @@ class _Text:
         self.unread -= len(tokens)
 
     def forget(self, count: int) -> None:
-        """Drops the first n entries."""
+        """Drops the first ``count`` entries."""
         del self.states[:count], self.tokens[:count]
 
     def copy(self) -> _Text:
@@ -60,7 +148,7 @@ class AttendingHeadDrafter(HeadDrafter):
     """Drafts with an `AttendingHead`, whose entries of committed tokens are kept.
 
     An entry needs the target's states of one token, which come with `Drafter.read`, and the token
-    behind it. In each round the entries that became known in the round before are computed together
+    after it. In each round the entries that became known in the round before are computed together
     with the one of the root; entries of drafted tokens, with the head's own outputs in place of
     guides, are dropped when the round is over. A row whose prompt is a single token has no entry
     and proposes nothing in its first round.
@@ -130,7 +218,7 @@ class AttendingHeadDrafter(HeadDrafter):
 
     @torch.inference_mode()
     def _compute(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Puts the first entries that wait into the cache, those that have these tokens behind
+        """Puts the first entries that wait into the cache, those that have these tokens after
         them; returns their outputs ``[B, W, H]``, each row's first."""
         behind = padded(tokens, self._target.device)  # [B, W]
         blank = self._no_states(rows)
@@ -175,12 +263,12 @@ class _Walk:
 
     @torch.inference_mode()
     def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` behind the roots."""
+        """Returns the logits ``[B, V]`` after the roots."""
         return self._vocabulary.logits(self._head.logits(self._outputs, self._target))[:, 0]
 
     @torch.inference_mode()
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those behind the last tokens that were fed, each of which sees its text and its
+        """Returns those after the last tokens that were fed, each of which sees its text and its
         ancestors; parents: ``[W]`` or ``[B, W]``, which columns of the step before they belong to.
         """
         width = parents.shape[-1]

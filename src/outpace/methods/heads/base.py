@@ -7,7 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -28,8 +28,11 @@ from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
-from outpace.methods.heads.rounding import rounded
 from outpace.targets.base import Target
+from outpace.targets.cpu.kernels import LEFT_OPEN
+from outpace.targets.cpu.native_layers.linear import lay_out_weights
+from outpace.targets.cpu.weights.layers import linear_layers
+from outpace.targets.cpu.weights.quantize import Quantization, check, pays, quantize
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.logits import output_rows
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
@@ -87,7 +90,7 @@ class Walk(Protocol):
     """The steps of a head through one draft."""
 
     def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` behind the roots."""
+        """Returns the logits ``[B, V]`` after the roots."""
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """As `draft.trees.Deeper`, and of heads with `TreeHeadOptions` also as
@@ -95,7 +98,7 @@ class Walk(Protocol):
 
 
 class TrainedDrafter(Drafter):
-    """Has a trained head, which costs little beside a pass of the target."""
+    """Has a trained head, which costs little compared with a pass of the target."""
 
     trees: bool = True
     default_rule: ClassVar[str] = "recursive"
@@ -263,3 +266,58 @@ def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
     if parents.dim() == 1:
         return columns[:, parents]
     return columns[torch.arange(len(columns), device=columns.device)[:, None], parents]
+
+
+class ByDepth:
+    """The `Walk` of a head whose guesses are made at once, those of each depth whatever the tokens
+    in between are."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """logits: ``[B, K, V]``, of K depths."""
+        self._logits, self._depth = logits, 0
+
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` after the roots."""
+        return self._logits[:, 0]
+
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns those of the next depth ``[B, W, V]``, the same for all of its nodes.
+
+        parents: ``[W]`` or ``[B, W]``.
+        """
+        self._depth += 1
+        return self._logits[:, self._depth, None].expand(-1, parents.shape[-1], -1)
+
+
+# -- weights rounded to integers -------------------------------------------------------------------
+
+# A head's weights rounded to integers, so that a draft reads less of them.
+#
+# What is drafted is verified against the distribution that the rounded head says: the text stays
+# the target's.
+
+
+def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
+    """Returns a head as the option ``quantization`` wants it.
+
+    handed_over: the head is its owner's. It is rounded only where the option names how, and then a
+    copy is. Raises ``ConfigError`` for a kind of rounding that there is not here, and
+    ``UnsupportedModel`` where most of the head's weights are not in linear layers.
+    """
+    asked: Quantization | Literal["auto"] | None = setup.options.quantization
+    left_open = setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
+    worth = not handed_over and left_open and pays(head)
+    rounds: Quantization | None = "int8" if worth else None
+    wanted = rounds if asked == "auto" else asked
+    if wanted is None:
+        return head
+    if not linear_layers(head):
+        raise ConfigError(
+            f"a head of the kind {head.kind!r} has no linear layers to round: leave quantization "
+            "out."
+        )
+    check(wanted, setup.target.device, head.dtype)
+    own = copy.deepcopy(head) if handed_over else head
+    quantize(own.to(setup.target.device).eval().requires_grad_(False), wanted)
+    lay_out_weights(own)
+    return own

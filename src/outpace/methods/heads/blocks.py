@@ -1,7 +1,16 @@
-"""A head that guesses a whole block at once drafts chains or trees."""
+"""What heads that guess a whole block of tokens in one pass have in common.
+
+Such a head is a small decoder over the text and a block of masks after it. Entry i of a text is
+made of the target's states at token i and stays as it is. The block, the root and as many masks as
+tokens are guessed, attends to the entries before the root and, in both directions, to itself. What
+comes out at a mask says which token stands there, whatever stands at the others: the distributions
+of a block follow from the text alone.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
@@ -10,12 +19,98 @@ from torch import Tensor
 
 from outpace.core.transfer import to_device
 from outpace.draft.base import RowInfo, Rows
-from outpace.heads.base import Head
-from outpace.heads.blocks.base import BlockHead
-from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions
-from outpace.methods.heads.by_depth import ByDepth
+from outpace.heads.base import Head, Shared
+from outpace.heads.layers import Entries
+from outpace.methods.heads.base import ByDepth, HeadDrafter, TreeHeadOptions
 from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.base import Target
+from outpace.train.recipe import DepthLosses, LossOutput, Recipe, joined
+from outpace.train.teacher import Batch
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+class BlockHead(Head):
+    """Guesses all tokens after the root at once, from all of a text."""
+
+    recipe: ClassVar[str] = "block"
+
+    @property
+    def depths_at_once(self) -> int:
+        return self.config.depths
+
+    @abstractmethod
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of ``rows`` rows."""
+
+    @abstractmethod
+    def entries(self, states: Tensor, positions: Tensor) -> Entries:
+        """Returns the entries of a text, to which blocks attend.
+
+        states: ``[B, W, len(layers) H]``, the target's at W tokens; positions: ``[B, W]``, the
+        numbers of the tokens in their texts, from 0.
+        """
+
+    @abstractmethod
+    def block(
+        self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
+    ) -> Tensor:
+        """Returns the logits ``[B, A, K, V']`` of the K tokens after each of A roots, K being
+        ``config.depths``.
+
+        roots: ``[B, A]``, tokens of the target; positions: ``[B, A]``, their numbers in their
+        texts. visible: ``[B, A, L]`` bool, which of the L entries before each of them attends to.
+        """
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+# How heads that guess a whole block at once are trained: on blocks after many places of a text.
+#
+# Chen et al. 2026, arXiv 2602.06036, section 4.2.
+
+
+BLOCKS = 32
+"""Blocks of a text that are looked at together: their logits take memory."""
+
+
+class BlockRecipe(Recipe):
+    """The loss of a `BlockHead`.
+
+    While it learns, blocks begin at random places of a text; while it is measured, at all of them.
+    A wrong token makes those after it worthless, so that the first ones weigh most: each
+    ``exp(-1 / g)`` of the one before, with g half of a block, and 7 at most.
+    """
+
+    def __init__(self, head: BlockHead, shared: Shared) -> None:
+        self._head, self._shared = head, shared
+        wide = head.config.depths + 1
+        self._decay = math.exp(-1 / min(wide / 2, 7))
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        rows, length = batch.tokens.shape
+        device = batch.tokens.device
+        at = torch.arange(length, device=device)
+        before = self._head.entries(batch.states.float(), at.expand(rows, -1))
+        count = length - self._head.config.depths
+        if torch.is_grad_enabled():
+            chosen = [torch.randperm(count)[:BLOCKS].to(device)]
+        else:
+            chosen = list(torch.split(torch.arange(count, device=device), BLOCKS))
+        outputs = []
+        for places in chosen:
+            visible = (at <= places[:, None]).expand(rows, -1, -1)  # [B, P, T]
+            losses = DepthLosses(self._head, batch, places, decay=self._decay)
+            roots = losses.path()
+            positions = (places + 1).expand(rows, -1)
+            logits = self._head.block(roots, positions, before, visible, self._shared)
+            for depth in range(logits.shape[2]):
+                losses.add(logits[:, :, depth])
+            outputs.append(losses.output())
+        return joined(outputs)
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
 
 
 class BlockHeadDrafter(HeadDrafter):

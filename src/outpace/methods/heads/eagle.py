@@ -1,13 +1,237 @@
-"""The method "eagle": a trained head drafts (`heads.attending.eagle`)."""
+"""EAGLE: one decoder layer that foresees the target's last hidden states.
+
+EAGLE-1 (Li et al. 2024, arXiv 2401.15077); EAGLE-2 (Li et al. 2024, arXiv 2406.16858) drafts other
+trees with the same heads. The parts are named as in the published checkpoints.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from outpace.methods.heads.attending import AttendingHeadDrafter
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+
+from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, config_of
+from outpace.heads.checkpoint import Content, Format, architectures
+from outpace.heads.folder import Folder
+from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Sight
+from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter, AttendingRecipe
+from outpace.methods.heads.published import (
+    about_layers,
+    check_only,
+    knows_all,
+    layer_sizes,
+    renamed,
+    without_derived,
+)
+from outpace.train.recipe import DepthLosses, LossOutput
+from outpace.train.teacher import Batch
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleConfig(LayerConfig):
+    """What an EAGLE head is built from. Sizes that are 0 follow from the target's width."""
+
+    depths: int = 5
+    """Tokens after the root for which its guesses are counted in training; it drafts as far as it
+    is asked to."""
+    unrolled: int = 1
+    """Steps over its own outputs that it learns from. EAGLE has one; with several it is trained as
+    in HASS (Zhang et al. 2024, arXiv 2408.15766)."""
+    fusion_bias: bool = True
+    """Whether the layer that joins token and state has a bias."""
+    bias: bool = False
+    """Whether queries, keys and values have one, as in heads for Qwen2."""
+    input_norm: bool = False
+    """Whether attention reads its input normalised."""
+    own_embedding: bool = False
+    """Whether it has embeddings of its own instead of the target's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.unrolled <= self.depths:
+            raise ValueError(f"unrolled is {self.unrolled}, and not from 1 to depths")
+
+
+class Eagle(TargetOutput, AttendingHead):
+    """The target's embedding of a token and the state before it, joined, go through one layer.
+
+    What comes out is the head's guess of the target's state at that token, and the target's own
+    output matrix makes logits of it. A head that knows few tokens only has a copy of their rows.
+    """
+
+    kind: ClassVar[str] = "eagle"
+    Config: ClassVar[type[HeadConfig]] = EagleConfig
+    recipe: ClassVar[str] = "eagle"
+
+    def __init__(self, target: TargetShape, config: EagleConfig) -> None:
+        super().__init__(target, config)
+        self.unrolled = config.unrolled
+        size = target.hidden_size
+        self.fc = nn.Linear(2 * size, size, bias=config.fusion_bias)
+        self.layer = DecoderLayer(size, config, input_norm=config.input_norm, bias=config.bias)
+        self.lm_head = self.copy_of_rows()
+        self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
+
+    def guide(self, states: Tensor) -> Tensor:
+        return states.to(self.dtype)
+
+    def begin(self, rows: int) -> Entries:
+        return self.layer.begin(rows)
+
+    def step(
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
+    ) -> tuple[Tensor, Entries]:
+        embed = shared.embed if self.embed_tokens is None else self.embed_tokens
+        joined = self.fc(torch.cat([embed(tokens).to(guides.dtype), guides], -1))
+        found: tuple[Tensor, Entries] = self.layer(joined, sight)
+        return found
+
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        return self.read_out(outputs, shared)
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        """The guess begins as the state before it; a copy of the target's rows stays as it is."""
+        super().begin_from(shared_head)
+        size = self.target.hidden_size
+        self.fc.weight.zero_()
+        self.fc.weight[:, size:].copy_(torch.eye(size))
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+# How EAGLE heads are trained: to foresee the target's states, and the distributions that follow
+# from them.
+#
+# Li et al. 2024, arXiv 2401.15077, section 4.1 and the published code.
+
+
+LAWS = 0.1
+"""The weight of the cross entropy with the target's distributions; that of the states is 1."""
+NOISE = 0.1
+"""The largest noise on a state that the head reads, as a share of the states' mean square. With it
+the head learns to go on from states that it has foreseen itself, which are a little wrong."""
+
+
+class EagleRecipe(AttendingRecipe):
+    """The loss of an `Eagle`.
+
+    While it learns, it is unrolled over its own outputs as often as it says, in EAGLE once; while
+    it is measured, to all of its depths.
+    """
+
+    _head: Eagle
+
+    def __init__(self, head: Eagle, shared: Shared) -> None:
+        super().__init__(head, shared)
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        depths, learning = self._head.config.depths, torch.is_grad_enabled()
+        states = batch.states.float()
+        places = states.shape[1] - depths
+        losses = DepthLosses(self._head, batch, places)
+        read = _noisy(states) if learning else states
+        steps = self._head.unrolled if learning else depths
+        far = states.new_zeros(())
+        for depth, outputs in enumerate(self._unrolled(batch.tokens, read, steps), 1):
+            losses.add(self._head.logits(outputs, self._shared))
+            far = far + smooth_l1_loss(outputs, states[:, depth : depth + places]) / steps
+        output = losses.output()
+        return LossOutput(far + LAWS * output.loss, output.hits)
+
+
+def _noisy(states: Tensor) -> Tensor:
+    """States ``[B, T, H]`` with even noise, which the paper draws from -0.1 to 0.1: its targets'
+    states have a mean square of about 1."""
+    scale = states.square().mean().sqrt()
+    return states + (2 * torch.rand_like(states) - 1) * (NOISE * scale)
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
 
 
 class EagleDrafter(AttendingHeadDrafter):
     """Drafts with an `Eagle` head."""
 
     name: ClassVar[str] = "eagle"
+
+
+# -- its published format --------------------------------------------------------------------------
+
+# EAGLE's published heads, of its first and second edition: ``config.json`` of a Llama with one
+# layer, or of a Qwen2.
+#
+# The weights are ``fc`` and ``layers.0``, whose attention reads its input as it is, and mostly a
+# copy of the target's ``embed_tokens``. Nothing in the configuration says that it is a head; from a
+# whole model of one layer it is told by its weights.
+
+
+ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLM", "Qwen2ForCausalLM")
+OWN = {"layers.0.": "layer."}
+PUBLIC = {"layer.": "layers.0."}
+ONLY: Mapping[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+
+
+class EagleFormat(Format):
+    """The target is known by its width and its vocabulary only."""
+
+    name: ClassVar[str] = "eagle"
+
+    @classmethod
+    def recognises(cls, about: Mapping[str, Any]) -> bool:
+        known = architectures(about).intersection(ARCHITECTURES)
+        return bool(known) and about.get("num_hidden_layers") == 1
+
+    @classmethod
+    def kind_of(cls, about: Mapping[str, Any]) -> str | None:
+        return None  # a language model of one layer has the same configuration
+
+    @classmethod
+    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+        found = folder.read_weights("model.safetensors", "pytorch_model.bin")
+        weights = renamed(without_derived(found), OWN)
+        with folder.describing("eagle"):
+            check_only(about, ONLY)
+            head = eagle_head(about, weights)
+        return folder.fill(head, {**weights, "d2t": head.d2t})
+
+    @classmethod
+    def write(cls, head: Head) -> Content:
+        if not isinstance(head, Eagle):
+            raise cls.refuse(f"holds no {head.kind} heads")
+        if not knows_all(head):
+            raise cls.refuse("holds heads that know all tokens only")
+        weights = renamed(head.state_dict(), PUBLIC)
+        del weights["d2t"]
+        attention, inner = head.layer.self_attn, head.layer.mlp.up_proj.out_features
+        about = {
+            "architectures": [ARCHITECTURES[0]],
+            "model_type": "llama",
+            **about_layers(head, attention, inner),
+            "bias": head.fc.bias is not None,
+            "qkv_bias": attention.q_proj.bias is not None,
+        }
+        return Content(about, weights)
+
+
+def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle:
+    """Returns a head, still without its weights, from its layer's public configuration. Which parts
+    it has follows from the weights, by our own names. Raises one of `heads.folder.UNFIT` where they
+    do not fit."""
+    given = {
+        **layer_sizes(about),
+        "fusion_bias": "fc.bias" in weights,
+        "bias": "layer.self_attn.q_proj.bias" in weights,
+        "input_norm": "layer.input_layernorm.weight" in weights,
+        "own_embedding": "embed_tokens.weight" in weights,
+        "draft_vocab_size": about["vocab_size"] if "lm_head.weight" in weights else 0,
+    }
+    config = config_of(EagleConfig, given)
+    assert isinstance(config, EagleConfig)
+    return Eagle(TargetShape(about["hidden_size"], about["vocab_size"], 0), config)

@@ -1,6 +1,7 @@
-"""The method "lyanna": a head whose states do not depend on tokens, so that they can be used again.
+"""States that go on by themselves, and tokens that are put into them afterwards.
 
-Chen et al. 2026, arXiv 2602.21224.
+Chen et al. 2026, "Lyanna", arXiv 2602.21224: a draft's states that do not depend on its tokens
+outlive a mismatch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.options import option
 from outpace.core.proposal import Proposal
@@ -19,12 +20,105 @@ from outpace.core.values import is_whole, shown
 from outpace.draft.base import Round, RowInfo, Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
-from outpace.heads.base import Head
-from outpace.heads.steps.lyanna import Lyanna
+from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
+from outpace.heads.layers import Norm
 from outpace.methods.heads.base import HeadOptions, Walk
-from outpace.methods.heads.steps import StepHeadDrafter
+from outpace.methods.heads.steps import StepHead, StepHeadDrafter
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LyannaConfig(HeadConfig):
+    """What such a head is built from."""
+
+    depths: int = 6
+    """Tokens after the root that it guesses."""
+    blocks: int = 2
+    """Residual blocks from a state to the next one."""
+    inner_size: int = 0
+    """Width of their feed-forward parts; 0: twice the target's."""
+
+
+class Lyanna(StepHead):
+    """``s_d = f(s_(d-1))``, whatever the tokens are; the guess at depth d is made of s_d and of
+    what is remembered of the tokens, ``u_d = a u_(d-1) + W E[token]``.
+
+    f is the same at all depths. So a state that was made for one place serves there whichever
+    tokens come before it: with the right ones, once they are known.
+    """
+
+    kind: ClassVar[str] = "lyanna"
+    Config: ClassVar[type[HeadConfig]] = LyannaConfig
+
+    def __init__(self, target: TargetShape, config: LyannaConfig) -> None:
+        super().__init__(target, config)
+        size = target.hidden_size
+        inner = config.inner_size or 2 * size
+        self.blocks = nn.Sequential(*(StateBlock(size, inner) for _ in range(config.blocks)))
+        self.token_norm = Norm(size, eps=1e-6)
+        self.token = nn.Linear(size, size, bias=False)
+        self.kept = nn.Parameter(torch.zeros(size))  # a is its sigmoid
+        self.state_norm = Norm(size, eps=1e-6)
+        self.joined = nn.Linear(2 * size, size)
+        self.result = nn.Linear(size, size, bias=False)
+        self.output = nn.Linear(size, self.vocabulary, bias=False)
+
+    def step(
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+    ) -> tuple[Tensor, Tensor]:
+        size = self.target.hidden_size
+        state = self.advance(memory[..., :size])
+        remembered = memory[..., size:] if depth > 1 else torch.zeros_like(state)
+        remembered = self.remember(remembered, tokens, shared)
+        return self.say(state, remembered), torch.cat([state, remembered], -1)
+
+    def advance(self, states: Tensor) -> Tensor:
+        """Returns the next states ``[..., H]``."""
+        found: Tensor = self.blocks(states)
+        return found
+
+    def remember(self, remembered: Tensor, tokens: Tensor, shared: Shared) -> Tensor:
+        """Returns what is remembered of tokens ``[...]``, and of those before, ``[..., H]``."""
+        embedded = self.token_norm(shared.embed(tokens).to(remembered.dtype))
+        found: Tensor = self.kept.sigmoid() * remembered + self.token(embedded)
+        return found
+
+    def say(self, states: Tensor, remembered: Tensor) -> Tensor:
+        """Returns the logits ``[..., V']`` of the tokens after these, all ``[..., H]``."""
+        both = self.joined(torch.cat([self.state_norm(states), remembered], -1))
+        found: Tensor = self.output(states + self.result(nn.functional.silu(both)))
+        return found
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        """Each depth begins as the target's own head on the unchanged state."""
+        nn.init.zeros_(self.result.weight)
+        for name, weight in self.blocks.named_parameters():
+            if name.endswith("down.weight"):
+                nn.init.zeros_(weight)
+        if shared_head is not None:
+            self.output.weight.copy_(shared_head)
+
+
+class StateBlock(nn.Module):
+    """A residual feed-forward part."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.norm = Norm(size, eps=1e-6)
+        self.up = nn.Linear(size, inner, bias=False)
+        self.down = nn.Linear(inner, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: ``[..., H]`` -> the same shape."""
+        found: Tensor = x + self.down(nn.functional.silu(self.up(self.norm(x))))
+        return found
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,14 +142,14 @@ class _Kept:
     """States of an earlier round that are still ahead of a row's text."""
 
     begin: int  # the place of that round's root in the text
-    states: list[Tensor]  # [H] each; the first one guesses the token behind the present root
+    states: list[Tensor]  # [H] each; the first one guesses the token after the present root
     times: int  # rounds that have drafted from them
 
 
 class LyannaDrafter(StepHeadDrafter):
     """Drafts with a `Lyanna` head.
 
-    After a mismatch the states behind it are kept, and the next draft is made from them without
+    After a mismatch the states after it are kept, and the next draft is made from them without
     computing any, as long as they last and ``reuse`` allows it. A text that has to follow from its
     own history alone always begins anew: where rounds ended is no part of it.
     """
@@ -157,11 +251,11 @@ class _Walk:
         """The rows that begin with kept states."""
 
     def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` behind the roots."""
+        """Returns the logits ``[B, V]`` after the roots."""
         return self._step(self._roots)[:, 0]
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those behind the last tokens that were fed, ``[B, W, V]``."""
+        """Returns those after the last tokens that were fed, ``[B, W, V]``."""
         self._remembered = self._remembered[:, parents]
         return self._step(fed[:, -len(parents) :])
 

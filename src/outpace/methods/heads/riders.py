@@ -1,23 +1,122 @@
-"""A head whose guesses ride in the target's own pass drafts chains or trees."""
+"""What heads that are no network of their own, but columns in the target's pass, have in common.
+
+After the root and after each drafted node a few columns ride, which nothing else sees. What the
+target says at those after the node where a round ends are the guesses of the next round. So a
+guess costs columns of a pass that is made anyway, and hardly any weights.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Proposal
+from outpace.core.proposal import AuxTokens, Proposal
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.remembered import KEPT
 from outpace.heads.base import Head
-from outpace.heads.riders.base import AuxHead
-from outpace.methods.heads.base import HeadDrafter
-from outpace.methods.heads.by_depth import ByDepth
+from outpace.methods.heads.base import ByDepth, HeadDrafter
 from outpace.targets.base import Target
+from outpace.train.recipe import Carrier, DepthLosses, LossOutput, Recipe, joined
+from outpace.train.teacher import Batch
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+class AuxHead(Head):
+    """Guesses by columns of its own in the target's pass, ``config.depths`` after each node.
+
+    The column of depth d stands d positions after its node, where the d-th next token will stand,
+    and the target says there what comes after it: at the node's own root that is the guess at
+    depth d. It has not seen the tokens in between.
+    """
+
+    learns_online: ClassVar[bool] = False
+    recipe: ClassVar[str] = "riding"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """None: it reads no states that were there before the pass."""
+        return ()
+
+    @property
+    def enter(self) -> int:
+        """The target's layer at which the columns join."""
+        return 0
+
+    @abstractmethod
+    def columns(self, states: Tensor) -> Tensor:
+        """Returns what the columns join with, ``[B, P, depths, H]``.
+
+        states: ``[B, P, H]``, what the layer is given of the P nodes that they stand after; of no
+        meaning where they join at the first layer.
+        """
+
+    def aux_tokens(self, behind: Tensor, first: int, rows: int) -> AuxTokens:
+        """Returns the columns after P nodes, the same in all rows.
+
+        behind: ``[P]``, their numbers (0 is the root). first: the number of the first column.
+        """
+        places, depths = len(behind), self.config.depths
+        number = first + torch.arange(places * depths, device=behind.device).view(places, depths)
+        parents = torch.cat([behind[:, None], number[:, :-1]], 1)
+        parents = parents.flatten().expand(rows, -1)
+        if self.enter:
+            return AuxTokens(
+                parents,
+                enter=self.enter,
+                made=lambda states: self.columns(states[:, behind]).flatten(1, 2),
+            )
+        nowhere = torch.empty(rows, places, 0, device=behind.device)
+        return AuxTokens(parents, embeddings=self.columns(nowhere).flatten(1, 2))
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+
+PLACES = 64
+"""Places of a block after which columns ride, at most: each brings ``depths`` columns, and
+gradients go through all that the target computes of them."""
+
+
+class AuxRecipe(Recipe):
+    """The loss of a `AuxHead`: copies of its columns ride after places all over the text.
+
+    While it is measured, they ride after all places but the first, some at a time.
+    """
+
+    def __init__(self, head: AuxHead, target: Carrier) -> None:
+        self._head, self._target = head, target
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        count = batch.tokens.shape[1] - self._head.config.depths
+        at = torch.arange(count, device=batch.tokens.device)
+        if torch.is_grad_enabled():
+            return self._after(batch, at[:: -(-count // PLACES)])
+        # Nothing rides before the first round of a text, which is a plain one.
+        first = min(1, count - 1)
+        drafted = torch.split(at[first:], PLACES)
+        output = joined([self._after(batch, places) for places in drafted])
+        return replace(output, first=first)
+
+    def _after(self, batch: Batch, places: Tensor) -> LossOutput:
+        """The loss of columns after these places ``[P]``."""
+        depths, (rows, length) = self._head.config.depths, batch.tokens.shape
+        aux_tokens = self._head.aux_tokens(places, length, rows)
+        said = self._target.carry(batch.tokens, aux_tokens)[..., self._head.d2t]
+        said = said.view(rows, len(places), depths, -1)  # [B, P, depths, V']
+        losses = DepthLosses(self._head, batch, places)
+        for depth in range(depths):
+            losses.add(said[:, :, depth])
+        return losses.output()
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -26,8 +125,8 @@ class _Text:
 
     id: int
     end: int
-    """The length of the text that the guesses stand behind."""
-    guesses: Tensor | None = None  # [depths, V], logits, those behind the root first
+    """The length of the text that the guesses follow."""
+    guesses: Tensor | None = None  # [depths, V], logits, those after the root first
     missing: bool = False
     """Whether there were guesses, which were lost when the text left the batch."""
 
@@ -60,8 +159,8 @@ class _Lost:
 class AuxHeadDrafter(HeadDrafter):
     """Drafts what the target said at a head's columns in the round before.
 
-    Columns ride behind the root and behind every drafted node, so that wherever the round ends,
-    there are guesses behind its end. They hold for the next round only. The first round of a text
+    Columns ride after the root and after every drafted node, so that wherever the round ends,
+    there are guesses after its end. They hold for the next round only. The first round of a text
     has none: it is a plain one in which columns ride, and so is the round after one without
     drafts.
 
@@ -92,7 +191,7 @@ class AuxHeadDrafter(HeadDrafter):
         return made
 
     def try_out(self) -> None:
-        """Lets columns ride behind a text of one token."""
+        """Lets columns ride after a text of one token."""
         at = torch.zeros(1, dtype=torch.long, device=self._target.device)
         with torch.inference_mode():
             self._target.carry([0], self.head.aux_tokens(at, 1, 1))
@@ -152,7 +251,7 @@ class AuxHeadDrafter(HeadDrafter):
         self._boarded = {}
 
     def _keep(self, rows: Rows, round: Round, said: Tensor, riding: Sequence[bool]) -> None:
-        """Keeps what the target said ``[B, M depths, V]`` behind the node where the round ended."""
+        """Keeps what the target said ``[B, M depths, V]`` after the node where the round ended."""
         tree = round.proposal.tree
         said = said.view(len(said), 1 + tree.size, -1, said.shape[-1])
         row = torch.arange(len(said), device=said.device)

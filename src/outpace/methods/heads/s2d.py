@@ -1,24 +1,198 @@
-"""The method "s2d": a small decoder drafts with as many of its layers as it takes
-(`heads.attending.s2d`)."""
+"""S2D: one small decoder whose first layers are drafters by themselves, too.
+
+Kavehzadeh et al. 2024, arXiv 2407.01955. It reads nothing of a target but its tokens, so that one
+of them serves every target with the same vocabulary.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
+from torch import Tensor, nn
 
 from outpace.core.options import option
 from outpace.core.values import number
 from outpace.draft.base import Setup
 from outpace.errors import ConfigError
-from outpace.heads.attending.s2d import S2d, S2dConfig
-from outpace.heads.base import Head, TargetShape
-from outpace.methods.heads.attending import AttendingHeadDrafter
+from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
+from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
+from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
 from outpace.methods.heads.base import NOISE, TreeHeadOptions
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.train.recipe import DepthLosses, LossOutput, Recipe
+from outpace.train.teacher import Batch
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+AT_ONCE = 256
+"""Columns whose logits are made at once to see how sure an exit is: over a large vocabulary they
+take much memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class S2dConfig(LayerConfig):
+    """What the decoder is built from. Sizes of layers that are 0 follow from its own width."""
+
+    depths: int = 5
+    """Tokens after the root for which its guesses are counted in training; it drafts as far as it
+    is asked to."""
+    width: int = 256
+    """Width of its embeddings and layers."""
+    layers: int = 6
+    """All of its decoder layers."""
+    first: int = 2
+    """Layers of its smallest part."""
+    every: int = 2
+    """Layers from one part to the next larger one; the largest has them all."""
+    confidence: float = 0.7
+    """The probability of its first guess with which a part is content; with less, the next larger
+    one guesses."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (1 <= self.first <= self.layers and self.every >= 1):
+            raise ValueError(
+                f"no parts of {self.first} and each {self.every} more of {self.layers}"
+            )
+        if (self.layers - self.first) % self.every:
+            raise ValueError(f"parts of {self.first} and each {self.every} more miss {self.layers}")
+        if not 0 <= self.confidence <= 1:
+            raise ValueError(f"confidence is {self.confidence}, and no probability")
+        if not self.width:
+            raise ValueError("width is 0")
+
+    @property
+    def exits(self) -> tuple[int, ...]:
+        """After how many layers there is a guess."""
+        return tuple(range(self.first, self.layers + 1, self.every))
+
+
+class S2d(AttendingHead):
+    """A small Llama with embeddings and an output matrix of its own, which all parts share.
+
+    A token goes through the layers until a part is sure of what follows. Keys and values in the
+    layers above are then made of the state that it has left with, so that deeper tokens find
+    something there. What a column gives depends on nothing but what it sees.
+    """
+
+    kind: ClassVar[str] = "s2d"
+    Config: ClassVar[type[HeadConfig]] = S2dConfig
+    recipe: ClassVar[str] = "s2d"
+
+    def __init__(self, target: TargetShape, config: S2dConfig) -> None:
+        # Neither the target's width nor its layers matter.
+        super().__init__(replace(target, hidden_size=0, layers=0), config)
+        self.exits = config.exits
+        self.confidence = config.confidence
+        width = config.width
+        self.embed_tokens = nn.Embedding(target.vocab_size, width)
+        self.stack = nn.ModuleList(DecoderLayer(width, config) for _ in range(config.layers))
+        self.norm = Norm(width, eps=config.norm_eps)
+        self.lm_head = nn.Linear(width, self.vocabulary, bias=False)
+        nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The target's embeddings, because the tokens come with them; only the tokens are used."""
+        return (0,)
+
+    def guide(self, states: Tensor) -> Tensor:
+        return states[..., :0]
+
+    def begin(self, rows: int) -> Entries:
+        return Entries.of_layers([layer.begin(rows) for layer in self._layers])
+
+    def step(
+        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
+    ) -> tuple[Tensor, Entries]:
+        x = self.embed_tokens(tokens)
+        settled = torch.zeros_like(tokens, dtype=torch.bool)
+        found, text = [], sight.before.by_layer(len(self.stack))
+        for count, layer in enumerate(self._layers, 1):
+            if count > self.exits[0] and bool(settled.all()):
+                found.append(layer.entries(x, sight.positions))
+                continue
+            deeper, entries = layer(x, replace(sight, before=text[count - 1]))
+            x = torch.where(settled[..., None], x, deeper)
+            found.append(entries)
+            if count in self.exits[:-1]:
+                settled = settled | self._sure(x)
+        return x, Entries.of_layers(found)
+
+    def parts(self, tokens: Tensor) -> list[Tensor]:
+        """Returns the outputs ``[B, T, width]`` of each part, the smallest first, at all places of
+        texts ``[B, T]``: what `logits` takes."""
+        rows, length = tokens.shape
+        x, found = self.embed_tokens(tokens), []
+        for count, layer in enumerate(self._layers, 1):
+            x, _ = layer(x, Sight.of_texts(layer.begin(rows), length))
+            if count in self.exits:
+                found.append(x)
+        return found
+
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        return self._guessed(outputs)
+
+    def _guessed(self, x: Tensor) -> Tensor:
+        found: Tensor = self.lm_head(self.norm(x))
+        return found
+
+    @torch.no_grad()
+    def _sure(self, x: Tensor) -> Tensor:
+        """``[B, W]`` bool: whether the likeliest token at each state is likely enough."""
+        pieces = torch.split(x.flatten(0, 1), AT_ONCE)
+        best = [self._guessed(piece).float().softmax(-1).amax(-1) for piece in pieces]
+        return torch.cat(best).view(x.shape[:2]) >= self.confidence
+
+    @property
+    def _layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.stack))
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+# How a decoder whose first layers draft by themselves, too, is trained: sorted fine-tuning.
+#
+# Kavehzadeh et al. 2024, arXiv 2407.01955, section 3.1.
+
+
+class S2dRecipe(Recipe):
+    """The loss of an `S2d`. While it learns, all parts count alike; while it is measured, each
+    token has the part that is sure of it, as in a draft.
+
+    It reads nothing but tokens, so that its guess after a token is the same at every depth.
+    """
+
+    def __init__(self, head: S2d, shared: Shared) -> None:
+        self._head, self._shared = head, shared
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        tokens = batch.tokens[:, 1:]  # the first token of a text is no entry
+        count = tokens.shape[1]
+        learning = torch.is_grad_enabled()
+        outputs = []
+        for each in self._head.parts(tokens) if learning else [self._drafted(tokens)]:
+            losses = DepthLosses(self._head, batch, count)
+            losses.add(self._head.logits(each, self._shared))
+            outputs.append(losses.output())
+        hits = outputs[-1].hits[..., 0].unfold(1, self._head.config.depths, 1)
+        return LossOutput(torch.stack([each.loss for each in outputs]).mean(), hits)
+
+    def _drafted(self, tokens: Tensor) -> Tensor:
+        """What the drafter makes of texts ``[B, T]``."""
+        rows, count = tokens.shape
+        guides = tokens.new_empty(rows, count, 0, dtype=self._head.dtype)
+        sight = Sight.of_texts(self._head.begin(rows), count)
+        outputs, _ = self._head.step(guides, tokens, sight, self._shared)
+        return outputs
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,20 +1,27 @@
-"""A head that guesses depth by depth from one hidden state of the target drafts chains or trees."""
+"""What heads that go on from the target's last hidden state have in common.
+
+Such a head starts from a single state, the one from which the target drew the root. It may have a
+decoder layer of its own between the two, the prefix layer, which attends over the whole text: what
+the target's last state says about the next token is then made into what the head needs to know of
+the tokens after it (the prefix attention of Hydra++, the augmenting block of Clover).
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import RowInfo, Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head
-from outpace.heads.steps.base import StateHead, StepHead
+from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
+from outpace.heads.layers import DecoderLayer, LayerConfig, Sight
 from outpace.methods.heads.base import (
     HeadDrafter,
     TrainedDrafter,
@@ -22,9 +29,90 @@ from outpace.methods.heads.base import (
     Walk,
     of_parents,
 )
-from outpace.methods.heads.prefix import WAITING, PrefixTexts
+from outpace.methods.heads.text_cache import WAITING, PrefixTexts
 from outpace.targets.base import Target
 from outpace.targets.hf.weights import pass_bytes
+from outpace.train.recipe import DepthLosses, LossOutput, Recipe
+from outpace.train.teacher import Batch
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixConfig(HeadConfig):
+    """What a head with a prefix layer is built from."""
+
+    prefix: bool = False
+    """Whether a decoder layer over the whole text makes the state that the guesses start from."""
+
+
+class StateHead(Head):
+    """Guesses from the target's last hidden state of one place."""
+
+    def __init__(self, target: TargetShape, config: HeadConfig) -> None:
+        super().__init__(target, config)
+        wanted = isinstance(config, PrefixConfig) and config.prefix
+        self.prefix = DecoderLayer(target.hidden_size, LayerConfig()) if wanted else None
+        """The layer between the target's states and the head, if there is one."""
+
+    def begin_at(self, states: Tensor) -> Tensor:
+        """Returns what the guesses start from at each place of texts, ``[B, T, H]``.
+
+        states: ``[B, T, H]``, the target's, from the beginning of each text on.
+        """
+        if self.prefix is None:
+            return states
+        sight = Sight.of_texts(self.prefix.begin(len(states)), states.shape[1])
+        found: Tensor = self.prefix(states, sight)[0]
+        return found
+
+    @torch.no_grad()
+    def begin_from(self, shared_head: Tensor | None) -> None:
+        """The prefix layer begins as the identity."""
+        if self.prefix is not None:
+            nn.init.zeros_(self.prefix.self_attn.o_proj.weight)
+            nn.init.zeros_(self.prefix.mlp.down_proj.weight)
+
+
+class StepHead(StateHead):
+    """Guesses depth by depth, from a state and the tokens drafted since."""
+
+    recipe: ClassVar[str] = "step"
+
+    @abstractmethod
+    def step(
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the logits ``[B, W, V']`` of the tokens at a depth, and the memory there.
+
+        memory: ``[B, W, M]``, what the step before returned for each column's path; at depth 1 the
+        state ``[B, W, H]`` that the guesses start from. tokens: ``[B, W]``, the last token of each
+        path, at depth 1 the root; they are the target's tokens. depth: from 1 to
+        ``config.depths``.
+        """
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+
+class StepRecipe(Recipe):
+    """The loss of a `StepHead`: each place starts from the target's state there."""
+
+    def __init__(self, head: StepHead, shared: Shared) -> None:
+        self._head, self._shared = head, shared
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        depths = self._head.config.depths
+        places = batch.tokens.shape[1] - depths
+        losses = DepthLosses(self._head, batch, places)
+        memory = self._head.begin_at(batch.states[:, :places].float())
+        for depth in range(1, depths + 1):
+            logits, memory = self._head.step(memory, losses.path(), depth, self._shared)
+            losses.add(logits)
+        return losses.output()
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -33,7 +121,7 @@ class _Seen:
 
     unread: int
     """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
-    latest: Tensor | None = None  # [H], what the guesses behind the root start from
+    latest: Tensor | None = None  # [H], what the guesses after the root start from
     of_prompt: Tensor | None = None  # [H], what this was before the first round
 
     def take(self, latest: Tensor) -> None:
@@ -151,18 +239,18 @@ class _Walk:
         self._depth = 0
 
     def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` behind the roots."""
+        """Returns the logits ``[B, V]`` after the roots."""
         return self._step(self._roots)[:, 0]
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those behind the last tokens that were fed; parents: ``[W]`` or ``[B, W]``, which
+        """Returns those after the last tokens that were fed; parents: ``[W]`` or ``[B, W]``, which
         columns of the step before they belong to."""
         self._memory = of_parents(self._memory, parents)
         return self._step(fed[:, -parents.shape[-1] :])
 
     @torch.inference_mode()
     def _step(self, tokens: Tensor) -> Tensor:
-        """The logits ``[B, W, V]`` behind tokens ``[B, W]`` at the depth reached."""
+        """The logits ``[B, W, V]`` after tokens ``[B, W]`` at the depth reached."""
         self._depth += 1
         found = self._head.step(self._memory, tokens, self._depth, self._target)
         logits, self._memory = found

@@ -1,4 +1,5 @@
-"""The entries of several texts, of different lengths, that a head attends over."""
+"""What a head keeps of texts that grow: the entries that it attends over, and what its prefix layer
+makes of them."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from outpace.core.transfer import to_device
-from outpace.heads.attending.base import Entries, Sight
+from outpace.heads.layers import DecoderLayer, Entries, Sight
 from outpace.targets.hf.cache import SlotCache, seen
 from outpace.targets.hf.extents import PassSlots
 
@@ -18,13 +20,13 @@ class Beginning(Protocol):
     """A head that keeps entries of texts."""
 
     def begin(self, rows: int) -> Entries:
-        """Returns no entries of n rows."""
+        """Returns no entries of ``rows`` rows."""
 
 
 class TextCache:
     """Keys and values by row, in slots like those of a target: each text takes memory for itself.
 
-    Rows are numbered from 0. Entries behind a row's length are left over from other texts, and
+    Rows are numbered from 0. Entries after a row's length are left over from other texts, and
     nobody attends to them.
     """
 
@@ -74,7 +76,7 @@ class TextCache:
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], more: Entries, counts: Sequence[int]) -> None:
-        """Adds the first n entries of ``more`` to each of the rows."""
+        """Adds the first ``counts`` entries of ``more`` to each of the rows."""
         needed = list(self.lengths)
         for row, count in zip(rows, counts, strict=True):
             needed[row] += count
@@ -86,7 +88,7 @@ class TextCache:
         self.lengths = needed
 
     def drop(self, row: int, count: int) -> None:
-        """Takes the last n entries of a row away."""
+        """Takes the last ``count`` entries of a row away."""
         self.lengths[row] -= count
 
     def _entries(self, rows: list[int], count: int) -> Entries:
@@ -103,3 +105,57 @@ class TextCache:
         starts = to_device([self.lengths[row] for row in rows], self._none.keys.device)
         slots = PassSlots(placement, starts, None, columns=0, view=count)
         return Entries(seen(self._layer.keys, slots), seen(self._layer.values, slots))
+
+
+WAITING = 32
+"""States of a row that wait until they are asked for, at most: more are computed as they come."""
+
+
+class PrefixTexts:
+    """The texts of some rows, numbered from 0, as a prefix layer has read them.
+
+    States that come with a round wait for the next draft of the head: another drafter may have the
+    next rounds, and one pass over several states reads the layer's weights once.
+    """
+
+    def __init__(self, layer: DecoderLayer, rows: int) -> None:
+        """rows: how many there may be."""
+        self._layer, self._cache = layer, TextCache(layer, rows)
+        self._waiting: list[list[Tensor]] = []  # of each row, [T, H] each
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values that are kept."""
+        return self._cache.nbytes
+
+    def admit(self, source: int | None, known: int) -> None:
+        """Adds a row: an empty one, or the first ``known`` states of a present one."""
+        self._cache.admit(source, known if source is not None else 0)
+        self._waiting.append([])
+
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps only these rows, numbered anew."""
+        self._cache.retain(rows)
+        self._waiting = [self._waiting[row] for row in rows]
+
+    def add(self, row: int, states: Tensor) -> None:
+        """Takes the states ``[T, H]`` that come next in a row."""
+        if len(states):
+            self._waiting[row].append(states.clone())  # a view would keep those of the whole pass
+
+    def waiting(self, row: int) -> int:
+        """Returns how many states of a row wait."""
+        return sum(map(len, self._waiting[row]))
+
+    @torch.inference_mode()
+    def latest(self, rows: Sequence[int]) -> Tensor:
+        """Reads what waits in some rows, something in each; returns what the layer makes of the
+        last state of each, ``[B, H]``."""
+        states = [torch.cat(self._waiting[row]) for row in rows]
+        counts = [len(each) for each in states]
+        sight = self._cache.next_of(rows, max(counts))
+        found, entries = self._layer(pad_sequence(states, batch_first=True), sight)
+        self._cache.append(rows, entries, counts)
+        for row in rows:
+            self._waiting[row].clear()
+        return torch.stack([each[count - 1] for each, count in zip(found, counts, strict=True)])

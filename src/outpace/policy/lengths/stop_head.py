@@ -18,7 +18,7 @@ from outpace.core.options import option
 from outpace.core.proposal import DraftingTerms
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
-from outpace.heads.classifiers.base import Classifier, load_classifier
+from outpace.heads.classifiers import Classifier, load_classifier
 from outpace.policy.lengths.base import LengthPolicy, check_number
 from outpace.policy.row import DraftingRow
 

@@ -13,14 +13,12 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from outpace.heads.attending.eagle import Eagle
-from outpace.heads.attending.eagle3 import Eagle3
 from outpace.heads.base import Head
+from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
-from outpace.heads.formats.base import Content, Format
-from outpace.heads.formats.eagle import eagle_head
-from outpace.heads.formats.eagle3 import LAYERS, about_eagle3, eagle3_head, eagle3_weights
-from outpace.heads.formats.llama import (
+from outpace.methods.heads.eagle import Eagle, eagle_head
+from outpace.methods.heads.eagle3 import LAYERS, Eagle3, about_eagle3, eagle3_head, eagle3_weights
+from outpace.methods.heads.published import (
     about_layers,
     check_only,
     knows_all,
@@ -47,7 +45,7 @@ OWN = {
 }
 ABOVE = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
          "target_hidden_size", LAYERS)  # fmt: skip
-"""Entries of an EAGLE-3 head's configuration that stand beside its layer's."""
+"""Entries of an EAGLE-3 head's configuration that stand next to its layer's."""
 
 
 class SpeculatorsFormat(Format):

@@ -45,7 +45,7 @@ def layer_sizes(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def about_layers(head: Head, attention: Attention, inner: int, layers: int = 1) -> dict[str, Any]:
-    """Returns the public configuration of a head with n layers. inner: width of their
+    """Returns the public configuration of a head with ``layers`` layers. inner: width of their
     feed-forward parts."""
     config = head.config.as_dict()
     return {

@@ -1,1 +1,0 @@
-"""Heads that draft a block of tokens at once, by diffusion."""

@@ -1,1 +1,0 @@
-"""Tiny networks that judge tokens which others have drafted."""

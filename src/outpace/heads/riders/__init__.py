@@ -1,1 +1,0 @@
-"""Heads whose tokens ride in the target's own pass."""

@@ -1,1 +1,0 @@
-"""Heads that go on from the target's last hidden state, step by step."""
