@@ -338,7 +338,7 @@ def test_few_tokens_are_the_frequent_ones(tmp_path: Path) -> None:
             "3 heads of width 10 in 2 groups",
         ),
         ({"method": "ctc", "head": {"depths": 3, "frames": 2}}, "2 frames do not spell 3 tokens"),
-        ({"method": "hidden_transfer", "head": {"layer": 2}}, "columns join behind the first of 2"),
+        ({"method": "hidden_transfer", "head": {"layer": 2}}, "columns join after the first of 2"),
         ({"method": "diffusion", "head": {"passes": 9}}, "passes is 9 and context 32"),
         ({"method": "clover", "head": {"heads": 3}}, "3 attention heads do not share a width"),
         ({"precision": "int8"}, "precision must be auto, float32 or bfloat16, not .int8."),
