@@ -163,10 +163,14 @@ def test_calls_in_other_forms_are_left_to_the_template() -> None:
     assert llm.chat_ids([{"role": "assistant", "tool_calls": [call]}]) == [5]
 
 
-def test_arguments_that_are_no_json_are_refused_by_the_name_of_the_function(llm: LLM) -> None:
-    call = {"function": {"name": "f", "arguments": '{"x": 1e400}'}}
-    with pytest.raises(PromptError, match=r"the arguments of a call of 'f' are not JSON \(1e400"):
-        llm.chat_ids([{"role": "assistant", "tool_calls": [call]}])
+def test_arguments_that_are_no_json_are_left_to_the_template() -> None:
+    template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}"
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    call = {"function": {"name": "f", "arguments": "w5 w6"}}
+    assert llm.chat_ids([{"role": "assistant", "tool_calls": [call]}]) == [5, 6]
+    large = {"function": {"name": "f", "arguments": '{"x": 1e400}'}}
+    (kept,) = with_text({"role": "assistant", "tool_calls": [large]})["tool_calls"]
+    assert kept["function"]["arguments"] == '{"x": 1e400}'
 
 
 def test_the_developer_is_told_under_the_name_that_the_template_knows() -> None:
