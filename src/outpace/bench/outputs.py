@@ -57,7 +57,7 @@ class OutputFiles:
 
         Raises ``ConfigError`` before anything is written where `Report.check` does.
         """
-        report = found if isinstance(found, CostReport) else found.report
+        report: Report | CostReport = found if isinstance(found, CostReport) else found.report
         text = report.to_json()
         if self.json is not None:
             write_text(self.json, text + "\n")
@@ -68,7 +68,8 @@ class OutputFiles:
                 _write_answers(self.spec_bench, found)
         if self.html is not None:
             write_text(self.html, html_page(report, {}))
-        made = {} if self.html is None and self.png is None else figures(report)
+        drawn = self.html is not None or self.png is not None
+        made: dict[str, bytes] = figures(report) if drawn else {}
         if self.html is not None:
             write_text(self.html, html_page(report, made))
         if self.png is not None:
