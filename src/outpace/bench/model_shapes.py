@@ -159,10 +159,9 @@ def random_model(shape: ModelShape, dtype: torch.dtype, device: torch.device, se
     """Returns the target before calibration. The weights are a function of shape, seed, dtype and
     the kind of device."""
     generator = torch.Generator(device).manual_seed(seed)
+    auto: Any = transformers.AutoModelForCausalLM
     with _untouched_generators(), device:
-        model = transformers.AutoModelForCausalLM.from_config(
-            shape.config(shape.layers), dtype=dtype
-        )
+        model = auto.from_config(shape.config(shape.layers), dtype=dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(name, parameter, generator)
@@ -200,10 +199,9 @@ def _sharpen(model: nn.Module, shape: ModelShape, generator: torch.Generator) ->
 
 def first_layers(model: Any, shape: ModelShape) -> Any:
     """Returns the drafter: the model's first layers with its norm and head, sharing tensors."""
+    auto: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        drafter = transformers.AutoModelForCausalLM.from_config(
-            shape.config(shape.draft_layers), dtype=model.dtype
-        )
+        drafter = auto.from_config(shape.config(shape.draft_layers), dtype=model.dtype)
     own = dict(model.state_dict())
     drafter.load_state_dict({name: own[name] for name in drafter.state_dict()}, assign=True)
     drafter.tie_weights()

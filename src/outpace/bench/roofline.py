@@ -110,8 +110,9 @@ def traffic_of(config: Any, itemsize: int) -> Traffic:
     copying) does not change the bound that it is measured against.
     """
     text = config.get_text_config()
+    auto: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = auto.from_config(config)
     weights = _numbers(model) * itemsize
     return Traffic(weights, _cached_numbers(text) * itemsize)
 

@@ -58,7 +58,8 @@ def byte_tokenizer(vocabulary: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([SPECIAL])
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL)
+    fast: Any = transformers.PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, pad_token=SPECIAL)
 
 
 # -- agreement ---------------------------------------------------------------------------------

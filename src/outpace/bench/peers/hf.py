@@ -119,5 +119,6 @@ def _loaded(path: str, models: Models) -> Any:
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     # No end token, so that texts run to their length, and no option besides the temperature.
-    model.generation_config = transformers.GenerationConfig(pad_token_id=0)
+    config: Any = transformers.GenerationConfig
+    model.generation_config = config(pad_token_id=0)
     return model.to(device).eval()
