@@ -184,7 +184,7 @@ def hide_progress_bars(*, downloads: bool) -> None:
 
     downloads: those of the hub too. Changes the whole process.
     """
-    transformers_logging.disable_progress_bar()  # hides both kinds
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # both kinds
     if not downloads:
         enable_progress_bars()
 
@@ -200,6 +200,6 @@ def without_loading_bars() -> Iterator[None]:
     try:
         yield
     finally:
-        transformers_logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         if not hub:
             disable_progress_bars()

@@ -178,7 +178,7 @@ class _Asked:
         return self._cache.state(Name(self._layer, self._kind, number))
 
 
-class StateLayer(SlotLayer):
+class StateLayer(SlotLayer):  # type: ignore[no-untyped-call]
     """A layer that may have states beside its slots. Models of transformers before 5.20 look up
     their states here; later ones ask the cache."""
 
