@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from transformers.utils.import_utils import is_torchvision_available
 
 from outpace import LLM, SamplingParams
 from outpace.cli.loading import ChatTemplate
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, PromptError
 from outpace.inputs import images
+from outpace.inputs.images import opened
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
@@ -76,6 +78,53 @@ def test_images_come_as_pil_images_files_urls_and_arrays(tmp_path: Path) -> None
     for output in llm().generate([{"prompt": TEXT, **form} for form in forms], GREEDY):
         assert output.outputs[0].token_ids == wanted
         assert output.prompt == TEXT
+
+
+def test_a_photograph_is_upright_however_it_is_given(tmp_path: Path) -> None:
+    """Cameras write a picture as it lies, and beside it how it is to be turned."""
+    turned, file = Image.Exif(), tmp_path / "photograph.jpg"
+    turned[0x0112] = 6
+    picture().save(file, "JPEG", exif=turned)
+    sent = "data:image/jpeg;base64," + base64.b64encode(file.read_bytes()).decode()
+    for given in (file, Image.open(file), sent):
+        assert opened(given).size == picture().size[::-1]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "PA"])
+def test_what_is_transparent_is_white(mode: str) -> None:
+    """A drawing in black on nothing would be black on black."""
+    drawing = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    drawing.paste((0, 0, 0, 255), (2, 2, 5, 5))
+    drawing = drawing.quantize(8) if mode in ("P", "PA") else drawing
+    drawing = drawing.convert(mode)
+    forms = [drawing] if mode == "PA" else [drawing, data_url(drawing)]  # no PNG holds the last
+    for form in forms:
+        seen = opened(form)
+        assert (seen.mode, seen.getpixel((0, 0)), seen.getpixel((3, 3))) == (
+            "RGB",
+            (255, 255, 255),
+            (0, 0, 0),
+        )
+
+
+def test_grey_values_of_16_bits_keep_their_upper_8() -> None:
+    deep = Image.new("I;16", (3, 1))
+    for place, grey in enumerate((0, 0x8000, 0xFFFF)):
+        deep.putpixel((place, 0), grey)
+    for form in (deep, data_url(deep)):
+        seen = opened(form)
+        assert [seen.getpixel((place, 0)) for place in range(3)] == [
+            (grey, grey, grey) for grey in (0, 128, 255)
+        ]
+
+
+def test_data_urls_are_read_as_browsers_read_them() -> None:
+    """Encoders break lines, leave out the padding, or write signs as in any URL."""
+    head, _, body = data_url(picture()).partition(",")
+    lines = "\r\n".join(body[at : at + 76] for at in range(0, len(body), 76))
+    escaped = body.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+    for other in (lines, f" {body}\n", body.rstrip("="), escaped):
+        assert opened(f"{head},{other}").tobytes() == picture().tobytes()
 
 
 def test_prompts_with_several_images_and_with_none_in_one_batch() -> None:
@@ -158,6 +207,11 @@ def test_a_folder_without_torchvision_has_a_processor_all_the_same(tmp_path: Pat
     assert loaded.chat_ids(chat) == output.prompt_token_ids
 
 
+def cut_short() -> Any:
+    """Returns a PIL image of a file whose end is missing, which it has not missed yet."""
+    return Image.open(io.BytesIO(png(picture())[:60]))
+
+
 REFUSED: list[tuple[Any, str]] = [
     ({"prompt": TEXT, "images": [picture(), picture()]}, "give one image for each place"),
     ({"prompt": "no place", "images": [picture()]}, r"refuses this prompt|no place for its images"),
@@ -170,6 +224,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": TEXT, "images": ["data:image/png;base64,A"]}, "not in base64"),
     ({"prompt": TEXT, "images": ["data:image/png,A"]}, "no data: URL of an image"),
     ({"prompt": TEXT, "images": [data_url(picture())[:102]]}, "cannot read the image"),
+    ({"prompt": TEXT, "images": [cut_short()]}, "cannot read the image .*truncated.*whole PNG"),
     ({"prompt": TEXT, "images": [3]}, "an image is a PIL image"),
     ({"prompt": TEXT, "images": [picture()], "multi_modal_data": {"image": 1}}, "given twice"),
     ({"prompt": TEXT, "multi_modal_data": {"video": 1}}, "no other media"),
@@ -251,7 +306,7 @@ def test_a_template_that_is_given_comes_before_the_processors_own(tmp_path: Path
 def test_huge_images_and_formats_of_other_programs_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from PIL import Image, PngImagePlugin
+    from PIL import PngImagePlugin
 
     file = io.BytesIO()
     Image.new("1", (8000, 8000)).save(file, "PNG")  # some kilobytes

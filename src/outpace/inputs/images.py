@@ -9,10 +9,11 @@ import inspect
 import io
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from urllib.request import url2pathname
 
 from outpace.core.values import shown
@@ -45,11 +46,13 @@ def opened(image: Any, files: bool = True) -> Any:
     """
     pil = _pillow()
     if isinstance(image, pil.Image):
-        return image.convert("RGB")
+        return _decoded(lambda: image, _named(getattr(image, "filename", "") or "given"))
     if hasattr(image, "__array__"):
         return image
     if isinstance(image, (str, os.PathLike)):
-        return _decoded(_bytes_of(str(image), files), _named(str(image)))
+        name = _named(str(image))
+        content = io.BytesIO(_bytes_of(str(image), files))
+        return _decoded(lambda: _checked(pil.open(content, formats=FORMATS), name), name)
     raise PromptError(
         f"an image is a PIL image, a file, a data: URL or an array, not {shown(image)}."
     )
@@ -97,22 +100,20 @@ def _data(url: str) -> bytes:
             f"the image {_named(url)} is no data: URL of an image: write 'data:image/png;base64,' "
             "and then its content in base64."
         )
+    # As browsers read it: blanks and line breaks do not count, and the padding may be missing.
+    body = "".join(unquote(body).split())
     try:
-        return base64.b64decode(body, validate=True)
+        return base64.b64decode(body + "=" * (-len(body) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise PromptError(
             f"the image {_named(url)} is not in base64 ({error}): encode it again."
         ) from error
 
 
-def _decoded(content: bytes, name: str) -> Any:
-    """A PIL image in RGB, turned as its camera says."""
-    from PIL import Image, ImageOps
-
+def _decoded(given: Callable[[], Any], name: str) -> Any:
+    """A PIL image in RGB: PIL reads most of a file only now."""
     try:
-        image = Image.open(io.BytesIO(content), formats=FORMATS)
-        _check_size(image, name)
-        return ImageOps.exif_transpose(image).convert("RGB")
+        return _in_rgb(given())
     except PromptError:
         raise
     except Exception as error:  # decoders raise all sorts over a broken file
@@ -124,14 +125,29 @@ def _decoded(content: bytes, name: str) -> Any:
         ) from error
 
 
-def _check_size(image: Any, name: str) -> None:
-    """Raises ``PromptError`` before an image with too many pixels is decoded."""
+def _in_rgb(image: Any) -> Any:
+    """A PIL image in RGB: turned as its camera says, on white where it is transparent, and of grey
+    values with 16 bits the upper 8."""
+    from PIL import Image, ImageOps
+
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:  # else what lies under the transparent parts would be seen
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image.convert("RGBA"))
+    elif image.mode.startswith("I;16"):  # else all but the darkest would be white
+        image = image.point(lambda grey: grey * (1 / 256)).convert("L")
+    return image.convert("RGB")
+
+
+def _checked(image: Any, name: str) -> Any:
+    """The same image; ``PromptError`` before one with too many pixels is decoded."""
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise PromptError(
             f"the image {name} has {width:,} x {height:,} pixels, and {MOST_PIXELS:,} are the "
             "most: make it smaller."
         )
+    return image
 
 
 def _named(name: str) -> str:
