@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -111,6 +112,38 @@ class Templated(Tokens):
 
     def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> str:
         return "".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>"
+
+
+class EndingTurns(Templated):
+    """Ends each turn with a token of its own, which is not the end of a text."""
+
+    added_tokens_decoder: ClassVar = {7: SimpleNamespace(content="<turn|>")}
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> str:
+        turns = "".join(f"<{each['role']}>{each['content']}<turn|>\n" for each in messages)
+        return turns + ("<assistant>" if options["add_generation_prompt"] else "")
+
+
+def test_answers_end_as_the_target_ends_them(tmp_path: Path) -> None:
+    """Else a head learns that the end of a text comes behind an answer, which never does."""
+    chats = [
+        [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+        [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": None, "tool_calls": [{}]},
+        ],
+        [{"role": "user", "content": "q"}],
+    ]
+    lines = [
+        *({"messages": chat} for chat in chats),
+        {"prompt": "q", "response": "a"},
+        {"text": "a"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = documents([tmp_path / "a.jsonl"], EndingTurns(), "a model")
+    asked = "<user>q<turn|>\n<assistant>"
+    answered = f"{asked}a<turn|>"
+    assert [each.text for each in found] == [answered, asked, asked, answered, "a"]
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -228,6 +228,41 @@ def check_template(tokenizer: Any, name: str, remedy: str = "use generate() inst
         raise PromptError(f"the tokenizer of {name} has no chat template: {remedy}.")
 
 
+def end_of_turn(tokenizer: Any, template: Any) -> tuple[int, str] | None:
+    """Returns the special token that a chat template writes behind an answer, and its text; None
+    where it writes none. template: a text, or whatever else the tokenizer's own one is."""
+    rest = _behind_an_answer(tokenizer, template).lstrip()
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    names = {token: entry.content for token, entry in added.items() if entry.content}
+    known = [entry for entry in names.items() if rest.startswith(entry[1])]
+    return max(known, key=lambda entry: len(entry[1]), default=None)
+
+
+def _behind_an_answer(tokenizer: Any, template: Any) -> str:
+    """What a template writes behind the answer at the end of a chat; "" where it takes none."""
+    asked = {"chat_template": template} if isinstance(template, str) else {}
+    for in_parts in (False, True):  # some vision-language models take lists of parts only
+        turns = [_turn("user", QUESTION, in_parts), _turn("assistant", ANSWER, in_parts)]
+        try:
+            text = str(
+                tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=False, **asked
+                )
+            )
+        except Exception:  # a template is a program of the model's, and raises what it likes
+            continue
+        if ANSWER in text:
+            return text.rpartition(ANSWER)[2]
+    return ""
+
+
+def _turn(role: str, text: str, in_parts: bool) -> dict[str, Any]:
+    return {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}
+
+
+QUESTION, ANSWER = "a question", "a text to look for"
+"""What a template is tried with."""
+
 _FORM = 'a chat is a list of messages such as {"role": "user", "content": "a text"}'
 
 
@@ -309,8 +344,6 @@ def _part(part: Any) -> str:
 
 # -- the tokens that end texts and answers ---------------------------------------------------------
 
-QUESTION, ANSWER = "a question", "a text to look for"
-
 KEPT = 16
 """Chat templates of which it is remembered how they end a turn."""
 
@@ -372,7 +405,8 @@ class EndTokens:
         if key not in self._turns:
             if len(self._turns) >= KEPT:
                 self._turns.clear()
-            self._turns[key] = self._looked_up(used)
+            found = end_of_turn(self._loaded.tokenizer, used)
+            self._turns[key] = None if found is None else found[0]
         return self._turns[key]
 
     def _template(self, asked: str | None) -> Any:
@@ -381,33 +415,7 @@ class EndTokens:
         own = [getattr(owner, "chat_template", None) for owner in owners]
         return next((template for template in (asked, *own) if template), None)
 
-    def _looked_up(self, template: Any) -> int | None:
-        rest, names = self._after_an_answer(template).lstrip(), self._names()
-        known = [token for token, text in names.items() if rest.startswith(text)]
-        return max(known, key=lambda token: len(names[token]), default=None)
-
-    def _after_an_answer(self, template: Any) -> str:
-        """What a template writes after the answer at the end of a chat; "" where it takes none."""
-        asked = {"chat_template": template} if isinstance(template, str) else {}
-        for in_parts in (False, True):  # some vision-language models take lists of parts only
-            turns = [_turn("user", QUESTION, in_parts), _turn("assistant", ANSWER, in_parts)]
-            try:
-                text = str(
-                    self._loaded.tokenizer.apply_chat_template(
-                        turns, tokenize=False, add_generation_prompt=False, **asked
-                    )
-                )
-            except Exception:  # a template is a program of the model's, and raises what it likes
-                continue
-            if ANSWER in text:
-                return text.rpartition(ANSWER)[2]
-        return ""
-
     def _names(self) -> Mapping[int, str]:
         """The tokens that a text holds as they are written, special ones among them."""
         added = getattr(self._loaded.tokenizer, "added_tokens_decoder", {})
         return {token: entry.content for token, entry in added.items() if entry.content}
-
-
-def _turn(role: str, text: str, in_parts: bool) -> dict[str, Any]:
-    return {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text}

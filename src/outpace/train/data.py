@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
 from outpace.files import ROLES, Record, holds_records, question, read_text, records
-from outpace.inputs.chats import rendered, with_text
+from outpace.inputs.chats import end_of_turn, rendered, with_text
 from outpace.targets.hf.tokenizer import tokenized
 
 SEPARATOR = "\n<|endoftext|>\n"
@@ -49,12 +49,15 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[Docu
     calls a tool, is left out. Raises ``PromptError`` for a file that cannot be read, or a record
     that holds none of these, or half of a surrogate pair, which no tokenizer reads.
     """
+    # A target ends its answers with this, which may be another token than the end of a text.
+    found_end = end_of_turn(tokenizer, getattr(tokenizer, "chat_template", None))
+    end = "" if found_end is None else found_end[1]
     for item in items(paths):
         if isinstance(item.content, str):
             yield Document(item.content)
         else:
             with naming(item.where):
-                found = _document(item.content, tokenizer, name)
+                found = _document(item.content, tokenizer, name, end)
                 check_unicode("the text", found.text)
             yield found
 
@@ -167,10 +170,10 @@ def _object(record: Record) -> Mapping[str, Any]:
     return record.value
 
 
-def _document(entry: Mapping[str, Any], tokenizer: Any, name: str) -> Document:
+def _document(entry: Mapping[str, Any], tokenizer: Any, name: str, end: str) -> Document:
     messages = conversation(entry)
     if messages is not None:
-        return _chat(messages, tokenizer, name)
+        return _chat(messages, tokenizer, name, end)
     text = entry.get("text")
     if not isinstance(text, str):
         raise PromptError(
@@ -210,10 +213,11 @@ def plain_chat(messages: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(filter(None, (message.get("content") for message in messages)))
 
 
-def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str) -> Document:
+def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str, end: str) -> Document:
     if not getattr(tokenizer, "chat_template", None):
         return Document(plain_chat(messages))
     if messages[-1]["role"] != "assistant":
         return Document(rendered(tokenizer, name, messages), special=False)
-    answer = messages[-1].get("content") or ""
-    return Document(rendered(tokenizer, name, messages[:-1]) + answer, special=False)
+    answer = messages[-1].get("content")
+    text = rendered(tokenizer, name, messages[:-1])
+    return Document(f"{text}{answer}{end}" if answer else text, special=False)
