@@ -356,6 +356,26 @@ def test_a_model_in_parts(path: Path, tmp_path: Path) -> None:
         parts_of(parts[0])
 
 
+def test_a_folder_that_lacks_the_first_part_names_it(path: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(path.read_bytes())
+    first, *others = split(whole, 3)
+    first.unlink()
+    whole.unlink()
+    for named in (*others, tmp_path):
+        with pytest.raises(ModelLoadError, match=r"big-00001-of-00003.gguf is not beside it"):
+            check_path(named)
+
+
+def test_parts_that_were_joined_as_they_are(path: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.gguf"
+    whole.write_bytes(path.read_bytes())
+    parts = split(whole, 3)
+    whole.write_bytes(b"".join(part.read_bytes() for part in parts))
+    with pytest.raises(ModelLoadError, match=r"joined as they are: .* llama-gguf-split --merge"):
+        load(whole)
+
+
 def test_a_part_with_another_name(path: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole.gguf"
     whole.write_bytes(path.read_bytes())

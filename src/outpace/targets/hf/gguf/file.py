@@ -133,11 +133,13 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Returns the models in the GGUF files of a folder, each by its first part. Projectors, which
-    lie beside the models that they belong to, are left out."""
-    found = sorted(file for file in folder.glob("*.gguf") if not file.name.startswith("mmproj"))
-    named = {file: PART.fullmatch(file.name) for file in found}
-    return [file for file, part in named.items() if part is None or int(part["number"]) == 1]
+    """Returns the models in the GGUF files of a folder, each by the first of its parts that are
+    there. Projectors, which lie beside the models that they belong to, are left out."""
+    found: dict[tuple[str, ...], Path] = {}
+    for file in sorted(folder.glob("*.gguf")):
+        if not file.name.startswith("mmproj"):
+            found.setdefault(tuple(part_names(file.name)), file)
+    return list(found.values())
 
 
 def check_files(path: Path) -> None:
@@ -211,8 +213,10 @@ def _check_parts(path: Path, headers: Sequence[Header]) -> None:
         count, number = _said(header, "split.count"), _said(header, "split.no")
         if len(headers) == 1 and count is not None and count > 1:
             raise ModelLoadError(
-                f"{path} is one of {count} parts of a model, and has another name than parts have: "
-                f"name them all again as NAME-00001-of-{count:05}.gguf and so on, in one folder."
+                f"{path} is one of {count} parts of a model, and has another name than parts have, "
+                "or all of them were joined as they are: name the parts again as "
+                f"NAME-00001-of-{count:05}.gguf and so on, in one folder, or join them with "
+                "llama.cpp's llama-gguf-split --merge."
             )
         by_name = f"part {place + 1} of {len(headers)} by its name"
         if count not in (None, 0, len(headers)):  # 0: of several that were put together again
