@@ -253,6 +253,41 @@ def test_what_would_take_minutes_is_refused(coupled: LLM, form: dict[str, Any], 
         coupled.requests("go:", form=form)
 
 
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
+ITEMS = {"type": "array", "items": {"$ref": "#/$defs/a%20b"}, "minItems": 1}
+OR_NULL = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "endless"),
+    [
+        (NODE, "an object"),
+        ({"$ref": "#/$defs/a%20b", "$defs": {"a b": ITEMS}}, "'#/$defs/a%20b'"),
+        ({"allOf": [{"$ref": "#/$defs/n"}], "$defs": {"n": {"$ref": "#/$defs/n"}}}, "'#/$defs/n'"),
+        ({"oneOf": [NODE, {"$ref": "#/$defs/n"}], "$defs": {"n": NODE}}, "'#/$defs/n'"),
+        ({**NODE, "type": ["object", "null"]}, None),
+        ({**NODE, "required": []}, None),
+        ({**NODE, "properties": {"next": OR_NULL}}, None),
+        ({"$ref": "#/$defs/a%20b", "$defs": {"a b": {**ITEMS, "minItems": 0}}}, None),
+        (
+            {"type": "object", "properties": {"list": {"$ref": "#/$defs/x"}}, "$defs": {"x": NODE}},
+            None,
+        ),
+    ],
+)
+def test_a_schema_that_no_text_ends_is_refused(
+    coupled: LLM, schema: dict[str, Any], endless: str | None
+) -> None:
+    """Such as a node of a list that has to name the next one: texts would go on to the last of
+    their tokens, and be no JSON."""
+    for form in ({"json": schema}, {"grammar": f"start: %json {json.dumps(schema)}"}):
+        if endless is None:
+            assert coupled.requests("go:", form=form)
+        else:
+            with pytest.raises(ParamsError, match=f"asks for {re.escape(endless)}, which always"):
+                coupled.requests("go:", form=form)
+
+
 def test_usual_multiples_are_followed(coupled: LLM) -> None:
     price = {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2}
     properties = {"price": price, "tax": {**price, "multipleOf": 0.5}, "count": {"multipleOf": 7}}

@@ -20,7 +20,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
 from outpace.forms.json_schemas import (
     LONGEST,
-    check_multiples,
+    check_schema,
     refusal,
     schema_text,
     with_deep_stack,
@@ -242,7 +242,7 @@ def _checked(kind: str, value: Any) -> str:
         raise ParamsError(f"{kind} has {len(form):,} characters, and {LONGEST:,} are the most.")
     if kind == "grammar":
         for _, _, schema in _schemas_in(form):
-            check_multiples(schema)
+            check_schema(schema)
     return form
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ParamsError
@@ -184,8 +185,122 @@ def schema_text(value: Any) -> str:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ParamsError(f"json must be a JSON schema, and is no JSON ({error}).") from error
-    check_multiples(value)
+    check_schema(value)
     return text
+
+
+def check_schema(schema: Any) -> None:
+    """Raises ``ParamsError`` for a JSON schema that no text could be made to follow, or only in
+    minutes. schema: of JSON's own kinds."""
+    check_multiples(schema)
+    try:
+        endless = _References(schema).endless()
+    except RecursionError:  # so deep that llguidance says whether it can be followed
+        return
+    if endless is not None:
+        raise ParamsError(
+            f"json asks for {endless}, which always holds another one like itself, so that no text "
+            "ever ends: let it be null, or left out, somewhere on the way."
+        )
+
+
+class _References:
+    """Finds out what a schema refers to in itself that has no end, as a node of a list has none
+    which must name the next node. Where it is not certain, there is one."""
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+        self._end: dict[str, bool] = {"#": False}  # by reference: whether an end is known so far
+
+    def endless(self) -> str | None:
+        """Returns what has no end and each text would have to hold; None where there is none."""
+        if self._has_names():
+            return None
+        for _ in range(_PASSES):
+            before = dict(self._end)
+            for reference in before:
+                known = self._end[reference]
+                self._end[reference] = known or self._ends(self._target(reference))
+            if self._end["#"]:
+                return None
+            if before == self._end:
+                last = [reference for reference, ends in before.items() if not ends][-1]
+                return "an object" if last == "#" else shown(last)
+        return None
+
+    def _ends(self, part: Any) -> bool:
+        """Whether a schema has a text that ends, as far as is known."""
+        if not isinstance(part, Mapping):
+            return True
+        reference = part.get("$ref")
+        if isinstance(reference, str) and not self._end.setdefault(reference, False):
+            return False
+        ways = [part[name] for name in ("anyOf", "oneOf") if isinstance(part.get(name), list)]
+        if not all(any(map(self._ends, some)) for some in ways if some):
+            return False
+        together = part.get("allOf")
+        if isinstance(together, list) and not all(map(self._ends, together)):
+            return False
+        kinds = part.get("type")
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        values = {"object": self._members, "array": self._items}
+        if (
+            not kinds
+            or "enum" in part
+            or "const" in part
+            or not set(map(str, kinds)) <= set(values)
+        ):
+            return True
+        return any(all(map(self._ends, values[kind](part))) for kind in kinds)
+
+    @staticmethod
+    def _members(part: Mapping[str, Any]) -> list[Any]:
+        """What an object must hold."""
+        required, known = part.get("required"), part.get("properties")
+        names = required if isinstance(required, list) else []
+        known = known if isinstance(known, Mapping) else {}
+        return [known[name] for name in names if isinstance(name, str) and name in known]
+
+    @staticmethod
+    def _items(part: Mapping[str, Any]) -> list[Any]:
+        """What an array must hold, each kind of item once."""
+        least, first, rest = part.get("minItems"), part.get("prefixItems"), part.get("items")
+        if not isinstance(least, (int, float)) or least < 1:
+            return []
+        first = first if isinstance(first, list) else rest if isinstance(rest, list) else []
+        behind = [rest] if isinstance(rest, Mapping) and least > len(first) else []
+        return [*first[: int(least)], *behind]
+
+    def _target(self, reference: str) -> Any:
+        """What a reference leads to; True where it leads out of the schema, or nowhere."""
+        head, *names = reference.split("/")
+        part = self._schema if head == "#" else True
+        for name in names:
+            key = unquote(name).replace("~1", "/").replace("~0", "~")
+            if isinstance(part, Mapping) and key in part:
+                part = part[key]
+            elif isinstance(part, list) and key.isdecimal() and int(key) < len(part):
+                part = part[int(key)]
+            else:
+                return True
+        return part
+
+    def _has_names(self) -> bool:
+        """Whether parts of the schema have names of their own, from which references start."""
+        waiting = list(self._schema.values()) if isinstance(self._schema, Mapping) else []
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, Mapping):
+                if "$id" in part:
+                    return True
+                waiting += part.values()
+            elif isinstance(part, (list, tuple)):
+                waiting += part
+        return False
+
+
+_PASSES = 50
+"""How often a schema is gone through: references rarely lead over more than a few others."""
 
 
 def check_multiples(schema: Any) -> None:
