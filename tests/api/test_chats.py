@@ -82,6 +82,17 @@ def test_what_is_no_chat_is_told_in_a_sentence(llm: LLM, messages: Any, sentence
         llm.chat(messages, GREEDY)
 
 
+def test_what_a_template_refuses_may_be_a_variable() -> None:
+    template = (
+        "{% if effort == 'high' %}{{ raise_exception('no such effort') }}{% endif %}"
+        "{{ messages[0]['content'] }}"
+    )
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(template))
+    assert llm.chat_ids(ASKED, effort="low") == [5, 6]
+    with pytest.raises(PromptError, match=r"\(no such effort\): change 'effort', or leave it out"):
+        llm.chat_ids(ASKED, effort="high")
+
+
 def test_a_role_that_the_template_takes_for_the_user_is_refused() -> None:
     template = (
         "{% for m in messages %}{% if m['role'] == 'ipython' %}w9 {% endif %}"

@@ -3,7 +3,7 @@ the tokens that end texts and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -106,15 +106,22 @@ def applied(
         messages = [_by_the_system(message) for message in messages]
     variables = {**for_template, "tokenize": False, "add_generation_prompt": True}
 
-    def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
-        return str(tokenizer.apply_chat_template(list(messages), **variables))
+    own = [given for given in for_template if given not in ("chat_template", "tools")]
+
+    def text_of(messages: Sequence[Mapping[str, Any]], without: Collection[str] = ()) -> str:
+        chosen = {name: value for name, value in variables.items() if name not in without}
+        return str(tokenizer.apply_chat_template(list(messages), **chosen))
 
     try:
         text = text_of(messages)
     except Exception as error:  # a template is a program of the model's, and raises what it likes
+        remedy = _remedy(messages, text_of)
+        if own:
+            with suppress(Exception):  # then the variables are not to blame, or not alone
+                text_of(messages, own)
+                remedy = f"change {' or '.join(map(repr, own))}, or leave it out"
         raise PromptError(
-            f"the chat template of {name} refuses these messages ({reason_of(error)}): "
-            f"{_remedy(messages, text_of)}."
+            f"the chat template of {name} refuses these messages ({reason_of(error)}): {remedy}."
         ) from error
     _check_roles(messages, text, text_of)
     check_unicode("the prompt", text)
