@@ -106,7 +106,7 @@ def _write(asked: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[lis
 
 
 def _measured(method: str, folder: Path) -> float:
-    """Tokens per pass of the target with chains of four, greedily, behind the benchmark's prompts,
+    """Tokens per pass of the target with chains of four, greedily, after the benchmark's prompts,
     which are none of the openings."""
     config = {"method": method, "model": folder, "num_speculative_tokens": 4, "check": False}
     llm = LLM(speculative_config=config)

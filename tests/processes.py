@@ -16,7 +16,7 @@ on a machine whose processors others use, too."""
 @contextmanager
 def killed_after(seconds: float, process: subprocess.Popen[Any]) -> Iterator[None]:
     """Kills a process that still runs after n seconds, whatever the block waits for: what it
-    reads ends then, and the test fails. Also kills one that still runs behind the block."""
+    reads ends then, and the test fails. Also kills one that still runs after the block."""
     late = threading.Event()
 
     def kill() -> None:

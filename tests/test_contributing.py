@@ -124,7 +124,7 @@ def described(source: str) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("folder", ["src", "tests", "bundle"])
 def test_what_describes_something_says_its_noun(folder: str) -> None:
-    """Behind "dtype" the words "Of its activations." are no sentence, and no help in a tooltip."""
+    """After "dtype" the words "Of its activations." are no sentence, and no help in a tooltip."""
     without = [
         f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[0]}"
         for path in sorted((ROOT / folder).rglob("*.py"))

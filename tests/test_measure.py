@@ -1,4 +1,4 @@
-"""The scripts behind the figures of the docs know the code of today and say what they are given."""
+"""The scripts after the figures of the docs know the code of today and say what they are given."""
 
 from __future__ import annotations
 

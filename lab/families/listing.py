@@ -131,7 +131,7 @@ read three sources; two of the three prompts of a vision-language model show an 
 longer than every window and chunk of attention. No list says what works: a model is refused by the
 checks that every model goes through when it is loaded, or when it sees an image for the first time.
 
-* **identical**: every text is the plain one, token for token. "Texts only" behind it means that the
+* **identical**: every text is the plain one, token for token. "Texts only" after it means that the
   prompts had no images or audio, because the walk does not make those that this model takes.
 * **refused**: outpace does not decode such a model, and says why.
 * **not built**: transformers could make or run no tiny model, and says why. Nothing is known.

@@ -208,7 +208,7 @@ def _count(features: Callable[..., Any], made: Pixels, dtype: torch.dtype) -> in
 TEXTS = ([5, 6, 7, 8, 9], [1], [2, 3] * 6)
 """Ragged: shorter than every window, one token, longer than every window."""
 BEGINNINGS: Sequence[Sequence[int]] = ((), (4, 5, 6, 7), (9,))
-"""What the decoders of the three rows begin with, behind the token that all texts start with."""
+"""What the decoders of the three rows begin with, after the token that all texts start with."""
 IMAGE = -1
 """Stands for an image."""
 ILLUSTRATED = ([5, 6, IMAGE, 7, 8], [9, 10, 11], [IMAGE, 3, 4, *[2, 3] * 6])
@@ -230,14 +230,14 @@ class Prompt:
     given: Any
     """For ``LLM.generate``."""
     token_ids: Sequence[int]
-    """Behind which the text is written."""
+    """After which the text is written."""
     name: str = "input_ids"
     """The argument that has these."""
     more: Mapping[str, Tensor] = field(default_factory=dict)
     """Further arguments."""
 
     def arguments(self, device: torch.device, text: Sequence[int] = ()) -> dict[str, Any]:
-        """Returns the arguments of a pass over the prompt and a text behind it."""
+        """Returns the arguments of a pass over the prompt and a text after it."""
         ids = torch.tensor([[*self.token_ids, *text]])
         marks = {name: pad(self.more[name], (0, len(text))) for name in _TYPES if name in self.more}
         found = {self.name: ids, **self.more, **marks}

@@ -3,7 +3,7 @@ and with other texts; and what a recorded pass takes, by its rows and columns.
 
     python lab/measure/bits.py llama-8b
 
-The model is random, in bfloat16. Each row of the first table compares all logits behind 310 tokens
+The model is random, in bfloat16. Each row of the first table compares all logits after 310 tokens
 with those of the same tokens fed one at a time: in passes whose shape follows from what is fed, and
 in passes that all have 8 or 16 columns.
 """

@@ -1,6 +1,6 @@
 """ms of passes of a model by tokens, and GB/s: ``block_products.py MODEL [THREADS]``.
 
-MODEL: whatever `LLM` takes, with weights in blocks (a GGUF file, or a folder and ``int4`` behind
+MODEL: whatever `LLM` takes, with weights in blocks (a GGUF file, or a folder and ``int4`` after
 it). The bandwidth of plain reading is measured beside it, with torch's sum over a large tensor.
 """
 

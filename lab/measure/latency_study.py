@@ -296,7 +296,7 @@ def clock(data: Path, run: Path, seconds: float) -> None:
 
 
 def milliseconds(llm: LLM) -> float:
-    """One pass over one token behind 128."""
+    """One pass over one token after 128."""
     runner: Any = llm.engine.target.runner  # type: ignore[attr-defined]
     runner.admit(1)
     runner.lengths = [128]

@@ -1,7 +1,7 @@
 """us of drafting per round, by method and text length: ``python lab/measure/lookups.py``.
 
 Texts are made of phrases that come again, as in code. Each round drafts up to ten tokens for one
-row behind a text that has grown by two. What a round's distributions cost the target is not in it.
+row after a text that has grown by two. What a round's distributions cost the target is not in it.
 """
 
 import random

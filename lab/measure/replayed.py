@@ -84,7 +84,7 @@ def record(target: str, drafter: str, prompts: str, records: str, tokens: str = 
 def what_is_drafted(
     drafter: DraftModel, prompt: list[int], answer: list[int]
 ) -> tuple[list[bool], list[float]]:
-    """Returns for each token of an answer whether the drafter would have drafted it behind those
+    """Returns for each token of an answer whether the drafter would have drafted it after those
     before it, and the probability of the token that it would have drafted."""
     params = SamplingParams(temperature=0).resolve({})
     distribution = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)

@@ -4,7 +4,7 @@
 
 The target answers each prompt greedily. Chains of the head's first guesses are simulated in these
 texts, as in the reports of `outpace train`, and then the texts are written once more with the head.
-Counted are the same rounds: all whose draft the text goes on far enough behind.
+Counted are the same rounds: all whose draft the text goes on far enough after.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _simulated(
     hits, own, first = [], [], 0
     longest = max(map(len, asked)) + len(answers[0])
     for prompt, answer in zip(asked, answers, strict=True):
-        # Causal attention: what is put behind a text makes no difference to it.
+        # Causal attention: what is put after a text makes no difference to it.
         text = torch.tensor([[*prompt, *answer, *[0] * (longest - len(prompt) - len(answer))]])
         marks = recipe.compute_loss(teacher.read(text))
         hits.append(marks.hits)

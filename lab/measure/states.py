@@ -1,6 +1,6 @@
 """What states cost and what drafts bring, on a hybrid of random weights.
 
-``python lab/measure/states.py Qwen3.5``; with ``object`` behind it the model is handed over as
+``python lab/measure/states.py Qwen3.5``; with ``object`` after it the model is handed over as
 transformers made it. The drafter has seen the text before (`suffix`), so that it agrees.
 """
 

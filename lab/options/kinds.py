@@ -56,7 +56,7 @@ def _dead_ends(ran: Ran) -> Iterator[str]:
 def _cut(
     ran: Ran, short: Sequence[RequestOutput], long: Sequence[RequestOutput], on: bool
 ) -> Iterator[str]:
-    """Each text is the beginning of the one without the option, up to its end. Drafts end behind
+    """Each text is the beginning of the one without the option, up to its end. Drafts end after
     a token that ends the text: a rule that looks ahead may then write another text, of which the
     contract says that it ends where it should."""
     ending = ran.reference.ending(ran.reference.params(ran.case, on, 0))

@@ -121,7 +121,7 @@ def no_prompt(file: Path, form: str = PROMPT) -> PromptError:
 
 
 def question(record: Mapping[str, Any], asked: str) -> str:
-    """Returns the text under a name, and behind it what it is about: Dolly keeps that as "context"
+    """Returns the text under a name, and after it what it is about: Dolly keeps that as "context"
     by itself, and Alpaca as the "input" of an "instruction"."""
     about = record.get("context") or (asked == "instruction" and record.get("input"))
     return "\n".join(filter(None, [record[asked], str(about or "")]))

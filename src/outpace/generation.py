@@ -76,7 +76,7 @@ class Generation:
             self._leave(requests)
 
     def _leave(self, requests: Sequence[Request]) -> None:
-        """Takes unfinished requests out of the batch: an interruption leaves nothing behind."""
+        """Takes unfinished requests out of the batch: an interruption leaves nothing after."""
         left = [request for request in requests if not request.finished]
         if left:
             self._engine.remove(*left)

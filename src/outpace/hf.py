@@ -80,7 +80,7 @@ def speculative(
       it withholds the tokenizer. The same is had with
       ``stopping_criteria=[StopStringCriteria(tokenizer, strings)]``.
     - A row that has ended is filled with ``pad_token_id``, also where ``generate`` would go on
-      writing behind the end because no eos token is set.
+      writing after the end because no eos token is set.
 
     The result keeps one set of caches, and the drafter, for the model that it was last called with.
     """

@@ -115,7 +115,7 @@ class Intake:
             return self.ends.described()
 
     def ends_of(self, prompt: Prompt) -> tuple[int, ...]:
-        """Returns the tokens that end a text behind a prompt: more of them in a chat."""
+        """Returns the tokens that end a text after a prompt: more of them in a chat."""
         if isinstance(prompt, ChatIds) and prompt.ends is None:
             with self._shared.lock:
                 return self.ends.of_chats()
@@ -331,7 +331,7 @@ class Intake:
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
 
     def _spellings(self, word: str) -> set[tuple[int, ...]]:
-        """The token ids of a forbidden word, at the beginning of a text and behind a space;
+        """The token ids of a forbidden word, at the beginning of a text and after a space;
         ``ParamsError`` for one that the tokenizer leaves out altogether."""
         self._needs_tokenizer("bad_words")
         found = {tuple(self.token_ids(text, False)) for text in (word, " " + word)} - {()}

@@ -83,7 +83,7 @@ def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int
 
 
 def _aux_tokens(drafter: Drafter) -> tuple[int, int]:
-    """Columns that ride in a row, and those behind the root and each node, at most."""
+    """Columns that ride in a row, and those after the root and each node, at most."""
     children = drafter.children if isinstance(drafter, Several) else []
     found = [(drafter.aux_per_row, drafter.aux_per_node), *map(_aux_tokens, children)]
     return max(row for row, _ in found), max(node for _, node in found)

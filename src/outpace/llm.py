@@ -457,7 +457,7 @@ class LLM:
         policy "priority", the smallest joins first. form: what the text has to look like, one of
         ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
         continues: whether the text goes on from the prompt's, so that it may begin with a blank;
-        unset: behind a prompt that is a text, not behind token ids, such as those of a chat.
+        unset: after a prompt that is a text, not after token ids, such as those of a chat.
         shown: special tokens that the text holds also where it leaves out all others.
         keep_cached: whether a later prompt will go on from this text, so that what is cached of it
         is kept where ``enable_prefix_caching`` is unset.

@@ -161,7 +161,7 @@ def test_a_stop_head_ends_chains_of_every_length() -> None:
     world = make_world(2 * len(KINDS), 3, 3, seed=0)
     counts = BUILT_IN["doubting"](world, [0, 1, 2]).counts
     assert counts is not None
-    assert sorted(set(counts.flatten().tolist())) == [1, 2, 3]  # it is asked behind a token
+    assert sorted(set(counts.flatten().tolist())) == [1, 2, 3]  # it is asked after a token
 
 
 @pytest.mark.parametrize("drafted", [name for name in BUILT_IN if name != "point"])

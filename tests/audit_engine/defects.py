@@ -55,7 +55,7 @@ DEFECTS = [
     Defect("path of a tree taken one slot early", m.path_moved_early, ("diff", "options"), TREE,
            prompts=OF_TWO_TOKENS),
     Defect("last slot lost when buffers grow", m.last_slot_lost, ("diff",)),
-    Defect("texts go on behind a dead end", m.dead_ends_unseen, ("options",)),
+    Defect("texts go on after a dead end", m.dead_ends_unseen, ("options",)),
     Defect("a dead end beside the path ends the text", m.any_dead_end_ends, ("options",)),
     Defect("rows take the slots of those that finished", m.rows_keep_their_numbers, ALL),
     Defect("siblings see each other", m.siblings_seen, ALL, TREE),

@@ -106,7 +106,7 @@ def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
         (8, ["2 prompts (stopped, of 4)"]),
         (13, ["4 prompts"]),  # in the first job of the second setting
         (16, ["4 prompts", "2 prompts (stopped, of 4)"]),
-        (-14, ["4 prompts (stopped behind them)"]),  # while draft lengths are compared
+        (-14, ["4 prompts (stopped after them)"]),  # while draft lengths are compared
     ],
 )
 def test_a_run_that_is_stopped_writes_what_it_has(

@@ -262,7 +262,7 @@ def test_a_prediction_goes_by_the_jobs_that_it_is_compared_with() -> None:
     beside = SideMeasurements(times=Times(draft={4: 1.0}, verify={1: 1.0, 5: 1.0}))
     found = summarise(runs, both[1], beside).prediction
     assert found is not None
-    # 20 plain rounds behind the first, against 5 rounds of 2 seconds without the second of one.
+    # 20 plain rounds after the first, against 5 rounds of 2 seconds without the second of one.
     assert found.predicted == pytest.approx(20 / 9)
 
 

@@ -166,7 +166,7 @@ def test_a_system_that_does_not_say_limits_nothing(
 def test_a_thread_that_has_just_ended_hides_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """If all threads seemed never to have waited, a window behind that would seem full of it."""
+    """If all threads seemed never to have waited, a window after that would seem full of it."""
     for thread in ("1", "2", "3"):
         (tmp_path / thread).mkdir()
     for thread in ("1", "3"):

@@ -1,4 +1,4 @@
-"""Faster linear layers: the same numbers, the same parameters, nobody's model behind his back."""
+"""Faster linear layers: the same numbers, the same parameters, nobody's model after his back."""
 
 from __future__ import annotations
 

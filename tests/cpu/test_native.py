@@ -427,7 +427,7 @@ def test_layers_read_rows_of_any_length_where_they_lie(monkeypatch: pytest.Monke
 
 @torch.inference_mode()
 def test_layers_of_other_shapes_are_not_even_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library would write behind the memory that it works in."""
+    """The library would write after the memory that it works in."""
     model = made("llama")
     for layer in model.model.layers:
         layer.mlp.up_proj = nn.Linear(layer.mlp.up_proj.in_features, 1)  # torch repeats its output

@@ -30,7 +30,7 @@ def threads() -> Iterator[None]:
 
 
 class Guarded:
-    """Puts known numbers behind the memory that each pass works in."""
+    """Puts known numbers after the memory that each pass works in."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._rooms: list[tuple[Tensor, int]] = []
@@ -45,7 +45,7 @@ class Guarded:
 
     @property
     def held(self) -> list[int]:
-        """Floats of each pass, after a look at those behind them."""
+        """Floats of each pass, after a look at those after them."""
         assert all(bool((room[size:] == 7.0).all()) for room, size in self._rooms)
         return [size - LINE for _, size in self._rooms]
 

@@ -67,7 +67,7 @@ def test_the_second_text_costs_its_own_tokens_only(
 ) -> None:
     llm = engine_of(method, family, config=FIXED)
     plain = LLM(target(family), speculative_config={"method": "none"}, max_model_len=CONTEXT)
-    guessed = int(method == "staged")  # a token behind the text, which is fed along
+    guessed = int(method == "staged")  # a token after the text, which is fed along
     assert first_pass(llm, FIRST, greedy(6), monkeypatch) <= len(FIRST) + guessed
     assert first_pass(llm, SECOND, greedy(6), monkeypatch) <= len(SECOND[20:]) + guessed
     assert ids(llm.generate([FIRST, SECOND], greedy(9))) == ids(

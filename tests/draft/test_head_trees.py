@@ -96,7 +96,7 @@ def test_dynamic_trees_may_have_as_many_nodes_as_eagle_2s() -> None:
 
 
 def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
-    """The head's probabilities of all paths of two tokens behind a prompt, by plain steps."""
+    """The head's probabilities of all paths of two tokens after a prompt, by plain steps."""
     from outpace.train.teacher import Teacher
 
     head = specimen(method)["model"]

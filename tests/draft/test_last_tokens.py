@@ -1,4 +1,4 @@
-"""Chains end behind tokens that end the text, on a CPU: to see that of a GPU's tokens, each of them
+"""Chains end after tokens that end the text, on a CPU: to see that of a GPU's tokens, each of them
 would have to be waited for."""
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def whole(family: str) -> Any:
 
 
 def extras() -> list[Tensor]:
-    """The weights of the two norms before it, of the one behind it, and of ``eh_proj``."""
+    """The weights of the two norms before it, of the one after it, and of ``eh_proj``."""
     generator = torch.Generator().manual_seed(0)
     norms = [1 + torch.rand(WIDTH, generator=generator, dtype=torch.float64) for _ in range(3)]
     joined = torch.randn(WIDTH, 2 * WIDTH, generator=generator, dtype=torch.float64) * 0.2
@@ -46,7 +46,7 @@ def extras() -> list[Tensor]:
 
 
 def checkpoint(folder: Path, family: str) -> Any:
-    """Writes a model of two layers with a module behind them, and returns the model loaded."""
+    """Writes a model of two layers with a module after them, and returns the model loaded."""
     whole(family).save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
     if family == "qwen3":
@@ -70,7 +70,7 @@ def checkpoint(folder: Path, family: str) -> Any:
 
 @torch.no_grad()
 def expected(family: str, model: Any, text: list[int]) -> Tensor:
-    """The logits of the module behind a text, by the layer of the whole model."""
+    """The logits of the module after a text, by the layer of the whole model."""
     enorm, hnorm, after, joined = (weight.to(DEVICE) for weight in extras())
     ids = on_device([text])
     states = model(ids, output_hidden_states=True).hidden_states[-1][:, :-1]

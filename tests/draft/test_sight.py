@@ -60,7 +60,7 @@ def shares(outputs: Any) -> list[float]:
 
 
 def counted(outputs: Any) -> str:
-    """How many drafted tokens were accepted behind prompts with images."""
+    """How many drafted tokens were accepted after prompts with images."""
     metrics = [outputs[row].metrics for row in WITH]
     accepted = sum(one.num_accepted_tokens for one in metrics)
     return f"{accepted} of {sum(one.num_draft_tokens for one in metrics)}"

@@ -29,7 +29,7 @@ def in_double() -> Iterator[None]:
 
 
 def searched(model: Any, ids: Tensor, length: int, **options: Any) -> list[tuple[list[int], float]]:
-    """Returns the texts behind ``ids`` [1, T], without what fills them up, and their scores."""
+    """Returns the texts after ``ids`` [1, T], without what fills them up, and their scores."""
     with in_double():
         made = model.generate(
             ids,

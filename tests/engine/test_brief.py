@@ -1,4 +1,4 @@
-"""What a rule asks of the drafter: where chains end, and the distributions behind greedy tokens."""
+"""What a rule asks of the drafter: where chains end, and the distributions after greedy tokens."""
 
 from __future__ import annotations
 

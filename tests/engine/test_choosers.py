@@ -105,7 +105,7 @@ def test_a_drafter_of_a_few_lucky_places_does_not_lead() -> None:
         learn(leader, shadows, [0.7, float(lucky)])
     steady = sum(0.7**k for k in range(5))
     assert leader.gains[0] == pytest.approx(steady, rel=0.02)
-    assert leader.gains[1] == pytest.approx(20 / 12, rel=0.03)  # 2 rounds in a run, 10 behind it
+    assert leader.gains[1] == pytest.approx(20 / 12, rel=0.03)  # 2 rounds in a run, 10 after it
     assert leader.best == 0
 
 

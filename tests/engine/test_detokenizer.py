@@ -126,7 +126,7 @@ def test_runs_of_bytes_among_other_tokens_lose_and_repeat_nothing(kind: str) -> 
     letters = ["\u65e5", "\u65e5\u65e5", "\u00e9", "\U0001f642", " "]
     runs = [*(letter.encode() for letter in letters), b"\xff", b"\x80", b"\xe6\x97"]
     for _ in range(1500):
-        ids = tokenizer.convert_tokens_to_ids(["a"])  # no blank is dropped behind it
+        ids = tokenizer.convert_tokens_to_ids(["a"])  # no blank is dropped after it
         for _ in range(rng.randint(1, 16)):
             if rng.random() < 0.2:
                 ids += rng.choices(ordinary, k=rng.randint(1, 3))

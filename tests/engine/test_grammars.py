@@ -107,7 +107,7 @@ def test_distributions_at_all_nodes_are_cut_by_their_own_history() -> None:
     for node, letters in enumerate(follow):
         allowed = [token[letter] for letter in letters] + ([END] if letters == "e" else [])
         if not allowed:
-            assert list(maker.dead_ends[0]) == [node]  # behind a token that is forbidden
+            assert list(maker.dead_ends[0]) == [node]  # after a token that is forbidden
             continue
         expected = torch.zeros(SIZE, dtype=torch.float64)
         expected[allowed] = logits[0, node, allowed].softmax(-1)
@@ -163,7 +163,7 @@ def test_a_grammar_beyond_the_librarys_limits_is_told_as_what_it_is(coupled: LLM
 
 
 class GivesUp(TokenMask):
-    """Allows everything, and can say nothing behind one token."""
+    """Allows everything, and can say nothing after one token."""
 
     def __init__(self, token: int) -> None:
         self.token = token

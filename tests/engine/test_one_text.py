@@ -109,7 +109,7 @@ def test_a_text_that_is_cut_at_any_token_is_one_string(family: str, continues: b
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_tokens_are_one_string(family: str, skip: bool) -> None:
     """Tokens as a model with a high temperature draws them: bytes that belong to no character,
-    parts of words behind nothing, special tokens. Where the tokenizer finds no broken byte, the
+    parts of words after nothing, special tokens. Where the tokenizer finds no broken byte, the
     text is what it decodes all of them to."""
     tokenizer, rng = FAMILIES[family](), random.Random(11)
     size = len(tokenizer)

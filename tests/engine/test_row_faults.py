@@ -81,7 +81,7 @@ def test_who_fails_in_the_first_round_leaves_others_that_wait_alone(method: str)
 def test_a_prompt_that_cannot_be_begun_ends_alone(
     room: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where memory runs out while one is admitted, before or behind others."""
+    """As where memory runs out while one is admitted, before or after others."""
     config = {"method": "draft_model", "model": drafter("llama"), "num_speculative_tokens": 3}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
     fine = SamplingParams(temperature=1.0, seed=1, max_tokens=8, ignore_eos=True)

@@ -52,7 +52,7 @@ def decoder(config: dict[str, Any], **more: Any) -> LLM:
     return LLM(target("llama"), speculative_config=config, **options)
 
 
-# -- states of every committed token, behind the root too ------------------------------------------
+# -- states of every committed token, after the root too ------------------------------------------
 
 
 class StatesDrafter(Drafter):
@@ -120,7 +120,7 @@ def test_states_come_once_for_every_committed_token(
     for text, states in ended:
         prompt = next(prompt for prompt in PROMPTS if text[: len(prompt)] == list(prompt))
         whole = [*prompt, *EXPECTED[PROMPTS.index(prompt)]]
-        # What comes behind the end of a text was accepted, and is nobody's any more.
+        # What comes after the end of a text was accepted, and is nobody's any more.
         known = min(len(text), len(whole))
         assert text[:known] == whole[:known]
         assert known >= len(whole) - 1
@@ -172,7 +172,7 @@ class AuxOptions:
 
 
 class AuxDrafter(Drafter):
-    """Lets a chain of two fixed tokens ride behind the root, and remembers what the target says."""
+    """Lets a chain of two fixed tokens ride after the root, and remembers what the target says."""
 
     name: ClassVar[str] = "riders"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})

@@ -1,4 +1,4 @@
-"""Where a text ends: the same place with drafts as without, and nothing counts behind it."""
+"""Where a text ends: the same place with drafts as without, and nothing counts after it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _wrapped(made: Tokenizer, cleans: bool = False, **special: str) -> PreTraine
 
 @cache
 def byte_level() -> PreTrainedTokenizerFast:
-    """As GPT-2's: pairs of bytes are joined, and spaces belong to the words behind them."""
+    """As GPT-2's: pairs of bytes are joined, and spaces belong to the words after them."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

@@ -128,7 +128,7 @@ def test_chats_of_every_kind(llm: LLM, messages: Any) -> None:
 
 
 def test_the_engine_is_whole_afterwards(llm: LLM) -> None:
-    """Runs last: nothing that was refused above has left anything behind."""
+    """Runs last: nothing that was refused above has left anything after."""
     params = SamplingParams(temperature=0, max_tokens=6)
     fresh = LLM(llm.target.model, max_model_len=48)
     for prompt in ([5, 6, 7, 5, 6], [9]):

@@ -130,7 +130,7 @@ def features(rows: int = 3, seed: int = 5) -> torch.Tensor:
 
 
 def plain(model: Any, row: int, length: int = LENGTH, begin: Sequence[int] = ()) -> list[int]:
-    """Returns what transformers' own greedy generate writes of a source alone, behind the tokens
+    """Returns what transformers' own greedy generate writes of a source alone, after the tokens
     that the decoder begins with."""
     start = model.generation_config.decoder_start_token_id
     asked = {"max_new_tokens": length, "do_sample": False, "eos_token_id": None}

@@ -14,7 +14,7 @@ from seq2seq.models import CONTEXT, FAMILIES, LENGTH, PROMPTS, drafter, features
 
 GREEDY = SamplingParams(temperature=0, max_tokens=LENGTH)
 BEGINNINGS: tuple[tuple[int, ...], ...] = ((), (4, 5, 6, 7), (9,))
-"""What the decoders of the three rows begin with, behind the token that all texts start with."""
+"""What the decoders of the three rows begin with, after the token that all texts start with."""
 SOME = ("t5", "bart", "whisper")
 """Positions that are a bias, positions that are added, and a source that is heard; all families
 draft trees."""

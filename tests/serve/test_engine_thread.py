@@ -75,7 +75,7 @@ def test_tokens_that_came_first_are_no_part_of_the_time_between_tokens(llm: LLM)
 def test_what_was_learned_is_written_when_nobody_waits(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind the last text of a batch, and when it has been delivered; and in the end."""
+    """After the last text of a batch, and when it has been delivered; and in the end."""
     jobs: list[Listener] = []
     settled: list[list[bool]] = []
     monkeypatch.setattr(

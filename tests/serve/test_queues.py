@@ -50,7 +50,7 @@ def test_texts_are_put_aside_and_stay_the_same(narrow: LLM, url: str) -> None:
 
 @pytest.mark.parametrize("keys", [("one", "two"), ()])
 def test_one_client_keeps_nobody_waiting(narrow: LLM, keys: tuple[str, ...]) -> None:
-    """Whoever has asked for twenty texts is behind another who asks for one."""
+    """Whoever has asked for twenty texts is after another who asks for one."""
 
     def ask(url: str, client: str, tokens: int) -> Any:
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "user": client}

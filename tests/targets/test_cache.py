@@ -25,7 +25,7 @@ def _inference() -> Iterator[None]:
 
 
 def place(cache: SlotCache, starts: Sequence[int], columns: int, first: int = 0) -> None:
-    """Begins a pass that feeds n columns behind each row's start."""
+    """Begins a pass that feeds n columns after each row's start."""
     cache.reserve(first, [start + columns for start in starts])
     cache.slots = PassSlots(
         cache.placement(first, len(starts)),

@@ -215,7 +215,7 @@ def cut_short() -> Any:
 REFUSED: list[tuple[Any, str]] = [
     ({"prompt": TEXT, "images": [picture(), picture()]}, "give one image for each place"),
     ({"prompt": "no place", "images": [picture()]}, r"refuses this prompt|no place for its images"),
-    ({"prompt": "ends with <image>", "images": [picture()]}, "put some text behind it"),
+    ({"prompt": "ends with <image>", "images": [picture()]}, "put some text after it"),
     ({"prompt": TEXT, "images": []}, "no image came with it"),
     (TEXT, "no image came with it"),
     ({"prompt": TEXT, "images": ["/no/such.png"]}, "No such file.*check its path"),

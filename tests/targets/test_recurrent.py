@@ -263,7 +263,7 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state(family: str) -> None:
 
 
 def test_a_text_behind_a_single_token_is_kept_too() -> None:
-    """Behind no token there is no state to go on from."""
+    """After no token there is no state to go on from."""
     llm = LLM(target("mamba2"), max_model_len=CONTEXT, enable_prefix_caching=True)
     (text,) = ids(llm.generate([[3]], greedy(24)))
     plain = decoder("mamba2")

@@ -106,7 +106,7 @@ def test_answers_in_parts_and_answers_without_text(
 
 
 class Templated(Tokens):
-    """Writes each message behind its role."""
+    """Writes each message after its role."""
 
     chat_template = "there is one"
 
@@ -125,7 +125,7 @@ class EndingTurns(Templated):
 
 
 def test_answers_end_as_the_target_ends_them(tmp_path: Path) -> None:
-    """Else a head learns that the end of a text comes behind an answer, which never does."""
+    """Else a head learns that the end of a text comes after an answer, which never does."""
     chats = [
         [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
         [

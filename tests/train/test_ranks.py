@@ -195,7 +195,7 @@ def test_a_place_counts_alike_whoever_reads_its_text() -> None:
         assert some.count() == int(learned.sum())
         mean = float(learned[:, :2].float().mean())
         assert float(some.share(where)) == pytest.approx(mean, abs=1e-8)
-    # Behind 3, 2, 4 and 4 of four tokens: 6.5 for two texts; behind 1, 0, 2 and 2 of the first two.
+    # After 3, 2, 4 and 4 of four tokens: 6.5 for two texts; after 1, 0, 2 and 2 of the first two.
     shared = lesson.of(own[:2], own)
     assert (shared.count(), float(shared.share(where))) == (6.5, 0.625)
 

@@ -58,7 +58,7 @@ def loaded() -> Loaded:
 
 @cache
 def text() -> Tensor:
-    """What the target writes greedily behind each prompt: text that can be learned by heart."""
+    """What the target writes greedily after each prompt: text that can be learned by heart."""
     found = LLM(target("llama"), max_num_seqs=16).generate(PROMPTS, greedy(BLOCK - 2))
     whole = [[*prompt, *out] for prompt, out in zip(PROMPTS, ids(found), strict=True)]
     return torch.tensor(whole)
@@ -88,7 +88,7 @@ def read_log(out: Path) -> list[dict[str, Any]]:
 def measured_length(llm: LLM, last: int) -> float:
     """Has the text written once more, and returns the mean acceptance length of the rounds that are
     simulated, too: those with a draft whose root is token ``last`` at the latest, so that the text
-    that was read goes on far enough behind it."""
+    that was read goes on far enough after it."""
     rounds: list[int] = []
 
     def see(trace: RoundTrace) -> None:
@@ -258,7 +258,7 @@ def test_patience_ends_a_run_at_the_report_itself_and_counts_over_sittings(
     monkeypatch.setattr(AcceptanceLength, "score", lambda *_: next(scores))
     begun = run(tmp_path, settings("medusa", 99))
     ended = begun.play(lambda progress: None, every=2, patience=2)
-    assert (ended.step, begun.step, begun.stale) == (8, 8, 2), "no step behind that report"
+    assert (ended.step, begun.step, begun.stale) == (8, 8, 2), "no step after that report"
     assert [entry["step"] for entry in read_log(tmp_path)] == [2, 4, 6, 8]
     again = run(tmp_path, settings("medusa", 99))
     monkeypatch.setattr(again, "learn", lambda step: pytest.fail("a step was made"))
@@ -372,7 +372,7 @@ def test_a_head_learns_from_what_the_target_has_written_only(method: str, tmp_pa
 
 
 def test_rounds_are_simulated_in_the_answers_only(tmp_path: Path) -> None:
-    """Behind its two prompt tokens, the target's greedy text is what is measured."""
+    """After its two prompt tokens, the target's greedy text is what is measured."""
     repeated = torch.cat([text(), text()])
     own = torch.ones_like(repeated, dtype=torch.bool)
     own[:, :2] = False

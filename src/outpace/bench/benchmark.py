@@ -22,7 +22,7 @@ from outpace.errors import ConfigError, PromptError
 
 
 class Broken(Exception):
-    """A setting failed behind others, which are here; its error is the ``__cause__``."""
+    """A setting failed after others, which are here; its error is the ``__cause__``."""
 
     def __init__(self, found: Sequence[MeasuredSetting]) -> None:
         super().__init__("a setting could not be measured")

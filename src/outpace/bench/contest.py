@@ -322,7 +322,7 @@ class BenchmarkPlan:
     max_tokens: int = 128
     to_end: bool = False
     """Whether a text ends where the target's own plain text does, if that is before
-    ``max_tokens``: what is written behind it repeats itself, and is drafted too easily."""
+    ``max_tokens``: what is written after it repeats itself, and is drafted too easily."""
     max_prompt_tokens: int = 512
     pace: Pace = field(default_factory=Pace)
     seed: int = 0

@@ -99,8 +99,8 @@ def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float
     tokens, weights, q = _candidates(proposal, row)
     count = tokens.shape[0]
     device = p.device
-    # The distributions behind x are not known for tokens other than the drafted one, and do not
-    # matter for the first token: the same distribution stands at the root and behind.
+    # The distributions after x are not known for tokens other than the drafted one, and do not
+    # matter for the first token: the same distribution stands at the root and after.
     probs = torch.stack([p[0], p[0]]).expand(count, -1, -1)
     distribution = Deterministic() if q is None else Sampled(q.expand(count, 1, -1))
     counts = torch.ones(count, dtype=torch.long, device=device)

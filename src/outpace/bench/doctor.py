@@ -34,7 +34,7 @@ REPEATS = 5
 
 @dataclass(frozen=True)
 class TextRound:
-    """One round of a text, behind the one that read its prompt."""
+    """One round of a text, after the one that read its prompt."""
 
     draft: PlayedDraft
     seconds: Seconds

@@ -211,7 +211,7 @@ def first_layers(model: Any, shape: ModelShape) -> Any:
 
 
 class LaterLayersScale:
-    """A factor on what the layers behind the drafter add, which leaves the weights as they are
+    """A factor on what the layers after the drafter add, which leaves the weights as they are
     until `fix`."""
 
     def __init__(self, model: Any, shape: ModelShape) -> None:

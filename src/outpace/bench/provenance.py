@@ -62,7 +62,7 @@ def printable_command(arguments: Sequence[str]) -> str:
 
 
 def _without_folders(argument: str) -> str:
-    """Returns an argument with its absolute paths cut, also behind ``--flag=`` and inside JSON."""
+    """Returns an argument with its absolute paths cut, also after ``--flag=`` and inside JSON."""
     flag, equals, value = argument.partition("=")
     if equals and flag.startswith("-"):
         return f"{flag}={_without_folders(value)}"

@@ -171,7 +171,7 @@ class SettingResult:
         each = f", {self.samples} texts of each" if self.samples > 1 else ""
         stopped = "" if self.stopped_of is None else f" (stopped, of {self.stopped_of})"
         if self.prompts == self.stopped_of:
-            stopped = " (stopped behind them)"
+            stopped = " (stopped after them)"
         return f"{self.prompts} prompts{stopped}{each}"
 
     @property

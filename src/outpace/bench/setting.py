@@ -176,7 +176,7 @@ class Work:
     """The prompts that there were to be, where Ctrl-C came before all of them."""
 
     def first(self, jobs: int) -> Work:
-        """Returns the first jobs of work that was stopped behind them."""
+        """Returns the first jobs of work that was stopped after them."""
         planned = sum(map(len, self.prompts))
         first, prompts = self.jobs[:jobs], self.prompts[:jobs]
         return replace(self, prompts=prompts, jobs=first, stopped_of=planned)

@@ -219,7 +219,7 @@ class Pair:
     shape: ModelShape
     options: PairOptions
     scale: float
-    """Factor on what the target's layers behind the drafter add."""
+    """Factor on what the target's layers after the drafter add."""
     measured: Agreement
     """Measured on other texts than the scale was chosen on."""
     target_parameters: int

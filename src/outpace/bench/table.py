@@ -89,7 +89,7 @@ def tasks_of(cell: SettingResult) -> list[str]:
 
 
 def by_task(cell: SettingResult) -> Table:
-    """Returns a header and rows: each method's speed-up on each task and, behind it, the tokens of
+    """Returns a header and rows: each method's speed-up on each task and, after it, the tokens of
     a pass. There are as many columns as there are methods or tasks, whichever are fewer."""
     shown = [method for method in cell.methods if method.speedup is not None]
     cells = [[_on(task, method) for task in method.tasks] for method in shown]

@@ -103,7 +103,7 @@ def acceptance_of(accepted: Sequence[int], drafted: Sequence[int]) -> float:
     >>> acceptance_of([50, 25], [100, 100])
     0.5
     """
-    # Behind the first position a token is judged if it was drafted and the one before accepted.
+    # After the first position a token is judged if it was drafted and the one before accepted.
     before = [*drafted[:1], *accepted]
     total = sum(min(pair) for pair in zip(drafted, before, strict=False))
     return sum(accepted) / total if total else 0.0

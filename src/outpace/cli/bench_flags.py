@@ -86,7 +86,7 @@ class ContestFlags(DraftFlags):
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Several ways to draft, with commas, or 'all': a row for each, behind those of "
+            help="Several ways to draft, with commas, or 'all': a row for each, after those of "
             "--speculative-config. --draft is the model of those that run one.",
         ),
     ] = None

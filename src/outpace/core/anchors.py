@@ -2,7 +2,7 @@
 
 Tokenizers of Llama 2's kind put a blank before every text, and drop the blank at the beginning of
 whatever they decode. So the token for " cat" alone decodes to "cat". WordPiece puts blanks between
-the tokens that it decodes. Where either is so, a text that goes on is decoded behind an anchor,
+the tokens that it decodes. Where either is so, a text that goes on is decoded after an anchor,
 some tokens that are always the same, and the anchor's text is cut off.
 """
 
@@ -28,7 +28,7 @@ def anchor_of(tokenizer: Any) -> tuple[int, ...]:
 
 
 def _dropping(tokenizer: Any, ids: list[int], word: str) -> tuple[int, ...]:
-    """Returns the tokens of the first of two words, if the blank behind it is dropped where the
+    """Returns the tokens of the first of two words, if the blank after it is dropped where the
     second word is decoded alone."""
     for place in range(1, len(ids)):
         if decoded(tokenizer, ids[:place]) == decoded(tokenizer, ids[place:]) == word:

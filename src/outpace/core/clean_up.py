@@ -57,7 +57,7 @@ class CleanUp:
         return bool(self._held)
 
     def feed(self, piece: str) -> str:
-        """Returns what is certain of the cleaned text, behind what was returned before."""
+        """Returns what is certain of the cleaned text, after what was returned before."""
         text = self._held + piece
         end = len(text)
         while end and not _splits(text[:end]):

@@ -38,7 +38,7 @@ class Detokenizer:
         behind: Sequence[int] = (),
         clean: Clean | None = None,
     ) -> None:
-        """behind: tokens that the sequence goes on from. Their text is left out. clean: what cleans
+        """after: tokens that the sequence goes on from. Their text is left out. clean: what cleans
         up the spaces of the tokenizer's texts (`outpace.core.clean_up.cleaner_of`)."""
         self._tokenizer = tokenizer
         self._skip = skip_special_tokens
@@ -134,7 +134,7 @@ class Detokenizer:
             alone = self._decode(own)
             if UNFINISHED in alone:
                 continue
-            # Behind itself, since a blank is dropped at the beginning of a text.
+            # After itself, since a blank is dropped at the beginning of a text.
             twice = self._decode([*own, *own])
             character = twice[len(alone) :]
             if character:

@@ -46,7 +46,7 @@ class AuxTokens:
 
     Either tokens or embeddings are fed, or states that are made in the pass. ``parents`` says what
     each of R columns follows: 0 is the root, 1..N are the drafted nodes, N + 1 is the first
-    auxiliary token; an auxiliary token sees its ancestors and itself and stands one position behind
+    auxiliary token; an auxiliary token sees its ancestors and itself and stands one position after
     its parent. ``enter``: the layer at which embeddings or states join; what the layers before it
     make of these columns is thrown away. ``made``: from what that layer is given of the root and
     the nodes, ``[B, M, H]``, to the auxiliary tokens' states ``[B, R, H]``.
@@ -65,10 +65,10 @@ class AuxTokens:
                 "auxiliary tokens are either tokens, or embeddings, or made in the pass"
             )
         if self.enter and self.tokens is not None:
-            raise ValueError("auxiliary tokens that enter behind the first layer are no tokens")
+            raise ValueError("auxiliary tokens that enter after the first layer are no tokens")
         if self.made is not None and not self.enter:
             raise ValueError(
-                "auxiliary tokens that are made in the pass enter behind the first layer"
+                "auxiliary tokens that are made in the pass enter after the first layer"
             )
 
     @property
@@ -81,8 +81,8 @@ class Precomputed:
     """The first columns of the coming pass, as the target's first layers have left them already.
 
     The drafter ran these layers over the pending tokens and the nodes of its chain, in order and
-    behind what is committed: their keys and values are in the slots where the pass would write
-    them. So the pass may begin behind these layers.
+    after what is committed: their keys and values are in the slots where the pass would write
+    them. So the pass may begin after these layers.
     """
 
     layers: int
@@ -205,7 +205,7 @@ class Needs:
 
 
 EndsAfter = Callable[[Tensor, Tensor], Tensor]
-"""Says behind which tokens a chain ends: from distributions before any argmax ``[B, V]`` and the
+"""Says after which tokens a chain ends: from distributions before any argmax ``[B, V]`` and the
 tokens ``[B]`` that were drawn from them, to bool ``[B]``. It is asked once for each token, in
 order. The token stays in the draft, and what is decided follows from tokens before the end, so that
 each follows its distribution (proved by enumeration for every rule: "stopping" in `outpace audit

@@ -60,7 +60,7 @@ class TextDecoder:
         return growing.text
 
     def token(self, token: int) -> str:
-        """Returns the text that a token, special or not, has inside a text, as behind itself: at
+        """Returns the text that a token, special or not, has inside a text, as after itself: at
         the beginning of a text some tokenizers drop its blank."""
         alone = decoded(self.tokenizer, [token])
         return decoded(self.tokenizer, [token, token])[len(alone) :]

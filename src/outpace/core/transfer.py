@@ -12,7 +12,7 @@ from torch import Tensor
 def to_device(values: Any, device: torch.device) -> Tensor:
     """Returns whole numbers, in lists, as an int64 tensor on the device.
 
-    On a GPU the copy is queued behind what runs there, and the host goes on: from ordinary memory
+    On a GPU the copy is queued after what runs there, and the host goes on: from ordinary memory
     it would wait for all of that first.
     """
     found = torch.tensor(values, dtype=torch.long)
@@ -29,7 +29,7 @@ def synchronise(device: torch.device) -> None:
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | None = None) -> Tensor:
     """Returns whole numbers, in rows of any lengths, as ``[B, width]`` on the device: 0 stands
-    behind the end of a row.
+    after the end of a row.
 
     width: None for the length of the longest row.
 

@@ -115,7 +115,7 @@ class Rows:
     route: Router | None = None
     """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
     last_ids: Sequence[Collection[int]] = ()
-    """By row, the tokens behind which its text ends. Empty: nothing is known of that."""
+    """By row, the tokens after which its text ends. Empty: nothing is known of that."""
     lengths: Sequence[int] = field(init=False)
     """Committed tokens of each row."""
 
@@ -150,7 +150,7 @@ class Rows:
         return [*prompt[start:], *output[:end]]
 
     def root(self, row: int) -> int:
-        """Returns the last committed token of a row, behind which drafts begin."""
+        """Returns the last committed token of a row, after which drafts begin."""
         return self.since(row, self.lengths[row] - 1)[0]
 
     def history_before(self) -> History:
@@ -275,7 +275,7 @@ class Drafter(ABC):
     pass_bytes: int = 0
     """Bytes of the weights that are read for one drafted level."""
     aux_per_node: int = 0
-    """Columns of its own that ride in the target's pass behind the root and each drafted node."""
+    """Columns of its own that ride in the target's pass after the root and each drafted node."""
     aux_per_row: int = 0
     """Columns of its own that ride in the target's pass in each row, however many nodes it has."""
     rides: bool = False
@@ -305,7 +305,7 @@ class Drafter(ABC):
     file: StateFile | None = None
     """Where what the controller learns of its `choices` is kept between runs."""
     asked_anywhere: bool = False
-    """Whether it may be asked in the middle of a round, behind some of the committed tokens: a
+    """Whether it may be asked in the middle of a round, after some of the committed tokens: a
     look-up that remembers nothing of its drafts, and of a text only what it has read."""
     joins_drafts: bool = False
     """Whether a draft of a row may be put together from, or chosen among, several that ended."""
@@ -365,7 +365,7 @@ class Drafter(ABC):
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
     ) -> Tensor | None:
         """Returns the distributions ``[B, T, V]`` that it would have drawn ``tokens`` [B, T] from,
-        one after another behind what is committed. wanted: in which rows, unless in all of them.
+        one after another after what is committed. wanted: in which rows, unless in all of them.
         Zeros stand in the others and where it cannot tell; None where there is no other row."""
         return None
 

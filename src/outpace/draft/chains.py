@@ -21,7 +21,7 @@ class Chains:
     rule ask.
 
     Greedy and coupled rows' tokens are given once the distribution is (`Deterministic`); all others
-    are sampled. A chain ends behind a token that would end the text, since nothing can follow
+    are sampled. A chain ends after a token that would end the text, since nothing can follow
     there. Nothing leaves another device than the CPU, where that is not looked at, unless the terms
     of the round or the drafter say where chains end.
     """
@@ -39,7 +39,7 @@ class Chains:
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows
-        self._ends_after: list[EndsAfter] = []  # all that may end a chain behind a token
+        self._ends_after: list[EndsAfter] = []  # all that may end a chain after a token
         if rows.terms.ends_after is not None:
             self._ends_after.append(rows.terms.ends_after(counts))
         if ends_after is not None:

@@ -61,7 +61,7 @@ class Growth:
         for level in range(1, self.depth + 1):
             best = distribution.topk(min(self.top_k, distribution.shape[-1]), -1)  # [B, W, k]
             found = found.joined(frontier, best.indices, best.values)
-            # A node behind as many better ones of its level cannot be in the tree, and if no node
+            # A node after as many better ones of its level cannot be in the tree, and if no node
             # of a level can, none that is deeper can.
             if level == self.depth or not found.newest_kept(wanted, best.values[0].numel()):
                 break

@@ -93,7 +93,7 @@ def probability(distribution: Tensor, token: Tensor) -> Tensor:
 
 
 def below(thresholds: Sequence[float]) -> EndsAfter:
-    """Returns what ends a chain behind a token less probable than its row's threshold."""
+    """Returns what ends a chain after a token less probable than its row's threshold."""
     return lambda distribution, token: (
         probability(distribution, token) < distribution.new_tensor(thresholds)
     )

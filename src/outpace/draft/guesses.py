@@ -16,7 +16,7 @@ from outpace.core.trees.tree import Tree
 class Guess:
     """The nodes that one row drafts: parents before children, elder siblings before younger ones.
 
-    Nodes count from 1, and 0 is the root: node n says ``tokens[n - 1]`` behind ``parents[n - 1]``.
+    Nodes count from 1, and 0 is the root: node n says ``tokens[n - 1]`` after ``parents[n - 1]``.
     """
 
     tokens: list[int] = field(default_factory=list)

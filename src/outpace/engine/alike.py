@@ -14,7 +14,7 @@ from outpace.errors import ConfigError
 from outpace.targets.base import Plan, PromptInputs, Target
 
 PROMPT, TOKENS = 20, 12
-"""Tokens that the trial's text begins with, and tokens behind them that are compared."""
+"""Tokens that the trial's text begins with, and tokens after them that are compared."""
 
 DRAFTED = 5
 """Tokens that are scored as a draft, at most."""
@@ -59,7 +59,7 @@ class _Trial:
         return (7 + 31 * row + 13 * at) % self._vocabulary
 
     def logits(self, rows: int, drafted: int) -> Tensor:
-        """Returns the logits ``[T, V]`` behind each token of the first text from the last one of
+        """Returns the logits ``[T, V]`` after each token of the first text from the last one of
         its prompt on, with n drafted ones in a pass, and n texts: the others have
         shorter prompts."""
         target = self._target
@@ -82,7 +82,7 @@ class _Trial:
         return torch.cat(found)
 
     def _scored(self, fed: Sequence[Sequence[int]]) -> Tensor:
-        """The logits behind the first text's tokens, of which the first is pending and the others
+        """The logits after the first text's tokens, of which the first is pending and the others
         are a draft that is accepted."""
         target, drafted = self._target, len(fed[0]) - 1
         nodes = to_device([row[1:] for row in fed], target.device).reshape(len(fed), drafted)

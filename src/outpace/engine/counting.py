@@ -19,7 +19,7 @@ def emit(
 ) -> list[int]:
     """Appends to each text; returns how many tokens each took before a stop condition.
 
-    Behind a node that left no token to go on with, nothing is the target's.
+    After a node that left no token to go on with, nothing is the target's.
     """
     emitted = []
     for row, (request, decision) in enumerate(zip(played, decisions, strict=True)):

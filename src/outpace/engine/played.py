@@ -28,7 +28,7 @@ class Played:
 
     def tell(self, drafter: Drafter) -> bool:
         """Returns whether a drafter has taken in the round. A row whose distributions it cannot
-        make ends with that error, behind the tokens of the round, which stay the target's."""
+        make ends with that error, after the tokens of the round, which stay the target's."""
         trace = self.trace
         news = Round(
             trace.proposal, self.verdict, trace.seconds, self.probs, self.scores.aux_logits

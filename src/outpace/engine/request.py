@@ -176,7 +176,7 @@ class Request:
 
     @property
     def last_ids(self) -> Sequence[int]:
-        """The tokens behind which the text ends."""
+        """The tokens after which the text ends."""
         eos_ids = () if self.params.ignore_eos else self.eos_ids
         return (*eos_ids, *self.params.stop_token_ids)
 

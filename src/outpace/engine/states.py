@@ -26,7 +26,7 @@ def deliver_round(
     decisions: Sequence[Decision],
 ) -> None:
     """Gives a drafter what it needs of a round: each row's tokens that were pending and the path
-    that was accepted behind them."""
+    that was accepted after them."""
     if not drafter.needs.states:
         return
     root = len(pending[0]) - 1

@@ -20,7 +20,7 @@ class StopStrings:
         self._include = include
 
     def find(self, text: str, begin: int) -> tuple[int, str] | None:
-        """Returns where to cut the text and why, if a stop string ends behind ``begin``.
+        """Returns where to cut the text and why, if a stop string ends after ``begin``.
 
         Of several, the one that ends first counts.
         """

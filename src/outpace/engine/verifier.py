@@ -68,7 +68,7 @@ class Verifier:
 
     def aux_tokens(self, proposal: Proposal) -> AuxTokens | None:
         """Returns what has to be scored besides the draft: the drafter's own columns and, for a
-        rule that wants it, the second copy of the draft behind the text."""
+        rule that wants it, the second copy of the draft after the text."""
         if self.rule.needs.second_pass is None:
             return proposal.aux_tokens
         if proposal.aux_tokens is not None:
@@ -118,7 +118,7 @@ class Verifier:
 
 
 def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
-    """The text behind each row's last valid node, then the draft again; the last token of the text
+    """The text after each row's last valid node, then the draft again; the last token of the text
     stands for the root."""
     rows, size = proposal.tokens.shape
     device = proposal.tokens.device

@@ -144,7 +144,7 @@ class Grammar(TokenMask):
     mask.
 
     ends: the tokens that end a text. They may follow where the grammar is complete, and nowhere
-    else: it may hold them inside of a text, as "any token" does, but nothing is written behind
+    else: it may hold them inside of a text, as "any token" does, but nothing is written after
     them.
     """
 

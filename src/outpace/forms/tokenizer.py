@@ -17,7 +17,7 @@ def with_token_numbers(grammar: str, words: Mapping[str, int], ends: Mapping[str
     words: the added tokens that are text. They get their numbers, since llguidance knows only
     special ones by name. ends: the tokens that end a text, by name. At the end of ``start`` they
     are left out, since a text ends there anyway; ``ParamsError`` where one stands elsewhere:
-    nothing is written behind it, so that the text would lack what the grammar goes on with.
+    nothing is written after it, so that the text would lack what the grammar goes on with.
     """
     last = _last_ends(grammar, ends)
 
@@ -29,7 +29,7 @@ def with_token_numbers(grammar: str, words: Mapping[str, int], ends: Mapping[str
         if _is_end(found[0], ends):
             raise ParamsError(
                 f"grammar names {found[0]}, which ends the text, elsewhere than at the end of "
-                "start, so that nothing would be written behind it: leave it out, since a text may "
+                "start, so that nothing would be written after it: leave it out, since a text may "
                 "end wherever its grammar is complete."
             )
         return f"<[{words[found[0]]}]>" if found[0] in words else found[0]

@@ -236,7 +236,7 @@ def check_template(tokenizer: Any, name: str, remedy: str = "use generate() inst
 
 
 def end_of_turn(tokenizer: Any, template: Any) -> tuple[int, str] | None:
-    """Returns the special token that a chat template writes behind an answer, and its text; None
+    """Returns the special token that a chat template writes after an answer, and its text; None
     where it writes none. template: a text, or whatever else the tokenizer's own one is."""
     rest = _behind_an_answer(tokenizer, template).lstrip()
     added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -246,7 +246,7 @@ def end_of_turn(tokenizer: Any, template: Any) -> tuple[int, str] | None:
 
 
 def _behind_an_answer(tokenizer: Any, template: Any) -> str:
-    """What a template writes behind the answer at the end of a chat; "" where it takes none."""
+    """What a template writes after the answer at the end of a chat; "" where it takes none."""
     asked = {"chat_template": template} if isinstance(template, str) else {}
     for in_parts in (False, True):  # some vision-language models take lists of parts only
         turns = [_turn("user", QUESTION, in_parts), _turn("assistant", ANSWER, in_parts)]

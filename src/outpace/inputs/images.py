@@ -246,7 +246,7 @@ class ImagePrompts:
                 "belongs."
             )
         if places and ids[-1] in self._placeholders:
-            raise PromptError("the prompt ends with an image: put some text behind it.")
+            raise PromptError("the prompt ends with an image: put some text after it.")
 
     def processed(
         self, text: str, images: Sequence[Any], files: bool = True, **options: Any

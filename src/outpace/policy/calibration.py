@@ -42,7 +42,7 @@ class Calibration:
 
     def with_draft(self, ranges: Sequence[int], accepted: int) -> Calibration:
         """Returns the counts with one draft more, of which the first ``accepted`` passed. What
-        stands behind the first rejection was not tested."""
+        stands after the first rejection was not tested."""
         tested, passed = list(self.tested), list(self.accepted)
         for place, each in enumerate(ranges[: accepted + 1]):
             tested[each] = tested[each] * self.memory + 1

@@ -238,7 +238,7 @@ class EngineThread:
         self.refuse()
         done = self._idle.wait(seconds) if self.alive else True
         self.end_all()
-        with self._lock:  # nobody hands over a job behind the last message
+        with self._lock:  # nobody hands over a job after the last message
             self._mailbox.put(None)
         if self.alive:
             self._thread.join()

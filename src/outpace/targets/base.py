@@ -44,7 +44,7 @@ class Media:
     """What the model is called with besides token ids, by the names of its arguments."""
     tokens: int
     """How many tokens the prompt with the images has. A text that joins the batch for a second time
-    has more; those behind the prompt are text alone."""
+    has more; those after the prompt are text alone."""
     pixels: Mapping[str, Any] | None = None
     """The same as another model with this processor takes it, where that is not ``inputs``: the
     target's own features are of no use to any other model."""
@@ -279,7 +279,7 @@ class Target(ABC):
     def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
         """Returns the logits ``[R, V]`` of auxiliary tokens of one text, read in one forward,
         without any cache. The auxiliary tokens' parents are numbered as if the text were a chain
-        behind its first token: 0 is that token, ``len(token_ids)`` the first auxiliary token."""
+        after its first token: 0 is that token, ``len(token_ids)`` the first auxiliary token."""
         raise NotImplementedError(
             f"{type(self).__name__} carries no auxiliary tokens without a cache."
         )
@@ -315,7 +315,7 @@ NOTHING = SubLayers()
 class View(ABC):
     """A target without some of its sub-layers, for drafting.
 
-    It reads what the target has cached and writes behind it, into slots that the next pass of the
+    It reads what the target has cached and writes after it, into slots that the next pass of the
     target overwrites. So it holds nothing from round to round.
     """
 

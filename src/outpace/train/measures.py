@@ -32,7 +32,7 @@ class Measure(ABC):
 
     @abstractmethod
     def score(self, hits: Tensor, own: Tensor | None = None) -> float:
-        """Returns the figure. own: ``[B, P]`` bool, behind which roots the target has written on,
+        """Returns the figure. own: ``[B, P]`` bool, after which roots the target has written on,
         if not after all."""
 
     @abstractmethod

@@ -378,7 +378,7 @@ class LayerSearch:
 
 
 def _check_begun(path: Path) -> None:
-    """Raises ``ValueError`` for a file that Optuna has not written: it would write behind it."""
+    """Raises ``ValueError`` for a file that Optuna has not written: it would write after it."""
     with path.open("rb") as file:
         begin = file.read(len(BEGIN))
     if begin and begin != BEGIN:
@@ -387,7 +387,7 @@ def _check_begun(path: Path) -> None:
 
 def _cut_half_a_line(path: Path) -> None:
     """Removes the last line of a study where it has no end, as after a crash or on a full disk.
-    Optuna would write behind it, and not read the study again."""
+    Optuna would write after it, and not read the study again."""
     with path.open("r+b") as file:
         content = file.read()
         end = content.rfind(b"\n") + 1

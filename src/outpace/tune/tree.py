@@ -153,7 +153,7 @@ class TreeTrials:
                 self._write(number, size)
         if not self._seconds[size]:
             raise ConfigError(
-                f"no round behind the first one of a text has drafted all {size} nodes of a tree, "
+                f"no round after the first one of a text has drafted all {size} nodes of a tree, "
                 "so that nothing was learned: give shorter prompts or more --max-tokens, or look "
                 "for a smaller tree with --nodes and --levels."
             )

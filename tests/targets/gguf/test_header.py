@@ -115,7 +115,7 @@ def at(place: int, form: str, value: int) -> Callable[[bytes], bytes]:
 
 
 def after(text: str, skip: int, form: str, value: int) -> Callable[[bytes], bytes]:
-    """Changes a number behind the first place where a text stands."""
+    """Changes a number after the first place where a text stands."""
 
     def change(data: bytes) -> bytes:
         return at(data.index(text.encode()) + len(text) + skip, form, value)(data)
@@ -137,9 +137,9 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "lists in a list": (after("ggml.token_type", 4, "<I", 9), "of the unknown type 9"),
     "dimensions": (after("output_norm.weight", 0, "<I", 1 << 31), "has 2147483648 dimensions"),
     "no dimensions": (after("output_norm.weight", 0, "<I", 0), "has 0 dimensions"),
-    "shape": (after("output_norm.weight", 4, "<Q", HUGE), "would end behind the end"),
+    "shape": (after("output_norm.weight", 4, "<Q", HUGE), "would end after the end"),
     "empty shape": (after("output_norm.weight", 4, "<Q", 0), "has the shape (0,)"),
-    "offset": (after("output_norm.weight", 16, "<Q", HUGE), "would end behind the end"),
+    "offset": (after("output_norm.weight", 16, "<Q", HUGE), "would end after the end"),
     "odd offset": (after("output_norm.weight", 16, "<Q", 3), "lies where none can"),
     "overlap": (after("output_norm.weight", 16, "<Q", 0), "lies where none can"),
     "unknown kind": (after("output_norm.weight", 12, "<I", 99), "does not know (number 99"),

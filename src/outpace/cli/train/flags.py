@@ -48,7 +48,7 @@ class TextFlags:
         bool,
         _option(
             "--self-distill",
-            "Learn from what the target itself writes behind the prompts in --data; without "
+            "Learn from what the target itself writes after the prompts in --data; without "
             "--data, from nothing.",
             TEXT,
         ),

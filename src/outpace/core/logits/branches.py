@@ -1,4 +1,4 @@
-"""The drafted tokens behind which a distribution is asked for."""
+"""The drafted tokens after which a distribution is asked for."""
 
 from __future__ import annotations
 

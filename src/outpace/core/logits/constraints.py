@@ -66,7 +66,7 @@ class Constraints:
         self._end_ids = [token for token in options.end_ids if token in range(vocabulary)]
         bad_words = [word for word in options.bad_words_ids if word[-1] < vocabulary]
         self._bad_tokens = torch.tensor([word[0] for word in bad_words if len(word) == 1])
-        # By the token before the last one, so that few are looked at behind each node.
+        # By the token before the last one, so that few are looked at after each node.
         self._bad_words: dict[int, list[tuple[int, ...]]] = {}
         for word in bad_words:
             if len(word) > 1:
@@ -150,7 +150,7 @@ class Constraints:
         faults: dict[int, RowFault] | None,
     ) -> Tensor:
         """What the mask allows. One that fails is asked again node by node, since the text may
-        never come to the node at which it does. Nor does it come behind that node."""
+        never come to the node at which it does. Nor does it come after that node."""
         try:
             return mask.allowed(output, paths)
         except Exception as error:

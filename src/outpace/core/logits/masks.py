@@ -21,6 +21,6 @@ class TokenMask(ABC):
         """Returns ``[M, V]`` bool on the host: what may follow each node.
 
         output: the committed tokens of the text, without its prompt; paths: the drafted tokens that
-        lead to each of M nodes. Behind a token that it forbids, a mask allows nothing. Where it
+        lead to each of M nodes. After a token that it forbids, a mask allows nothing. Where it
         raises an exception it must be able to answer for other texts afterwards.
         """

@@ -31,7 +31,7 @@ class TokenCounts:
         self._different: list[dict[int, None]] = [{} for _ in range(rows)]
         """The tokens of each row, in the order in which they first occur."""
         self._listed = torch.zeros(rows, 0, dtype=torch.long, device=device)
-        """The same ``[B, U]``, 0 behind the end of a row, with room for those to come."""
+        """The same ``[B, U]``, 0 after the end of a row, with room for those to come."""
         self._texts: list[Sequence[int] | None] = [None] * rows
         self._last: list[tuple[int, int]] = [(0, -1)] * rows  # counted, and the last token of them
 

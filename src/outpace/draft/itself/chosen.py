@@ -103,7 +103,7 @@ def _are_layers(given: Any) -> bool:
 
 
 def evenly(count: int) -> SubLayers:
-    """Returns a guess for a model of n layers: every second attention part behind the first
+    """Returns a guess for a model of n layers: every second attention part after the first
     quarter, and every fourth MLP. Attention can be missed sooner than MLPs, and later layers sooner
     than early ones (Draft & Verify, figure 4)."""
     later = range(max(1, count // 4), min(count, max(2, count - 1)))

@@ -26,7 +26,7 @@ class EarlyExitOptions:
     exit_layer: Any = needed("How many of the first layers draft.")
     draft_exit: Any = option(
         None,
-        "Drafting stops behind a token with a lower probability than this; 'adaptive': a threshold "
+        "Drafting stops after a token with a lower probability than this; 'adaptive': a threshold "
         "that follows what is accepted; null: only at the budget.",
     )
 
@@ -41,7 +41,7 @@ class EarlyExitOptions:
 
 
 class EarlyExit(PartialDrafter):
-    """Drafts with the first layers, and norm and head of the target behind them.
+    """Drafts with the first layers, and norm and head of the target after them.
 
     The target's pass goes on from where they ended, so that no layer is computed twice: their keys
     and values stay, and their hidden states travel with the proposal.

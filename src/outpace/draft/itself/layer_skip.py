@@ -32,7 +32,7 @@ class LayerSkipOptions:
     )
     draft_exit: Any = option(
         "adaptive",
-        "Drafting stops behind a token with a lower probability than this; 'adaptive': a threshold "
+        "Drafting stops after a token with a lower probability than this; 'adaptive': a threshold "
         "that follows what is accepted; null: only at the budget.",
     )
 
@@ -79,5 +79,5 @@ class LayerSkip(PartialDrafter):
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        # The first layer's, so that what is written behind it is not what the target writes there.
+        # The first layer's, so that what is written after it is not what the target writes there.
         return {"layers": {"attention": [], "mlp": [0]}, "draft_exit": 0.05}

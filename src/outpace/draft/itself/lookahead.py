@@ -56,7 +56,7 @@ class LookaheadOptions:
 class _Window:
     """Guesses for the next positions of one row, in W columns and N - 1 levels.
 
-    The token of level l in column j stands l + j positions behind the next token. A level holds
+    The token of level l in column j stands l + j positions after the next token. A level holds
     what the target says after the level below it: each is one Jacobi iteration further.
     """
 
@@ -193,7 +193,7 @@ class LookaheadDrafter(Drafter):
         return merged(map(Guess.chain, known), budget)
 
     def _parents(self, drafted: int) -> list[int]:
-        """What each auxiliary token follows: the lowest level is a chain behind the root, and every
+        """What each auxiliary token follows: the lowest level is a chain after the root, and every
         other token follows the one below it in its column."""
         first = drafted + 1
         chain = [0, *range(first, first + self.width - 1)]

@@ -31,7 +31,7 @@ class Ending:
 class PartialDrafter(Drafter):
     """Draws a chain from a part of the target, over the target's own weights and slots.
 
-    What the part writes lies behind what is committed, where the target's next pass writes before
+    What the part writes lies after what is committed, where the target's next pass writes before
     it reads. So nothing of it is ever seen, and nothing has to be rolled back.
     """
 

@@ -3,7 +3,7 @@
 A folder with a description and three arrays, which are mapped into memory and not read whole:
 
     datastore.json   sizes, checksums, and which tokenizer the tokens are of
-    tokens.bin       all texts, a separator behind each
+    tokens.bin       all texts, a separator after each
     order.bin        the places of the tokens, sorted by what stands there
     starts.bin       for each token, where in that order its places begin
 """

@@ -27,10 +27,10 @@ class GrowingText:
         return self.occurrences.tokens(end - min(count, len(self.occurrences)), end)
 
     def output(self) -> list[int]:
-        """Returns the tokens behind the prompt."""
+        """Returns the tokens after the prompt."""
         return self.last(max(0, len(self.occurrences) - self.prompt))
 
     @property
     def begin_of_output(self) -> int:
-        """The place of the first token behind the prompt."""
+        """The place of the first token after the prompt."""
         return self.occurrences.end - len(self.occurrences) + self.prompt

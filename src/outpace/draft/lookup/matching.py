@@ -15,7 +15,7 @@ DEEPEST = 64
 
 @dataclass(frozen=True, kw_only=True)
 class MatchOptions:
-    """How long matches are, and how sure a token must be to be drafted behind them."""
+    """How long matches are, and how sure a token must be to be drafted after them."""
 
     deepest: ClassVar[int] = DEEPEST
     """Tokens of the longest match that can be found."""

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 NOTHING = -1
-"""Stands between texts and behind the last one; no token is equal to it."""
+"""Stands between texts and after the last one; no token is equal to it."""
 
 LOOKED_AT = 2048
 """Latest places of a token that a look-up compares. It bounds what a look-up can cost, and only
 the most frequent tokens of long texts stand in more places."""
 
 MARGIN = 256
-"""Entries behind the last token that can be read: the longest continuation."""
+"""Entries after the last token that can be read: the longest continuation."""
 
 
 class Occurrences:

@@ -46,7 +46,7 @@ its logits are gone."""
 
 
 LISTENS = 32
-"""Tokens that must fit behind a text for `DraftModel.probs_of`: more are hardly ever committed at
+"""Tokens that must fit after a text for `DraftModel.probs_of`: more are hardly ever committed at
 once."""
 
 
@@ -277,7 +277,7 @@ class DraftModel(Drafter):
         live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
         if not any(live):
             return None
-        # Behind a token that it does not have its distributions mean nothing.
+        # After a token that it does not have its distributions mean nothing.
         fed = tokens[:, :-1].clamp(max=self._own_size - 1)
         listed = zip(fed.tolist(), live, strict=True)
         logits = self._read(live, [row if on else [] for row, on in listed])
@@ -328,7 +328,7 @@ class DraftModel(Drafter):
 
     def _make_room(self, row: int, length: int) -> None:
         """Moves the window of a row, if its context is too short for a text of this length and a
-        draft behind it. Positions count from the window's beginning. A prompt with images has no
+        draft after it. Positions count from the window's beginning. A prompt with images has no
         windows: from then on it is read without them."""
         begin = begin_of(length, self.runner.max_length)
         if begin and self._looking.close(row):
@@ -372,7 +372,7 @@ class DraftModel(Drafter):
         return self._read(live, [[] for _ in live])[:, 0]
 
     def _read(self, live: Sequence[bool], guesses: Sequence[Sequence[int]]) -> Tensor:
-        """Feeds what each live row has committed since, and guesses behind it; returns the logits
+        """Feeds what each live row has committed since, and guesses after it; returns the logits
         ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
         and do not count as cached."""
         return self._feed(live, guesses, {})[0]

@@ -30,7 +30,7 @@ class Looking:
     def begin(self, info: RowInfo, text: Callable[[bool], OwnText]) -> OwnText:
         """Adds a row and returns its text as the model reads it.
 
-        text: makes the text of the target's tokens, told whether these go on behind a prompt that
+        text: makes the text of the target's tokens, told whether these go on after a prompt that
         is shown.
         """
         row, twin = len(self._prompts), info.forked_from

@@ -129,9 +129,7 @@ class Sight:
         ends = not prompt.token_ids or prompt.token_ids[-1] in self.own_placeholders
         if not ends:
             return prompt
-        text = (
-            f"{self._drafter.name} knows no token behind the last image of this prompt: {REMEDY}."
-        )
+        text = f"{self._drafter.name} knows no token after the last image of this prompt: {REMEDY}."
         return self._refused(prompt, PromptError(text))
 
     def _refused(self, prompt: ShownPrompt, error: PromptError) -> ShownPrompt | None:

@@ -17,7 +17,7 @@ LONGEST = 512
 """From this length on a part of the tail is settled."""
 
 ANCHORS = ("\n", ".", "a")
-"""What a continuation is tokenised behind, one after the other until the anchor's own tokens come
+"""What a continuation is tokenised after, one after the other until the anchor's own tokens come
 out first: at the beginning of a text, tokenizers add spaces or tokens of their own."""
 
 
@@ -30,7 +30,7 @@ class Translation(OwnText):
     """
 
     def __init__(self, target: Any, own: Any, goes_on: bool = False) -> None:
-        """target, own: the tokenizers. goes_on: whether it stands behind another text."""
+        """target, own: the tokenizers. goes_on: whether it stands after another text."""
         self._goes_on = goes_on
         self._detokenizer = Detokenizer(target, clean=cleaner_of(target))
         self._own = own
@@ -83,7 +83,7 @@ def beginning(tokenizer: Any, text: str) -> list[int]:
 
 
 def continuation(tokenizer: Any, text: str) -> list[int]:
-    """Returns the tokens of a text that goes on behind another."""
+    """Returns the tokens of a text that goes on after another."""
     if not text:
         return []
     for anchor in ANCHORS:

@@ -69,7 +69,7 @@ class UsualTokens:
         self._needed = needed if len(some) == len(self._others) else None
 
     def _others_of(self, text: Sequence[int]) -> frozenset[int] | None:
-        """The rare tokens that are drafted behind a text; None for all of them."""
+        """The rare tokens that are drafted after a text; None for all of them."""
         if sum(token >= self.first for token in text[-RECENT:]) > RARE:
             return None
         had = dict.fromkeys(token for token in reversed(text[-HELD:]) if token >= self.first)

@@ -48,7 +48,7 @@ class Trace:
             self._keep(self._size // 2)
 
     def note(self, back: int, top_tokens: Tensor, top_chances: Tensor) -> None:
-        """Takes the distribution behind a token, counted from the end: 1 is the last."""
+        """Takes the distribution after a token, counted from the end: 1 is the last."""
         self._prompt = False
         self._top[len(self._tokens) - back] = (top_tokens, top_chances)
 
@@ -81,7 +81,7 @@ class Trace:
 
 
 def lesson(windows: Sequence[Window], size: int, device: torch.device) -> Batch:
-    """Returns windows as one lesson of texts of ``size`` tokens. Behind a shorter one stands what
+    """Returns windows as one lesson of texts of ``size`` tokens. After a shorter one stands what
     nothing is learned from."""
     shape = (len(windows), size)
     tokens = torch.zeros(shape, dtype=torch.long)

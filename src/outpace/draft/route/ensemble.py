@@ -1,7 +1,7 @@
 """Several drafters at once.
 
 precedence: Saxena 2023 and SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) with a model
-behind. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun et al. 2023, arXiv
+after. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun et al. 2023, arXiv
 2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.15678), Smurfs.
 """
 
@@ -227,7 +227,7 @@ def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:
 
 
 def _of_one_distribution(configs: Sequence[Mapping[str, Any]], children: Sequence[Drafter]) -> bool:
-    """Whether children draw behind the same text from the same distribution: equal draft models
+    """Whether children draw after the same text from the same distribution: equal draft models
     that learn nothing. Of two that learn, or choose among others, each goes its own way."""
     fixed = all(type(child) is DraftModel for child in children)
     learning = any(config.get("online") is not None for config in configs)

@@ -43,7 +43,7 @@ class Committed:
     def of_draft(self, asked: Asked, row: int) -> list[float]:
         """Returns, for each committed token, the chance that what a child drafted was accepted
         there: the overlap of the distributions where it was sampled, else whether it was the token.
-        Behind the first token that was another one, or the end of the draft, nothing was drafted:
+        After the first token that was another one, or the end of the draft, nothing was drafted:
         0."""
         nodes, tokens = asked.nodes[row], self.tokens[row]
         path = nodes.follow(tokens)

@@ -42,7 +42,7 @@ class Group:
         return not self.beams
 
     def tokens_of(self, beam: Beam) -> list[int]:
-        """Returns the tokens of the prompt and of what was written behind it."""
+        """Returns the tokens of the prompt and of what was written after it."""
         return [*self.request.prompt_ids, *beam.output_ids]
 
     def fail(self, error: Exception) -> None:

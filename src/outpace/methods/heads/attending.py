@@ -2,7 +2,7 @@
 
 Such a head is a small decoder over entries. Entry i of a text joins the guide of token i, which is
 what the head makes of the target's states there, with token i + 1, and says something about token
-i + 2. Behind the text, where the target has not been, the head's own output takes the place of the
+i + 2. After the text, where the target has not been, the head's own output takes the place of the
 guide. Each entry attends over those before it, so that keys and values of a text are kept.
 """
 

@@ -65,7 +65,7 @@ class Eagle3(AttendingHead):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Behind two layers, in the middle, and three before the end. Where that does not make
+        """After two layers, in the middle, and three before the end. Where that does not make
         three places, a third and two thirds of the way up, and what the target's head reads."""
         count = self.target.layers
         if self._reads:

@@ -149,7 +149,7 @@ class _Kept:
 class LyannaDrafter(StepHeadDrafter):
     """Drafts with a `Lyanna` head.
 
-    After a mismatch the states behind it are kept, and the next draft is made from them without
+    After a mismatch the states after it are kept, and the next draft is made from them without
     computing any, as long as they last and ``reuse`` allows it. A text that has to follow from its
     own history alone always begins anew: where rounds ended is no part of it.
     """

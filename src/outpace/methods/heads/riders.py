@@ -60,7 +60,7 @@ class AuxHead(Head):
     def aux_tokens(self, behind: Tensor, first: int, rows: int) -> AuxTokens:
         """Returns the columns after P nodes, the same in all rows.
 
-        behind: ``[P]``, their numbers (0 is the root). first: the number of the first column.
+        after: ``[P]``, their numbers (0 is the root). first: the number of the first column.
         """
         places, depths = len(behind), self.config.depths
         number = first + torch.arange(places * depths, device=behind.device).view(places, depths)

@@ -25,7 +25,7 @@ class Finds:
         self._sure = {request: each for request, each in sure.items() if each}
 
     def chances(self, request: DraftingRow) -> list[float] | None:
-        """Returns the chance of each token that was found for a row to be accepted behind those
+        """Returns the chance of each token that was found for a row to be accepted after those
         before it; None if the look-up does not say how sure it is."""
         if request not in self._sure:
             return None

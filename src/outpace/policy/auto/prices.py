@@ -43,7 +43,7 @@ class Prices:
     @classmethod
     def nominal(cls, drafter: int, target: int, device: str, aux_tokens: int = 0) -> Prices:
         """Returns the prices for bytes of weights that a pass of each reads; drafter: 0 for one
-        that is no model. device: its kind. aux_tokens: columns behind the root and each node.
+        that is no model. device: its kind. aux_tokens: columns after the root and each node.
 
         A measured time would be another one on every machine and in every run.
         """

@@ -17,10 +17,10 @@ from outpace.policy.calibration import Calibration, Confidences
 from outpace.policy.row import DraftingRow
 
 GOES_ON = 0.9
-"""The chance that a chain goes on behind its first token, before anything is known."""
+"""The chance that a chain goes on after its first token, before anything is known."""
 
 NEXT, NEXT_WEIGHT = 0.8, 8.0
-"""The chance that a token is accepted behind accepted ones, before anything is known, and the
+"""The chance that a token is accepted after accepted ones, before anything is known, and the
 weight of that in observed tokens."""
 
 AHEAD = 3
@@ -118,7 +118,7 @@ class Stopping:
 
         return ends
 
-    # -- behind a round ------------------------------------------------------------------------
+    # -- after a round ------------------------------------------------------------------------
 
     def learn(self, request: DraftingRow, own: Counts, outcome: Outcome) -> Trail:
         """Learns from what became of a chain; returns it for those who learn how far drafts get: a

@@ -146,7 +146,7 @@ class LengthPolicy(Controller):
 
 
 class StoppingPolicy(LengthPolicy):
-    """Ends a chain behind a token, which stays in the draft, by the distributions and tokens so
+    """Ends a chain after a token, which stays in the draft, by the distributions and tokens so
     far."""
 
     stops: ClassVar[bool] = True

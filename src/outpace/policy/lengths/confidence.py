@@ -1,4 +1,4 @@
-"""A chain ends behind a token that the drafter itself finds unlikely.
+"""A chain ends after a token that the drafter itself finds unlikely.
 
 ``assistant_confidence_threshold`` of transformers; Mamou et al. 2024, "Dynamic speculation
 lookahead" (arXiv 2405.04304).
@@ -28,7 +28,7 @@ class ConfidenceOptions:
 
 
 class Confidence(StoppingPolicy):
-    """Ends a chain behind a token that has less than ``threshold`` in the drafter's distribution.
+    """Ends a chain after a token that has less than ``threshold`` in the drafter's distribution.
 
     The token stays in the draft: dropping it would be a choice made after it was drawn, and what is
     left would not follow the drafter's distribution any more.

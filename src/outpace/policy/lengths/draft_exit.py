@@ -40,7 +40,7 @@ class DraftExitOptions:
 
 
 class DraftExit(StoppingPolicy):
-    """Ends a chain behind a token that has less than a threshold in the drafter's distribution, and
+    """Ends a chain after a token that has less than a threshold in the drafter's distribution, and
     moves the threshold towards a wanted acceptance rate:
 
         rate      <- beta_1 rate + (1 - beta_1) accepted / drafted

@@ -109,12 +109,12 @@ class ToolParser:
         return True
 
     def _give_up(self, found: list[str | ToolCall]) -> None:
-        """Says the tag with which the held text begins. Behind it, another call may begin."""
+        """Says the tag with which the held text begins. After it, another call may begin."""
         self._say(BEGIN, found)
         self._held, self._object = self._held[len(BEGIN) :], None
 
     def _say(self, text: str, found: list[str | ToolCall]) -> None:
-        if self._called_last:  # blanks behind a call only separate it from what follows
+        if self._called_last:  # blanks after a call only separate it from what follows
             text = text.lstrip()
         if text:
             self._called_last = False
@@ -236,7 +236,7 @@ def _members(text: str) -> dict[str, tuple[Any, str]]:
 
 
 def _behind(text: str, at: int, mark: str = "") -> int:
-    """Returns where a text goes on behind a mark, and the blanks before and after it."""
+    """Returns where a text goes on after a mark, and the blanks before and after it."""
     blanks = _BLANKS.match(text, at)
     at = blanks.end() if blanks else at
     if not text.startswith(mark, at):

@@ -151,7 +151,7 @@ class Prepared:
 
 
 class Ending(NamedTuple):
-    """What a pass computes behind its last layer."""
+    """What a pass computes after its last layer."""
 
     heads: ctypes.Array[Part] | None
     """The parts of the head; None: no logits are wanted."""

@@ -254,7 +254,7 @@ class SlotCache(Cache):
         return max((extent.size for extent in self._extents), default=0)
 
     def admit(self, count: int) -> None:
-        """Adds ``count`` rows behind the others. They have no slots yet: see `reserve`."""
+        """Adds ``count`` rows after the others. They have no slots yet: see `reserve`."""
         if len(self._extents) + count > self.rows:
             raise AssertionError(f"{len(self._extents)} + {count} rows in a cache of {self.rows}")
         self._extents += [NO_SLOTS] * count

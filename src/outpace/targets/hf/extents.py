@@ -30,7 +30,7 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The slot behind the last one."""
+        """The slot after the last one."""
         return self.first + self.size
 
 

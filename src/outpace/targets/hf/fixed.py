@@ -195,7 +195,7 @@ class FixedPasses:
         rows, columns = tokens.shape
         shape = self._shape(rows, width, lengths)
         more = shape.rows - rows
-        # A row that waits is padded behind what it has cached, which is overwritten later.
+        # A row that waits is padded after what it has cached, which is overwritten later.
         starts, shifts = ([*of, *[0] * shape.rows][: shape.rows] for of in (lengths, offsets))
         inputs = [pad(tokens, (0, width - columns, 0, more)), to_device(starts, self._device)]
         shifted = to_device(shifts, self._device) if any(shifts) else torch.zeros_like(inputs[1])
@@ -268,7 +268,7 @@ class FixedPasses:
         ``[A, T, H]`` of each layer, with nothing decided on the host but shapes: what a
         `StepRunner` may repeat, as long as the shape's key is the same.
 
-        tokens: ``[A, T]``, fed behind ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
+        tokens: ``[A, T]``, fed after ``starts`` ``[A]``; offsets: ``[A, 1]``, of their positions;
         parents: of those after the pending ones, if they make a tree.
         """
         columns, slots = shape.columns, shape.slots

@@ -22,7 +22,7 @@ class SavedText:
     slots: Sequence[Tensor] = ()
     """Its part of each buffer, ``[H, T, D]``."""
     states: Mapping[int, Mapping[Any, Tensor]] | None = None
-    """The model's states behind some slots, by slot, where it keeps any. Only behind these can
+    """The model's states after some slots, by slot, where it keeps any. Only after these can
     another text go on."""
 
     @property

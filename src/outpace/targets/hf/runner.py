@@ -208,7 +208,7 @@ class Runner:
 
     def reach(self, row: int, length: int) -> int:
         """Returns the greatest length up to ``length`` at which a row can go on from what it has
-        cached: any, but where a state is kept behind some tokens only."""
+        cached: any, but where a state is kept after some tokens only."""
         return self.cache.reach(row, min(length, self.lengths[row]))
 
     def pin(self, row: int, length: int) -> None:

@@ -213,7 +213,7 @@ class HFTarget(Target):
     def _fit_the_first_pass(self, token_budget: int) -> bool:
         """Whether all rows have as much left to read, and little enough, that the pass of their
         first round can read it: one pass less before the first token."""
-        if self.invariance is not None:  # a draft behind a prompt gives the pass another shape
+        if self.invariance is not None:  # a draft after a prompt gives the pass another shape
             return False
         if self._readable < self.active or any(row.images is not None for row in self._rows):
             return False
@@ -297,9 +297,9 @@ class HFTarget(Target):
 
     @torch.inference_mode()
     def _score_with_aux(self, plan: Plan, tokens: Tensor, aux_tokens: AuxTokens) -> Scores:
-        """Scores a draft and the auxiliary tokens behind it in one pass."""
+        """Scores a draft and the auxiliary tokens after it in one pass."""
         if aux_tokens.enter or aux_tokens.made is not None:
-            self._check_layers("let drafts join it behind one of its layers")
+            self._check_layers("let drafts join it after one of its layers")
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
         with boarding(self.model, tokens, nodes, aux_tokens) as (all_tokens, options):
             if aux_tokens.enter:  # they change the model for this pass: it is run as it comes

@@ -264,14 +264,14 @@ def _fault(model: nn.Module, tolerance: float) -> str | None:
     if off <= tolerance:
         return None
     return (
-        "drafted tokens behind cached ones get other logits than the same tokens in a text: it "
+        "drafted tokens after cached ones get other logits than the same tokens in a text: it "
         "ignores the mask or the positions that it is given"
     )
 
 
 def _unpadded(model: Any, count: int, first: int) -> list[int]:
     """A text without padding: M2M100 gives padding no position of its own, and then counts the
-    tokens behind it otherwise with a cache than without."""
+    tokens after it otherwise with a cache than without."""
     padding = model.config.pad_token_id
     found = [token for token in some_tokens(model, count + 1, first) if token != padding]
     return found[:count]
@@ -334,7 +334,7 @@ def _why_decoder_fails(model: nn.Module) -> str:
             "its decoder cannot write from token ids and the states of its encoder alone (it needs "
             "another input)"
         )
-    return "its decoder cannot read several drafted tokens behind cached ones"
+    return "its decoder cannot read several drafted tokens after cached ones"
 
 
 # -- what is wrong with a model --------------------------------------------------------------------
@@ -348,7 +348,7 @@ def _why_it_fails(model: nn.Module, error: Exception) -> str:
     error: the one that it has raised in a round.
     """
     if "view size is not compatible" in str(error):
-        return "it reads the keys of several rows only where they lie one behind the other"
+        return "it reads the keys of several rows only where they lie one after the other"
     ids, positions, mask = some_tokens(model, _SHORT), _positions(model), _causal(model)
     needed: tuple[tuple[dict[str, Tensor], str], ...] = (
         ({}, _unread_alone(model)),
@@ -411,7 +411,7 @@ def _why_other_logits(model: nn.Module) -> str:
         return "it does not count the positions of a text from 0"
     if torch.equal(read_plainly(model, ids, position_ids=positions * 2), plain):
         return "it ignores the position_ids that it is given"
-    return "it reads drafted tokens behind cached ones otherwise than the same tokens in a text"
+    return "it reads drafted tokens after cached ones otherwise than the same tokens in a text"
 
 
 def _positions(model: nn.Module) -> Tensor:

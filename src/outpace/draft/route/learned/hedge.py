@@ -266,7 +266,7 @@ class Hedge(Learning[Leader]):
         self, number: int, asked: Asked | None, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """Whether a look-up would have said each committed token, by row. A round of its own ends
-        with the token that it did not foresee, behind which it is asked again."""
+        with the token that it did not foresee, after which it is asked again."""
         before, texts = rows.history_before(), committed.tokens
         every = range(len(rows))
         said: list[list[float]] = [[] for _ in every]
@@ -353,7 +353,7 @@ class Hedge(Learning[Leader]):
 
     @staticmethod
     def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:
-        """Nothing is known of the token behind a draft that was accepted whole: the mean of the
+        """Nothing is known of the token after a draft that was accepted whole: the mean of the
         others stands in."""
         length = len(asked.nodes[row])
         if length < len(chances) and all(chances[:length]):

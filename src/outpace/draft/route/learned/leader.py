@@ -40,7 +40,7 @@ class Shadow:
 
     def ended(self, chance: float) -> float:
         """Returns the rounds that end with the next token of the text. chance: that a draft which
-        comes to this token says it; behind a whole draft, it is the round's extra token."""
+        comes to this token says it; after a whole draft, it is the round's extra token."""
         *drafting, whole = self.begun
         ended = whole + (1 - chance) * sum(drafting)
         self.begun = [ended, *(chance * share for share in drafting)]

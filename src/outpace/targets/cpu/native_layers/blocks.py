@@ -35,7 +35,7 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
     def __init__(
         self, library: Native, blocks: Blocks, bias: Any = None, inputs: int | None = None
     ) -> None:
-        """inputs: K, if rows of blocks are filled up with zeros behind it."""
+        """inputs: K, if rows of blocks are filled up with zeros after it."""
         inputs = blocks.inputs if inputs is None else inputs
         super().__init__(library, blocks.outputs, inputs)
         self.shape = BlockShape(blocks.kind, blocks.outputs, inputs)

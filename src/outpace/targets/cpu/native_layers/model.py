@@ -104,7 +104,7 @@ class NativeModel:
         **rest: Any,
     ) -> Any:
         """Returns the model's output, with logits ``[A, keep, V]``. joining: states that join
-        behind one of its first layers. subset: the tokens whose logits are needed; unset: all.
+        after one of its first layers. subset: the tokens whose logits are needed; unset: all.
         Where only the first ones are, ``[A, keep, V']``, with maybe more of them than asked
         for."""
         read = input_ids if inputs_embeds is None else inputs_embeds
@@ -176,7 +176,7 @@ class NativeModel:
         keep: int | Tensor,
         subset: VocabularySubset | None = None,
     ) -> Tensor:
-        """Returns the logits ``[A, keep, V]`` behind a stack that ends the model. keep: how many of
+        """Returns the logits ``[A, keep, V]`` after a stack that ends the model. keep: how many of
         each row's last tokens, 0 for all, or which ones. subset: the tokens whose logits are
         needed; unset: all."""
         if isinstance(keep, int) and stack.has_head:

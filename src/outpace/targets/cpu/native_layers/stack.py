@@ -69,7 +69,7 @@ class LayerStack:
         skipped: SubLayers = NOTHING,
     ) -> None:
         """layers: decoder layers that the library can compute. passes: shared by all stacks of one
-        model. norm, head: the modules behind the last layer, if the stack ends the model. skipped:
+        model. norm, head: the modules after the last layer, if the stack ends the model. skipped:
         the parts that are left out, by the layers' numbers in the model."""
         self._library = library
         self._layers = [_Modules(layer, skipped) for layer in layers]
@@ -242,7 +242,7 @@ class _StackDescription:
 
     layers: ctypes.Array[_Layer]
     indices: list[int]  # of the layers, in the cache
-    norm: int | None  # pointer to the weight of the norm behind the last layer
+    norm: int | None  # pointer to the weight of the norm after the last layer
     head: Part | None
     threads: int
     pointers: list[int]  # to all weights and biases, when they were described

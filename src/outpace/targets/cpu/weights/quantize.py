@@ -84,7 +84,7 @@ class Int8Linear(LaidOut):
         high = steps.round()
         halves = torch.cat([high, (steps - high).mul_(finer)])  # [2 R, K], within the levels
         middle = self.levels + 1  # what zero is as an unsigned byte, which is what the kernels take
-        bytes_ = halves.add_(middle + 0.5).to(torch.uint8)  # cutting off behind the point rounds
+        bytes_ = halves.add_(middle + 0.5).to(torch.uint8)  # cutting off after the point rounds
         product = self._compilable if torch.compiler.is_compiling() else _product
         y: Tensor = product(bytes_, middle, self._packed, self.scale, self.zero)  # [2 R, N]
         y = y[:rows].add_(y[rows:].div_(finer)).mul_(step)

@@ -130,7 +130,7 @@ def completed(
     before, penalty = _before_penalty(config, text), resolved.repetition_penalty or 1.0
     if before and penalty != 1.0:
         # What the config does to scores comes before the penalty, so the penalty has to become a
-        # processor behind it.
+        # processor after it.
         before.append(hf.RepetitionPenaltyLogitsProcessor(float(penalty)))
         penalty = 1.0
     after = _processors(config, text, asked)

@@ -174,7 +174,7 @@ def read_model(path: Path) -> GGUFModel:
 
 
 def _without_heads(model: GGUFModel) -> GGUFModel:
-    """Returns a model without the layers behind its last one, which guess further tokens."""
+    """Returns a model without the layers after its last one, which guess further tokens."""
     more, count = model.number("nextn_predict_layers"), model.number("block_count")
     if not (is_whole(more) and is_whole(count) and 0 < more < count):
         return model

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-"""What is written behind an apostrophe in English."""
+"""What is written after an apostrophe in English."""
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _LINES = r"\s*[\r\n]|\s+(?!\S)|\s+"
 """Spaces as before, but each line ends a piece."""

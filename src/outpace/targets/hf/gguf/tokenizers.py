@@ -60,7 +60,7 @@ def byte_level(
 ) -> Tokenizer:
     """Returns the tokenizer of a vocabulary whose every token keeps its place in the list.
 
-    types: of the tokens; those behind its end are ordinary. split: how texts are split before
+    types: of the tokens; those after its end are ordinary. split: how texts are split before
     merging, by its name in the file. named: special tokens, which are whole in a text whatever
     their type is, unless they are spelt. Raises ``ValueError`` for merges that make no sense.
     """

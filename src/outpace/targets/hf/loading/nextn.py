@@ -1,4 +1,4 @@
-"""The multi-token-prediction modules that some checkpoints bring along behind their last layer.
+"""The multi-token-prediction modules that some checkpoints bring along after their last layer.
 
 They are layers of the model's own kind (with experts, latent attention and whatever it has), so
 that transformers' classes hold and convert them (`transformers.modeling_layers.MtpModel`); here
@@ -84,7 +84,7 @@ class _Slots:
     def update(
         self, keys: Tensor, values: Tensor, *args: Any, **more: Any
     ) -> tuple[Tensor, Tensor]:
-        """Returns all keys and values, those of the new columns behind the others."""
+        """Returns all keys and values, those of the new columns after the others."""
         self.new = keys, values
         if self._before is None:
             return keys, values

@@ -61,7 +61,7 @@ def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> It
     """Puts the hidden states ``[A, T, H]`` that a layer is given into a list while the block runs.
     Nobody else computes with the model meanwhile.
 
-    stop: leave the pass there, and with it the block. Nothing behind that layer is computed.
+    stop: leave the pass there, and with it the block. Nothing after that layer is computed.
     """
 
     def note(module: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:

@@ -72,7 +72,7 @@ class WithoutSubLayers:
 
 
 class LowerLayers:
-    """The first layers of a model, with its norm and head behind them."""
+    """The first layers of a model, with its norm and head after them."""
 
     def __init__(self, model: nn.Module, count: int, stops: bool = False) -> None:
         """count: of layers, at least 1 and fewer than the model has. stops: neither norm nor head
@@ -93,7 +93,7 @@ class LowerLayers:
         self._stops = stops
 
     def __call__(self, **options: Any) -> Any:
-        """Takes what the model does; returns the logits behind these layers."""
+        """Takes what the model does; returns the logits after these layers."""
         if self._native is not None and self._native.takes(**options):
             self.states = self._native.states(**options)
             keep = options["logits_to_keep"]
@@ -115,7 +115,7 @@ class LowerLayers:
 
 
 class UpperLayers:
-    """The layers behind the first ones, up to the logits."""
+    """The layers after the first ones, up to the logits."""
 
     def __init__(self, model: nn.Module, count: int) -> None:
         """count: of layers that are not these."""
@@ -202,7 +202,7 @@ class LowerLayersView(PartView, LowerView):
 def pass_behind(
     runner: Runner, fed: int, tokens: Tensor, keep: int, part: Callable[..., Any]
 ) -> Any:
-    """Returns what a part of the model makes of tokens ``[A, T]`` that follow ``fed`` others behind
+    """Returns what a part of the model makes of tokens ``[A, T]`` that follow ``fed`` others after
     what is cached. Nothing is committed, and any of it may be."""
     cached = runner.lengths
     try:

@@ -53,7 +53,7 @@ def boarding(
 
 
 def _joining(aux_tokens: AuxTokens, nodes: int) -> Joining | None:
-    """What joins behind the first layer; None where that is nothing."""
+    """What joins after the first layer; None where that is nothing."""
     made = aux_tokens.made
     if made is not None:
         return Joining(aux_tokens.enter, aux_tokens.size, lambda states: made(states[:, -nodes:]))
@@ -80,7 +80,7 @@ class Carriage:
     def __call__(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
         """Returns what auxiliary tokens say in texts ``[B, T]``, ``[B, R, V]``.
 
-        The auxiliary tokens' parents are numbered as if each text were a chain behind its first
+        The auxiliary tokens' parents are numbered as if each text were a chain after its first
         token: 0 is that token, T the first auxiliary token. They are the same in all texts.
         Gradients reach what the auxiliary tokens are made from, and never the model's weights.
         """

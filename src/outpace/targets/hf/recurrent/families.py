@@ -39,7 +39,7 @@ class Places:
 
     def read(self, cache: StateCache, forward: Forward, given: Mapping[str, Any]) -> Any:
         """Returns what a module makes of some columns, ``[A, T, H]`` in its first argument, and
-        keeps the states behind the last of them."""
+        keeps the states after the last of them."""
         return forward(**given)
 
     @contextmanager
@@ -108,7 +108,7 @@ class InArgument(Places):
     shift: Shift | None = None
     lent = True
     _size: int = 0  # of the sequence
-    _empty: dict[Name, Tensor] = field(default_factory=dict)  # behind no token, [1, ...]
+    _empty: dict[Name, Tensor] = field(default_factory=dict)  # after no token, [1, ...]
 
     @property
     def shifts(self) -> bool:  # type: ignore[override]

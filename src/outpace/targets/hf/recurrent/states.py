@@ -1,7 +1,7 @@
 """States of recurrent and linear-attention layers beside the slots of the others.
 
 What such a layer remembers of a text has one size, however long the text is, and nothing can be
-taken out of it again. So the state behind every column of a pass is kept until it is known how far
+taken out of it again. So the state after every column of a pass is kept until it is known how far
 the row has come. A state is named by the slot of the last token that it has read:
 
     slots   | 0 ....... length - 1 | length, length + 1, ...  (pending, then nodes)
@@ -63,7 +63,7 @@ class Reading:
     begin: int = 0
     """The first of the columns that are read at once now."""
     end: int = 0
-    """The column behind the last of them."""
+    """The column after the last of them."""
 
     @property
     def last(self) -> int:
@@ -83,7 +83,7 @@ def parents_of(columns: int, tree: Tree | None) -> Columns:
 
 @dataclass(eq=False)
 class History:
-    """One state of all rows, behind the slots at which it was kept."""
+    """One state of all rows, after the slots at which it was kept."""
 
     rows: list[dict[int, Kept]]
     made: dict[int, Tensor] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class History:
         return self.rows[reading.first + row][start - 1] if start else None
 
     def keep(self, reading: Reading) -> None:
-        """Puts what a pass has made where it belongs. What stood behind the rows is forgotten."""
+        """Puts what a pass has made where it belongs. What stood after the rows is forgotten."""
         if not self.made:
             return
         for row, start in enumerate(reading.starts):
@@ -219,7 +219,7 @@ class StateCache(SlotCache):
         conv_kernel_size: int | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Takes the inputs ``[A, C, T]`` of a convolution; returns them behind as many earlier ones
+        """Takes the inputs ``[A, C, T]`` of a convolution; returns them after as many earlier ones
         as it looks back."""
         name = Name(layer_idx, "conv", state_idx)
         before = self.state(name, changes=True)
@@ -267,7 +267,7 @@ class StateCache(SlotCache):
     ) -> Tensor | None:
         """Returns a state ``[A, ...]`` that the columns read now go on from; a layer that changes
         it in place has thereby made the new one. changes: whether a new one is about to be set.
-        empty: ``[1, ...]``, behind no token; without it None is returned where no row has any."""
+        empty: ``[1, ...]``, after no token; without it None is returned where no row has any."""
         assert self.reading is not None
         if self.listener is not None:
             self.listener(name, changes)
@@ -291,7 +291,7 @@ class StateCache(SlotCache):
         return history
 
     def set_state(self, name: Name, state: Tensor) -> Tensor:
-        """Takes the state ``[A, ...]`` behind the columns that are read now."""
+        """Takes the state ``[A, ...]`` after the columns that are read now."""
         assert self.reading is not None
         # A part of something larger would keep all of it alive.
         alone = state.untyped_storage().nbytes() == state.nbytes
@@ -308,7 +308,7 @@ class StateCache(SlotCache):
         self.reading = reading
 
     def drop_column(self, column: int) -> None:
-        """Forgets the states that the current pass has made behind a column."""
+        """Forgets the states that the current pass has made after a column."""
         for history in self._histories.values():
             history.made.pop(column, None)
 
@@ -363,7 +363,7 @@ class StateCache(SlotCache):
 
     def pin(self, row: int, length: int) -> None:
         """Sees to it that the states of the first ``length`` tokens of a row, once they are there,
-        stay as long as the row. Behind no token there are none."""
+        stay as long as the row. After no token there are none."""
         self._pinned[row] = length - 1 if length else None
 
     def reach(self, row: int, length: int) -> int:
@@ -375,7 +375,7 @@ class StateCache(SlotCache):
 
     @torch.inference_mode()
     def settle(self, lengths: Sequence[int], behind: int) -> None:
-        """Drops the states behind tokens that the rows do not have, and those that are further back
+        """Drops the states after tokens that the rows do not have, and those that are further back
         than ``behind`` tokens."""
         for history in self._histories.values():
             for kept, length, pinned in zip(history.rows, lengths, self._pinned, strict=True):
@@ -402,7 +402,7 @@ class StateCache(SlotCache):
         self.restore_states(row, saved.states, [length - 1])
 
     def saved_states(self, row: int, length: int) -> States:
-        """Returns copies of the states of a row behind its first tokens, where there are any."""
+        """Returns copies of the states of a row after its first tokens, where there are any."""
         slots = [slot for slot in (self._pinned[row], length - 1) if slot is not None]
         return {
             slot: {

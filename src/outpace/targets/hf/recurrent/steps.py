@@ -1,6 +1,6 @@
 """Passes of a model with states: which columns are read at once, and which one by one.
 
-transformers' modules give the state behind the last column that they have read. To have it behind
+transformers' modules give the state after the last column that they have read. To have it after
 every drafted column they read them one after the other, with the code that plain decoding uses.
 What costs most of the time, the projections of a module's input and of its result, is done for all
 columns at once: it knows no state.
@@ -43,7 +43,7 @@ _TOLERANCE = 0.05
 class Steps(Extra):
     """How the passes of one model with recurrent states read their columns.
 
-    All that may be taken back is read column by column, so that the state behind each is there.
+    All that may be taken back is read column by column, so that the state after each is there.
     Committed tokens in front of it are read at once, as transformers reads a prompt.
     """
 
@@ -68,7 +68,7 @@ class Steps(Extra):
     @contextmanager
     def around(self, given: Pass) -> Iterator[None]:
         """Lets the model read a pass while the block runs. Of the columns that are committed,
-        whatever the verdict, only the state behind the last is kept."""
+        whatever the verdict, only the state after the last is kept."""
         parents = parents_of(given.columns, given.tree)
         self._cache.begin(
             Reading(given.first, given.starts, parents, given.certain, end=given.columns)
@@ -234,7 +234,7 @@ def _parameters(forward: Callable[..., Any]) -> list[str]:
 
 @contextmanager
 def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterator[None]:
-    """Lets mixers read the columns of a pass part by part while the block runs it. The state behind
+    """Lets mixers read the columns of a pass part by part while the block runs it. The state after
     the last column of each part is kept."""
     with ExitStack() as stack:
         for mixer in mixers:

@@ -271,7 +271,7 @@ def _of_module(module: nn.Module) -> Placed:
 
 
 def _behind_padding(table: Any, places: Places) -> Callable[..., Tensor]:
-    """M2M100's table: position 0 is the one behind the number of the padding token, and padding
+    """M2M100's table: position 0 is the one after the number of the padding token, and padding
     has no position."""
     rows = places.positions + table.padding_idx + 1
     if places.tokens is not None:

@@ -120,7 +120,7 @@ def feed_piece(
 
 @torch.inference_mode()
 def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, Any]) -> None:
-    """Raises ``UnsupportedModel`` unless the token behind this prompt has the same logits when it
+    """Raises ``UnsupportedModel`` unless the token after this prompt has the same logits when it
     is read in pieces over slots as in one plain pass of the model.
 
     Takes two passes over the prompt. Raises ``PromptError`` as `read_prompt` does.
@@ -139,7 +139,7 @@ def try_images(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, A
 
 
 def _in_pieces(model: nn.Module, token_ids: Sequence[int], media: Mapping[str, Any]) -> Tensor:
-    """Returns the logits ``[V]`` behind a prompt, the last token of which is fed by itself."""
+    """Returns the logits ``[V]`` after a prompt, the last token of which is fed by itself."""
     prompt = read_prompt(model, token_ids, media)
     runner, last = Runner(model, rows=1, max_length=len(token_ids) + 1), len(token_ids) - 1
     runner.admit(1)

@@ -49,7 +49,7 @@ class ImagePrompt:
     seen: Seen | None
     """Only where some token sees a later one; None: each sees those before it."""
     cuts: Sequence[int] | None
-    """The lengths, ascending, at which a piece may end: nothing before sees anything behind. None:
+    """The lengths, ascending, at which a piece may end: nothing before sees anything after. None:
     any."""
     more: Mapping[str, Any]
     """Further arguments."""
@@ -82,7 +82,7 @@ class ImagePrompt:
 
     @property
     def offset(self) -> int:
-        """How much further the positions of the text behind it are than its tokens: images of some
+        """How much further the positions of the text after it are than its tokens: images of some
         families take fewer positions than placeholders."""
         if self.positions is None:
             return 0
@@ -182,7 +182,7 @@ def _as_seen(mask: Tensor) -> Tensor:
 
 
 def _cuts(seen: Seen) -> list[int]:
-    """Returns the lengths at which nothing before sees anything behind."""
+    """Returns the lengths at which nothing before sees anything after."""
     masks = list(seen.values()) if isinstance(seen, Mapping) else [seen]
     last = masks[0].shape[0] - 1
     farthest = torch.stack([last - mask.flip(1).byte().argmax(1) for mask in masks]).amax(0)
@@ -204,7 +204,7 @@ def read_prompt(
     """
     loaded: Any = model
     if token_ids[-1] in placeholders(loaded.config):
-        raise PromptError("the prompt ends with an image: put some text behind it.")
+        raise PromptError("the prompt ends with an image: put some text after it.")
     ids = torch.tensor([list(token_ids)], device=loaded.device)
     try:
         with _as_it_was(loaded):
