@@ -1,62 +1,234 @@
-"""The arguments of ``LLM``: checked before anything is loaded, and read into plain Python."""
+"""The arguments of ``LLM``, each declared once, and what a caller gives with a call.
+
+Nothing here imports torch, which takes seconds, before a value needs it: the command line makes its
+flags from `EngineArgs`.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import nn
+from annotated_types import Ge, Le
 
 from outpace.config import SpeculativeConfig
 from outpace.core.beam_params import BeamSearchParams
+from outpace.core.options import Reads, read_options
 from outpace.core.params import SamplingParams
-from outpace.core.values import flag, shown, whole
-from outpace.errors import ConfigError, ParamsError
-from outpace.heads.checkpoint import kind_in
-from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer
+from outpace.core.progress import Progress
+from outpace.core.values import shown
+from outpace.errors import ConfigError, ParamsError, UnknownArgument, names_checked
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from outpace.targets.hf.loading.loaded import Loaded
+
+    Model = str | os.PathLike[str] | nn.Module | Loaded
+    Dtype = str | torch.dtype
+    Device = str | torch.device
+else:
+    Model = Dtype = Device = Any
 
 Params = SamplingParams | Mapping[str, Any]
 """Sampling options as a call may give them."""
-
-OWN_CONFIG = ("auto", "none")
-"""Values of ``generation_config``."""
 
 SET_ASIDE = (
     "correct the file generation_config.json, or set it aside with LLM(..., "
     "generation_config='none')."
 )
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+"""The numbers that a model may be computed in."""
 
 MOST_ROWS = 1 << 16
 """The most texts that may be decoded at once: more than any machine has room for, and few enough
 that a slip of the hand does no harm."""
 
-
-def rows(name: str, value: Any) -> int:
-    """Returns a number of rows that a batch may have."""
-    return whole(name, value, least=1, most=MOST_ROWS, error=ConfigError)
+CONVERSATIONS = 4
+"""Conversations of which the target keeps what is cached, unless it is said how many texts."""
 
 
-def tokens(name: str, value: Any) -> int:
-    """Returns a number of tokens: a whole number of at least 1."""
-    return whole(name, value, least=1, error=ConfigError)
+def _model(name: str, value: Any) -> Any:
+    if not isinstance(value, (str, os.PathLike)):
+        from torch import nn
+
+        from outpace.targets.hf.loading.loaded import Loaded
+
+        _check_kind(name, value, (nn.Module, Loaded), "a path, a hub name or a loaded model")
+    return value
 
 
-def tokens_or_none(name: str, value: Any) -> int | None:
-    """Returns a number of tokens, or None where none was given."""
-    return None if value is None else tokens(name, value)
+def _tokenizer(name: str, value: Any) -> Any:
+    from outpace.targets.hf.loading.loaded import check_tokenizer
+
+    check_tokenizer(value)
+    return value
 
 
-def check_held(held: int | None, context: int) -> None:
-    """Raises ``ConfigError`` for a ``max_batch_total_tokens`` that cannot hold one longest text."""
-    if held is not None and held < context:
-        raise ConfigError(
-            f"max_batch_total_tokens={held} is less than one text may have ({context} tokens): "
-            "raise it, or give a smaller max_model_len."
-        )
+def _dtype(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        import torch
+
+        _check_kind(name, value, (torch.dtype,), "a name such as 'float32' or a torch.dtype")
+    elif value not in ("auto", *DTYPES):
+        raise ConfigError(f"unknown {name} {shown(value)}: choose from auto, {', '.join(DTYPES)}.")
+    return value
+
+
+def _device(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        import torch
+
+        _check_kind(name, value, (torch.device,), "a name such as 'cpu' or a torch.device")
+    return value
+
+
+def _progress(name: str, value: Any) -> Any:
+    if not callable(value):
+        raise ConfigError(f"{name} must be a function of a step and its share, not {shown(value)}.")
+    return value
+
+
+def _check_kind(name: str, value: Any, kinds: tuple[type, ...], what: str) -> None:
+    if not isinstance(value, kinds):
+        raise ConfigError(f"{name} must be {what}, not {shown(value)}.")
+
+
+def _as_given(name: str, value: Any) -> Any:
+    return value  # `speculation` reads it
+
+
+@names_checked(UnknownArgument, "argument of LLM")
+@dataclass(frozen=True)
+class EngineArgs:
+    """The arguments of ``LLM``; ``ConfigError`` for one that is wrong whatever the model is."""
+
+    model: Annotated[Model | None, Reads(_model)] = None
+    """Folder, GGUF file or hub name of a language model. Unset: the bundled pair.
+
+    Also a loaded ``PreTrainedModel``, then with its ``tokenizer``: it is put into evaluation mode
+    and stays in it, so call its ``train()`` before you go on training it. A folder with an adapter
+    (``adapter_config.json``) is refused, with or without its model: merge the two before."""
+    _: KW_ONLY
+    speculative_config: Annotated[
+        Mapping[str, Any] | SpeculativeConfig | None, Reads(_as_given)
+    ] = None
+    """How to speculate (`SpeculativeConfig`). Unset: look-ups draft where that pays ("auto"), and
+    for the bundled model the bundled drafter; {"method": "none"} is plain decoding."""
+    tokenizer: Annotated[Any, Reads(_tokenizer)] = None
+    """That of a loaded model."""
+    processor: Any = None
+    """That of a loaded model, for images and audio."""
+    dtype: Annotated[Dtype, Reads(_dtype)] = "auto"
+    """auto, float32, float64, bfloat16 or float16. auto: float32 on a CPU, the checkpoint's own on
+    a GPU."""
+    device: Annotated[Device, Reads(_device)] = "auto"
+    """cpu, cuda or cuda:1. auto: a GPU where there is one."""
+    max_model_len: Annotated[int | None, Ge(1)] = None
+    """Longest prompt and text together. Unset: the model's own limit."""
+    max_num_seqs: Annotated[int, Ge(1), Le(MOST_ROWS)] = 16
+    """Texts decoded at once."""
+    generation_config: Literal["auto", "none"] = "auto"
+    """auto takes unset options from the model's own generation_config; none ignores it."""
+    trust_remote_code: bool = False
+    """Run the Python files that come with the model. Only for models that you trust."""
+    cpu_kernels: Literal["auto", "tune", "native", "packed", "blocked", "off"] = "auto"
+    """How the linear layers of a model on a CPU are computed. auto: by faster kernels, as a fixed
+    rule says for each kind of processor; tune: by those that win a race on this machine; native,
+    packed, blocked: by those of one kind; off: by torch.
+
+    With auto, tune and native, where there is a C++ compiler, whole layers are computed by our own
+    code too. A model that you loaded stays as it is (docs/decisions/0005-raced-kernels.md)."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the models' passes (CPU; loading takes minutes the first time) or record them as CUDA
+    graphs (GPU). Unset: on a GPU, where it can be done.
+
+    With True a model with which that cannot be done is refused."""
+    quantization: Literal["int8", "int4"] | None = None
+    """int8 or int4: quantise the model as it is loaded. Speculation is then exact with respect to
+    the quantised model. Unset: not at all.
+
+    A drafter has its own "quantization" in ``speculative_config``."""
+    max_num_batched_tokens: Annotated[int, Ge(1)] = 2048
+    """Prompt tokens that are read between two rounds, so that a long prompt does not hold up the
+    texts that are being written."""
+    max_batch_total_tokens: Annotated[int | None, Ge(1)] = None
+    """Tokens of prompts and texts that are cached at once; before there are more, a text is put
+    aside and read again later. Unset: as many as the texts can have.
+
+    A beam search has rows of its own, and no such bound."""
+    scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs"
+    """Which request is next: fcfs (who came first), priority (the smallest number that a request
+    gives), fair (the client that was given the fewest tokens) or shortest (whose text is predicted
+    to end first, with ageing)."""
+    enable_prefix_caching: bool | None = None
+    """Whether what is cached of ended texts, up to ``max_num_seqs`` of them, serves prompts that
+    begin alike. Unset: that of the last four conversations.
+
+    Conversations are texts of ``LLM.chat``, and of ``stream`` or ``requests`` with
+    ``keep_cached=True``; unset, the target and a draft model keep as many tokens of them as one
+    context has, and a draft model up to 1,024 tokens of the last four beginnings of other texts.
+    False: nothing is kept. Unset, nothing is kept where it cannot be (an encoder-decoder, passes of
+    one shape). Beside a trained head the target keeps nothing: the head needs its states of every
+    token of a prompt (a warning says so where it was asked for). ``outpace serve`` switches it on
+    for all texts."""
+    batch_invariant: bool = False
+    """Compute a token's logits with the same bits whatever else is in a pass, so that greedy text
+    is the same with speculation and without, alone and in company. May take longer.
+
+    What cannot be computed so is refused (docs/decisions/0015-passes-of-one-shape.md)."""
+    threads: Annotated[int | None, Ge(1)] = None
+    """Processor cores to compute on. Unset: as many as pay here.
+
+    The number is torch's setting, which holds for the whole process."""
+    progress: Annotated[Progress | None, Reads(_progress)] = None
+    """A function that is called with each step of loading (target and drafter) and the share of all
+    that is done, "ready" and 1 at the end; transformers then shows no bars of its own."""
+
+    def __post_init__(self) -> None:
+        read_options(self, ConfigError)
+
+    def context(self, longest: int) -> int:
+        """Returns the longest prompt and text together; ``ConfigError`` where the model, or all
+        texts together, may not hold it. longest: what the model has positions for."""
+        wanted, held = self.max_model_len, self.max_batch_total_tokens
+        found = longest if wanted is None else wanted
+        if not (wanted is None or 1 < wanted <= longest):
+            raise ConfigError(
+                f"max_model_len must be in [2, {longest}] for this model, not {wanted}."
+            )
+        if held is not None and held < found:
+            raise ConfigError(
+                f"max_batch_total_tokens={held} is less than one text may have ({found} tokens): "
+                "raise it, or give a smaller max_model_len."
+            )
+        return found
+
+    @property
+    def reads_again(self) -> list[str]:
+        """The arguments that were given and may have a text read again."""
+        given = {
+            "enable_prefix_caching": bool(self.enable_prefix_caching),
+            "max_batch_total_tokens": self.max_batch_total_tokens is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
+
+    @property
+    def saved_texts(self) -> int:
+        """How many texts the target keeps cached when they have ended."""
+        if self.enable_prefix_caching is None:
+            return min(CONVERSATIONS, self.max_num_seqs)
+        return self.max_num_seqs if self.enable_prefix_caching else 0
+
+    @property
+    def saved_by_drafter(self) -> int | None:
+        """How many a draft model keeps; None for the beginnings of a few."""
+        return None if self.enable_prefix_caching is None else self.saved_texts
 
 
 def folder(name: str, value: Any) -> Path:
@@ -65,41 +237,6 @@ def folder(name: str, value: Any) -> Path:
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{name} must be the path of a folder, not {shown(value)}.")
     return Path(path)
-
-
-def check_flags(**flags: Any) -> None:
-    """Raises ``ConfigError`` for a flag that is neither True nor False, such as "no"."""
-    for name, value in flags.items():
-        flag(name, value, error=ConfigError)
-
-
-def check_choice(name: str, value: Any, known: Iterable[str]) -> None:
-    """Raises ``ConfigError`` for a value that is none of the known words."""
-    words = list(known)
-    if not isinstance(value, str) or value not in words:
-        raise ConfigError(f"{name} must be {' or '.join(map(repr, words))}, not {shown(value)}.")
-
-
-def check_kinds(
-    model: Any, tokenizer: Any, dtype: Any, device: Any, quantization: Any, progress: Any
-) -> None:
-    """Raises ``ConfigError`` for an argument that is no model, tokenizer, dtype, ... at all."""
-    none = type(None)
-    kinds = (str, os.PathLike, nn.Module, Loaded, none)
-    _check_kind("model", model, kinds, "a path, a hub name or a loaded model")
-    check_tokenizer(tokenizer)
-    _check_kind("dtype", dtype, (str, torch.dtype), "a name such as 'float32' or a torch.dtype")
-    _check_kind("device", device, (str, torch.device), "a name such as 'cpu' or a torch.device")
-    _check_kind("quantization", quantization, (str, none), "the name of a kind, or None for none")
-    if not (progress is None or callable(progress)):
-        raise ConfigError(
-            f"progress must be a function of a step and its share, not {shown(progress)}."
-        )
-
-
-def _check_kind(name: str, value: Any, kinds: tuple[type, ...], what: str) -> None:
-    if not isinstance(value, kinds):
-        raise ConfigError(f"{name} must be {what}, not {shown(value)}.")
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:
@@ -171,6 +308,8 @@ def speculation(
         config = {}
     if not isinstance(config, Mapping):
         return SpeculativeConfig.from_dict(config)
+    from outpace.heads.checkpoint import kind_in
+
     head = kind_in(config.get("model"))
     its_method = head or "draft_model"
     if bundled is not None:
@@ -189,16 +328,6 @@ def bundled_drafter(method: Any, bundled: Path) -> Path | None:
         return bundled / "drafter"
     head = bundled / "heads" / str(method)
     return head if (head / "config.json").is_file() else None
-
-
-def context(wanted: int | None, longest: int) -> int:
-    """Returns the longest prompt and text together; unset: what the model has positions for.
-    longest: those."""
-    if wanted is None:
-        return longest
-    if not 1 < wanted <= longest:
-        raise ConfigError(f"max_model_len must be in [2, {longest}] for this model, not {wanted}.")
-    return wanted
 
 
 def check_ids(name: str, tokens: Iterable[int], vocabulary: int) -> None:

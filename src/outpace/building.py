@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
-from outpace import arguments
+from outpace.arguments import EngineArgs
 from outpace.config import SpeculativeConfig
 from outpace.core.progress import Progress, silent
-from outpace.core.values import flag_or
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
+from outpace.draft.route.base import Several
 from outpace.engine.capture import AsTheyCome, capture_for
 from outpace.engine.engine import Engine
 from outpace.engine.order.registry import ORDERS
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.intake import Intake
-from outpace.invariance import check_invariant
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
-from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import tokens_alike
 from outpace.targets.hf.kinds import is_encoder_decoder
@@ -38,9 +36,6 @@ from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
 LOGGER = logging.getLogger("outpace")
-
-CONVERSATIONS = 4
-"""Conversations of which the target keeps what is cached, unless it is said how many texts."""
 
 
 @dataclass(frozen=True)
@@ -65,71 +60,20 @@ class Speculation:
         return cls(config, drafter, options, rule)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """The other arguments of `LLM` that its engine is built from; ``ConfigError`` for a bad one."""
-
-    cpu_kernels: Kernels
-    compile: bool | Literal["auto"]
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_batch_total_tokens: int | None
-    scheduling_policy: str
-    enable_prefix_caching: bool | None
-    batch_invariant: bool
-
-    def __post_init__(self) -> None:
-        flag_or("auto", "compile", self.compile, error=ConfigError)
-        arguments.check_flags(batch_invariant=self.batch_invariant)
-        if self.enable_prefix_caching is not None:
-            arguments.check_flags(enable_prefix_caching=self.enable_prefix_caching)
-        arguments.check_choice("scheduling_policy", self.scheduling_policy, ORDERS)
-        for name, read in (
-            ("max_num_seqs", arguments.rows),
-            ("max_num_batched_tokens", arguments.tokens),
-            ("max_batch_total_tokens", arguments.tokens_or_none),
-        ):
-            object.__setattr__(self, name, read(name, getattr(self, name)))  # numpy's as well
-
-    def capture(self, device: torch.device) -> Callable[[nn.Module], FixedShapes] | None:
-        """Returns how the passes of models on a device are compiled or recorded, None where they
-        are played as they come. To record one takes some milliseconds, to compile one many
-        seconds: by itself only a GPU does either."""
-        if self.compile == "auto":
-            return partial(capture_for, required=False) if device.type == "cuda" else None
-        return capture_for if self.compile else None
-
-    def check_held(self, context: int) -> None:
-        """Raises ``ConfigError`` where all rows together may not hold one longest text."""
-        arguments.check_held(self.max_batch_total_tokens, context)
-
-    @property
-    def reads_again(self) -> list[str]:
-        """The arguments that were given and may have a text read again."""
-        given = {
-            "enable_prefix_caching": bool(self.enable_prefix_caching),
-            "max_batch_total_tokens": self.max_batch_total_tokens is not None,
-        }
-        return [name for name, is_given in given.items() if is_given]
-
-    @property
-    def saved_texts(self) -> int:
-        """How many texts the target keeps cached when they have ended."""
-        if self.enable_prefix_caching is None:
-            return min(CONVERSATIONS, self.max_num_seqs)
-        return self.max_num_seqs if self.enable_prefix_caching else 0
-
-    @property
-    def saved_by_drafter(self) -> int | None:
-        """How many a draft model keeps; None for the beginnings of a few."""
-        return None if self.enable_prefix_caching is None else self.saved_texts
+def capture_of(args: EngineArgs, device: torch.device) -> Callable[[nn.Module], FixedShapes] | None:
+    """Returns how the passes of models on a device are compiled or recorded, None where they are
+    played as they come. To record one takes some milliseconds, to compile one many seconds: by
+    itself only a GPU does either."""
+    if args.compile == "auto":
+        return partial(capture_for, required=False) if device.type == "cuda" else None
+    return capture_for if args.compile else None
 
 
 def build_engine(
     loaded: Loaded,
     speculation: Speculation,
     intake: Intake,
-    asked: EngineOptions,
+    args: EngineArgs,
     progress: Progress = silent,
 ) -> Engine:
     """Returns the engine of a loaded model. Loads the draft model or the head, if there is one.
@@ -137,34 +81,33 @@ def build_engine(
 
     Raises ``ConfigError`` for what does not go with this model.
     """
-    asked.check_held(intake.max_length)
-    capture = asked.capture(loaded.device)
-    by_itself = asked.enable_prefix_caching is None  # then only where it can be done
-    saved_texts, saved_tokens = asked.saved_texts, asked.max_batch_total_tokens
+    capture = capture_of(args, loaded.device)
+    by_itself = args.enable_prefix_caching is None  # then only where it can be done
+    saved_texts, saved_tokens = args.saved_texts, args.max_batch_total_tokens
     if by_itself:
         saved_texts = 0 if is_encoder_decoder(loaded.model) else saved_texts
         saved_tokens = saved_tokens or intake.max_length
     fixed = None if capture is None else capture(loaded.model)
-    if asked.batch_invariant and fixed is None and not tokens_alike(loaded.model):
+    if args.batch_invariant and fixed is None and not tokens_alike(loaded.model):
         fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
     target = HFTarget(
         loaded.model,
-        rows=asked.max_num_seqs,
+        rows=args.max_num_seqs,
         max_length=intake.max_length,
         fixed=fixed,
         saved=SavedTexts(saved_texts, saved_tokens),
-        invariant=asked.batch_invariant,
+        invariant=args.batch_invariant,
     )
     setup = Setup(
         loaded=loaded,
         target=target,
-        rows=asked.max_num_seqs,
+        rows=args.max_num_seqs,
         max_length=intake.max_length,
         options=speculation.options,
         capture=capture,
-        cpu_kernels=asked.cpu_kernels,
-        saved_texts=asked.saved_by_drafter,
-        saved_tokens=asked.max_batch_total_tokens,
+        cpu_kernels=args.cpu_kernels,
+        saved_texts=args.saved_by_drafter,
+        saved_tokens=args.max_batch_total_tokens,
         progress=progress,
     )
     progress(f"loading what drafts ({speculation.config.method})", 0.0)
@@ -173,7 +116,7 @@ def build_engine(
     drafter = speculation.drafter.build(setup)
     if drafter.needs.states:  # of every token of a prompt, so that none may be read beforehand
         target.reuses = False
-        if asked.enable_prefix_caching:
+        if args.enable_prefix_caching:
             LOGGER.warning(
                 "outpace: enable_prefix_caching does nothing with method %r, which needs the "
                 "target's states of all tokens of a prompt.",
@@ -184,14 +127,120 @@ def build_engine(
             target.reuses = False
         count = speculation.config.num_speculative_tokens
         rule, text = verifier.rule, verifier.second_text
-        check_invariant(target, drafter, rule, text, count, asked.reads_again)
+        check_invariant(target, drafter, rule, text, count, args.reads_again)
     return Engine(
         target,
         drafter,
         verifier,
         make_controller(speculation.config, drafter, verifier.coupled, target),
         loaded.vocabulary,
-        max_batched_tokens=asked.max_num_batched_tokens,
-        order=ORDERS[asked.scheduling_policy](),
-        max_tokens_held=asked.max_batch_total_tokens,
+        max_batched_tokens=args.max_num_batched_tokens,
+        order=ORDERS[args.scheduling_policy](),
+        max_tokens_held=args.max_batch_total_tokens,
     )
+
+
+# -- what does not go with batch_invariant, refused when an engine is built --------------------
+
+REMEDIES = {
+    "enable_prefix_caching": "leave enable_prefix_caching or batch_invariant out",
+    "max_batch_total_tokens": "leave max_batch_total_tokens or batch_invariant out",
+}
+"""By the arguments of ``LLM`` that may have a text read again."""
+
+
+def check_invariant(
+    target: HFTarget,
+    drafter: Drafter,
+    rule: Rule,
+    second_text: Sequence[int],
+    count: int | str,
+    read_again: list[str],
+) -> None:
+    """Raises ``ConfigError`` for what would make passes of a target differ in more than what is in
+    them, and lets the target score no more nodes than there is room for with other columns.
+
+    second_text: the tokens between the two copies of a draft, for a rule that has it scored twice.
+    count: the drafted tokens that were asked for. read_again: the names of those arguments of
+    ``LLM`` that were given and may have a text read again.
+    """
+    alike = target.invariance
+    assert alike is not None
+    if read_again and not alike.rereads:
+        raise ConfigError(
+            "a text that is read again would be computed in passes of another shape than those "
+            f"that wrote it: {REMEDIES[read_again[0]]}."
+        )
+    if target.chains_only:
+        _check_columns(drafter, rule)
+    elif drafter.longest:
+        _leave_room(target, alike.tokens, lambda n: _columns(n, drafter, rule, second_text))
+    room = alike.tokens // 2 if drafter.longest else alike.tokens
+    if target.rows > room:
+        raise ConfigError(
+            f"under batch_invariant a pass has room for {alike.tokens} tokens here, which is too "
+            f"few for {target.rows} texts at once: lower max_num_seqs to {room} or less."
+        )
+    most, shape = target.most_nodes, drafter.shape
+    nodes = max(0 if isinstance(count, str) else count, 0 if shape is None else shape.size)
+    if nodes > most:
+        raise ConfigError(
+            f"under batch_invariant a pass scores {most} drafted tokens of a text at most here, "
+            f"not {nodes}: draft fewer{_fewer_rows(target, alike.tokens, nodes)}."
+        )
+
+
+def _leave_room(target: HFTarget, tokens: int, columns: Callable[[int], int]) -> None:
+    """Lets a target score no more nodes than a pass has room for with other columns.
+    tokens: of a pass, at most. columns: those that a row takes with n nodes."""
+    least = columns(1)
+    if least * target.rows > tokens and least > 2:
+        fewer = tokens // least
+        remedy = f"lower max_num_seqs to {fewer} or less" if fewer else "leave batch_invariant out"
+        raise ConfigError(
+            f"under batch_invariant a pass has room for {tokens} tokens here, and each text "
+            f"takes {least} with one drafted token and what is scored beside it: {remedy}."
+        )
+    while target.most_nodes > 1 and columns(target.most_nodes) * target.rows > tokens:
+        target.most_nodes -= 1
+
+
+def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int]) -> int:
+    """Columns of a pass that a row with n nodes takes, with those that ride and, for a rule
+    that has the draft scored twice, with the second copy."""
+    if rule.needs.second_pass is not None:
+        return 1 + 2 * nodes + len(second_text)
+    per_row, per_node = _aux_tokens(drafter)
+    return per_row + (1 + nodes) * (1 + per_node)
+
+
+def _aux_tokens(drafter: Drafter) -> tuple[int, int]:
+    """Columns that ride in a row, and those after the root and each node, at most."""
+    children = drafter.children if isinstance(drafter, Several) else []
+    found = [(drafter.aux_per_row, drafter.aux_per_node), *map(_aux_tokens, children)]
+    return max(row for row, _ in found), max(node for _, node in found)
+
+
+def _fewer_rows(target: HFTarget, tokens: int, nodes: int) -> str:
+    """What else would help, as the end of a sentence."""
+    rows = tokens // (nodes + 1)
+    return f", or lower max_num_seqs to {rows}" if rows and not target.chains_only else ""
+
+
+def _check_columns(drafter: Drafter, rule: Rule) -> None:
+    """Refuses what lays other columns into a pass than a chain's."""
+    children = drafter.children if isinstance(drafter, Several) else []
+    for child in children:
+        _check_columns(child, rule)
+    reason = None
+    if drafter.rides:
+        reason = f"method={drafter.name!r} has columns of its own in the target's passes"
+    elif drafter.trees and not (children or drafter.any_shape):
+        reason = f"method={drafter.name!r} drafts trees here, whose tokens lie apart in the cache"
+    elif rule.needs.second_pass is not None:
+        reason = f"verify={rule.name!r} has the draft scored twice"
+    if reason is not None:
+        raise ConfigError(
+            f"{reason}, and the passes of batch_invariant score chains only: choose another one, "
+            "or leave batch_invariant out."
+        )

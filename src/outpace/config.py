@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from annotated_types import Ge, Le
+
+from outpace.core.options import Reader, Reads, read_options
 from outpace.core.trees.tree_shape import LARGEST
-from outpace.core.values import is_whole, shown
+from outpace.core.values import shown
 from outpace.errors import ConfigError, UnknownArgument, names_checked
 
 DEFAULT_TOKENS: Literal["auto"] = "auto"
@@ -21,6 +24,32 @@ OF_TRANSFORMERS = (
 """What transformers calls the same things in assisted generation: these names are taken, too."""
 
 
+def _method(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{name} must be a drafter's name, not {shown(value)}.")
+    return value
+
+
+def _named(what: str) -> Reader:
+    """Reads what has a name and may have options."""
+
+    def read(name: str, value: Any) -> Any:
+        entries = isinstance(value, Mapping) and isinstance(value.get("name"), str)
+        if not (isinstance(value, str) or (entries and _has_text_keys(value))):
+            raise ConfigError(
+                f"{name} must be {what}'s name or {{'name': ..., option: ...}}, not {shown(value)}."
+            )
+        return value
+
+    return read
+
+
+def _options(name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping) or not _has_text_keys(value):
+        raise ConfigError(f"{name} must be a dict with names, not {shown(value)}.")
+    return value
+
+
 @names_checked(UnknownArgument, "argument of SpeculativeConfig")
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
@@ -29,44 +58,26 @@ class SpeculativeConfig:
     Most callers write a dict, from which `from_dict` makes one: there the drafter's options stand
     with the others, and "draft_model" is the method where ``model`` comes with the draft's
     length, a rule or ``online``.
-
-    method: a drafter's name: "auto" (the default: look-ups, and the draft model where ``model`` is
-        given, as far as they pay), "draft_model", "none" (plain decoding), "ngram", ...
-    num_speculative_tokens: tokens (nodes) to draft per round, at most 256; "auto" chooses, from 0
-        up, by what rounds take and bring.
-    length: a length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by
-        another rule than "auto"; num_speculative_tokens is then the first length, or the most.
-    verify: a rule's name, or ``{"name": ..., option: ...}`` for a rule with options; unset: the
-        rule that suits the drafter.
-    options: what only this drafter knows (``model``, ``prompt_lookup_max``, ...).
     """
 
-    method: str = "auto"
-    num_speculative_tokens: int | Literal["auto"] = DEFAULT_TOKENS
-    length: str | Mapping[str, Any] | None = None
-    verify: str | Mapping[str, Any] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    method: Annotated[str, Reads(_method)] = "auto"
+    """A drafter's name: "auto" (look-ups, and the draft model where ``model`` is given, as far as
+    they pay), "draft_model", "none" (plain decoding), "ngram", ... Unset for the bundled target:
+    its draft model, or the head that ``model`` names, alone."""
+    num_speculative_tokens: Annotated[Literal["auto"] | int, Ge(0), Le(LARGEST)] = DEFAULT_TOKENS
+    """Tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what rounds take and
+    bring."""
+    length: Annotated[str | Mapping[str, Any] | None, Reads(_named("a length policy"))] = None
+    """A length policy's name, or ``{"name": ..., option: ...}``: how much is drafted by another
+    rule than "auto"; num_speculative_tokens is then the first length, or the most."""
+    verify: Annotated[str | Mapping[str, Any] | None, Reads(_named("a rule"))] = None
+    """A rule's name, or ``{"name": ..., option: ...}`` for a rule with options, such as
+    ``{"name": "ears", "tolerance": 0.1}``. Unset: the rule that suits the drafter."""
+    options: Annotated[Mapping[str, Any], Reads(_options)] = field(default_factory=dict)
+    """What only this drafter knows (``model``, ``prompt_lookup_max``, ...)."""
 
     def __post_init__(self) -> None:
-        count = self.num_speculative_tokens
-        if not isinstance(count, str) and is_whole(count) and 0 <= count <= LARGEST:
-            object.__setattr__(self, "num_speculative_tokens", int(count))  # numpy's as well
-        elif not (isinstance(count, str) and count == "auto"):
-            raise ConfigError(
-                f"num_speculative_tokens must be 'auto' or a whole number from 0 to {LARGEST}, not "
-                f"{shown(count)}."
-            )
-        if not isinstance(self.method, str):
-            raise ConfigError(f"method must be a drafter's name, not {shown(self.method)}.")
-        for key, what in (("verify", "a rule"), ("length", "a length policy")):
-            value = getattr(self, key)
-            if not (value is None or isinstance(value, str) or _is_named(value)):
-                raise ConfigError(
-                    f"{key} must be {what}'s name or {{'name': ..., option: ...}}, not "
-                    f"{shown(value)}."
-                )
-        if not isinstance(self.options, Mapping) or not _has_text_keys(self.options):
-            raise ConfigError(f"options must be a dict with names, not {shown(self.options)}.")
+        read_options(self, ConfigError)
 
     @classmethod
     def from_dict(
@@ -160,11 +171,6 @@ def _translated(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"{theirs} and {ours} are the same thing: give one of the two.")
         found[ours] = value
     return found
-
-
-def _is_named(rule: Any) -> bool:
-    named = isinstance(rule, Mapping) and isinstance(rule.get("name"), str)
-    return named and _has_text_keys(rule)
 
 
 def _has_text_keys(entries: Mapping[Any, Any]) -> bool:

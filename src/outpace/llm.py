@@ -6,25 +6,23 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from torch import nn
 
 from outpace import arguments
-from outpace.arguments import Params
-from outpace.building import EngineOptions, Speculation, build_engine
-from outpace.config import SpeculativeConfig
+from outpace.arguments import EngineArgs, Params
+from outpace.building import Speculation, build_engine, capture_of
 from outpace.core.beam_params import BeamSearchParams
+from outpace.core.options import takes
 from outpace.core.params import SamplingParams
-from outpace.core.progress import Progress, part, rising, silent
+from outpace.core.progress import part, rising, silent
 from outpace.engine.alike import try_alike
-from outpace.engine.engine import TOKENS_BETWEEN_ROUNDS
 from outpace.engine.request import Request
 from outpace.engine.trial import TRIAL, trial_prompts, try_out
-from outpace.errors import ConfigError, OutpaceError, UnknownArgument, names_checked, reason_of
+from outpace.errors import ConfigError, OutpaceError, reason_of
 from outpace.generation import BeamGeneration, Generation
 from outpace.inputs import chats
 from outpace.inputs.chats import Conversation
@@ -32,9 +30,7 @@ from outpace.inputs.prompts import Prompt, listed
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
 from outpace.policy.base import Untaught
-from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.threads import use_threads
-from outpace.targets.cpu.weights.quantize import Quantization
 from outpace.targets.describe import Description, describe
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
@@ -49,46 +45,11 @@ _LOADING, _OF_TARGET = 0.95, 0.7
 where something drafts."""
 
 
-@names_checked(UnknownArgument, "argument of LLM")
 class LLM:
     """A causal language model that generates faster with speculation, without other words.
 
-    model: a folder, a GGUF file, a hub name, a loaded ``PreTrainedModel`` (then give its
-    ``tokenizer`` and, for images, its ``processor``; it is put into evaluation mode and stays in
-    it, so call its ``train()`` before you go on training it), or nothing for the bundled pair.
-    speculative_config: see `SpeculativeConfig`; unset: look-ups draft where that pays ("auto"), and
-    for the bundled model the bundled drafter; {"method": "none"} is plain decoding. max_num_seqs:
-    rows decoded at once.
-    generation_config: "auto" takes unset options from the model's own, "none" ignores it.
-    cpu_kernels: "auto" replaces the linear layers of models on a CPU by faster ones, by a fixed
-    rule for each kind of processor, "tune" by those that win a race on this machine, "native",
-    "packed" and "blocked" by those of one kind, "off" by none; where there is a C++ compiler,
-    whole layers are computed by our own code too. Models that you loaded stay as they are.
-    threads: of the passes on a CPU, in the whole process (torch's setting); unset: torch's own,
-    but no more than this process has processors for.
-    progress: called with each step of loading the model, and how much of it is done (0 to 1).
-    compile: True plays the short passes of target and drafter compiled (CPU; loading then takes
-    minutes, or seconds where torch has kept what it compiled) or as CUDA graphs (GPU; a second),
-    and refuses a model with which that cannot be done; "auto" does so on a GPU, where it can.
-    quantization: "int8" or "int4": quantises the linear layers of a model loaded here,
-    which then is another model, a little off the original, and speculation exact with respect to
-    it. A drafter is quantised by its own "quantization" in speculative_config.
-    max_num_batched_tokens: prompt tokens that are read between two rounds, so that a long prompt
-    does not hold up the texts that are being written. max_batch_total_tokens: tokens of prompts
-    and texts that all rows may hold together, so that memory has a bound; before there are more, a
-    row is put aside, and read again when there is room. Unset: as many as the rows can have.
-    scheduling_policy: "fcfs" lets waiting requests join the batch as they come, "priority" by the
-    number that each may be given, "fair" so that each client gets as many tokens, "shortest" by
-    their predicted lengths.
-    enable_prefix_caching: what is cached of a text that has ended stays, for up to max_num_seqs
-    texts and max_batch_total_tokens tokens, and prompts that begin alike read only the rest. Unset:
-    the last few conversations stay (`chat`), of one context's tokens together, so that their next
-    turns read only what is new, where the model and its drafter can go on from there; of other
-    texts a draft model keeps the beginnings of the last few. False: nothing is kept.
-    batch_invariant: a token's logits have the same bits whatever else is in the pass. Then greedy
-    text is the same to the last token with speculation and without, alone and in company, where
-    otherwise rounding turns a near-tie now and then. Passes may take longer, and what cannot be
-    computed so is refused (docs/decisions/0015-passes-of-one-shape.md).
+    Its arguments are those of `EngineArgs`, where each is explained (docs/options.md): the model,
+    and all others by name.
 
     Several threads may call one ``LLM``: their texts are made in one batch, and each call gets its
     own.
@@ -99,77 +60,43 @@ class LLM:
     >>> llm.generate("Once upon a time", SamplingParams(max_tokens=8))[0].text  # doctest: +SKIP
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | nn.Module | Loaded | None = None,
-        *,
-        speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
-        tokenizer: Any = None,
-        processor: Any = None,
-        dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
-        max_model_len: int | None = None,
-        max_num_seqs: int = 16,
-        generation_config: Literal["auto", "none"] = "auto",
-        trust_remote_code: bool = False,
-        cpu_kernels: Kernels = "auto",
-        compile: bool | Literal["auto"] = "auto",
-        quantization: Quantization | None = None,
-        max_num_batched_tokens: int = TOKENS_BETWEEN_ROUNDS,
-        max_batch_total_tokens: int | None = None,
-        scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs",
-        enable_prefix_caching: bool | None = None,
-        batch_invariant: bool = False,
-        threads: int | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        arguments.check_kinds(model, tokenizer, dtype, device, quantization, progress)
-        arguments.check_flags(trust_remote_code=trust_remote_code)
-        arguments.check_choice("generation_config", generation_config, arguments.OWN_CONFIG)
-        asked = EngineOptions(
-            cpu_kernels=cpu_kernels,
-            compile=compile,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_batch_total_tokens=max_batch_total_tokens,
-            scheduling_policy=scheduling_policy,
-            enable_prefix_caching=enable_prefix_caching,
-            batch_invariant=batch_invariant,
-        )
-        max_model_len = arguments.tokens_or_none("max_model_len", max_model_len)
-        use_threads(threads)
-        self.config = arguments.speculation(speculative_config, BUNDLED if model is None else None)
+    @takes(EngineArgs)
+    def __init__(self, *given: Any, **named: Any) -> None:
+        args = EngineArgs(*given, **named)
+        use_threads(args.threads)
+        bundled = BUNDLED if args.model is None else None
+        self.config = arguments.speculation(args.speculative_config, bundled)
         speculation = Speculation.of(self.config)
-        report = None if progress is None else rising(progress)
+        report = None if args.progress is None else rising(args.progress)
         share = 1.0 if self.config.method == "none" else _OF_TARGET
 
         def check_length(longest: int) -> None:
-            asked.check_held(arguments.context(max_model_len, longest))
+            args.context(longest)
 
         self.target: Loaded = load(
-            _existing(model),
-            tokenizer=tokenizer,
-            processor=processor,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            cpu_kernels=cpu_kernels,
-            quantization=quantization,
+            _existing(args.model),
+            tokenizer=args.tokenizer,
+            processor=args.processor,
+            dtype=args.dtype,
+            device=args.device,
+            trust_remote_code=args.trust_remote_code,
+            cpu_kernels=args.cpu_kernels,
+            quantization=args.quantization,
             progress=None if report is None else part(report, 0.0, share * _LOADING),
-            compiled=asked.compile is True,
+            compiled=args.compile is True,
             check_length=check_length,
         )
-        self.max_model_len = arguments.context(max_model_len, self.target.max_length)
-        self.intake = Intake(self.target, self.max_model_len, generation_config == "auto")
+        self.max_model_len = args.context(self.target.max_length)
+        self.intake = Intake(self.target, self.max_model_len, args.generation_config == "auto")
         drafting = part(report or silent, share * _LOADING, _LOADING)
-        self.engine = build_engine(self.target, speculation, self.intake, asked, drafting)
-        self._keeps_all = bool(enable_prefix_caching)
+        self.engine = build_engine(self.target, speculation, self.intake, args, drafting)
+        self._keeps_all = bool(args.enable_prefix_caching)
         self.intake.images.keeps_images = self.engine.drafter.needs.images
         self._generation = Generation(self.engine)
         (report or silent)("trying it out", _LOADING)
-        if asked.capture(self.target.device) is not None:
-            self._prepare(rows=sorted({1, min(2, asked.max_num_seqs)}))
-        if asked.batch_invariant:
+        if capture_of(args, self.target.device) is not None:
+            self._prepare(rows=sorted({1, min(2, args.max_num_seqs)}))
+        if args.batch_invariant:
             self.engine.between_rounds(self._try_alike)
         self._try_out()
         (report or silent)("ready", 1.0)

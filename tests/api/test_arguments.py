@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trust_remote_code": 1}, "trust_remote_code must be True or False, not 1"),
     ({"compile": "false"}, "compile must be True, False or 'auto', not 'false'"),
     ({"progress": 5}, "progress must be a function of a step and its share, not 5"),
-    ({"quantization": False}, "quantization must be the name of a kind, or None for none"),
+    ({"quantization": False}, "quantization must be 'int8' or 'int4', not False"),
     ({"cpu_kernels": None}, "cpu_kernels"),
     ({"cpu_kernels": ["auto"]}, "cpu_kernels"),
     ({"speculative_config": {1: 2}}, "the keys of speculative_config must be names, not 1"),
@@ -53,7 +53,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"speculative_config": {"method": "ngram", "prompt_lookup_max": 10**9}},
-        "1 <= min <= max <= 64, not 2 and 1000000000",
+        "prompt_lookup_max must be at most 64, not 1000000000",
     ),
     ({"max_num_seq": 3}, "unknown argument of LLM 'max_num_seq' \\(did you mean 'max_num_seqs'"),
 ]

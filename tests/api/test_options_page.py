@@ -1,52 +1,59 @@
-"""The page of all arguments and options is complete, and its defaults are the code's."""
+"""The tables of options in the documentation are what the code says, and leave nothing out."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
-from collections.abc import Iterator
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
 
+import pytest
+
+import option_tables
 from outpace import LLM, SamplingParams
 from outpace.config import COMMON
+from outpace.core.options import described, options_of
+from outpace.draft.registry import drafter_names, find_drafter
+from outpace.policy.lengths.registry import find_length, length_names
+from outpace.verify.registry import rules
 
-PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+PAGE = option_tables.DOCS / "options.md"
 
 
-def rows(part: str) -> Iterator[tuple[str, str]]:
-    """The names of a part's tables, each with the default of its row; "" where it has none."""
+def test_the_tables_are_what_the_code_says() -> None:
+    pages = [str(page) for page, _ in option_tables.outdated()]
+    assert not pages, f"renew {pages} with: python -m tests.option_tables"
+
+
+def listed(part: str) -> list[str]:
+    """The options in a part's tables."""
     section = PAGE.read_text().split(f"\n## {part}\n")[1].split("\n## ")[0]
-    for line in section.splitlines():
-        cells = [cell.strip() for cell in line.split("|")[1:-1]]
-        if len(cells) == 3 and cells[0].startswith("`"):
-            names = re.findall(r"`(\w+)`", cells[0])
-            defaults = re.findall(r"`([^`]+)`", cells[1]) or [""]
-            yield from zip(
-                names, defaults * len(names) if len(defaults) == 1 else defaults, strict=True
-            )
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
 
 
-def documented(part: str) -> dict[str, Any]:
-    return {name: ast.literal_eval(default) if default else None for name, default in rows(part)}
+def test_every_option_is_listed_once() -> None:
+    assert listed("LLM") == list(inspect.signature(LLM).parameters)
+    assert sorted(listed("SamplingParams")) == sorted(
+        one.name for one in options_of(SamplingParams)
+    )
+    assert sorted(listed("speculative_config")) == sorted(COMMON)
 
 
-def test_arguments_of_llm() -> None:
-    taken = inspect.signature(LLM.__init__).parameters
-    assert documented("LLM") == {
-        name: None if each.default is inspect.Parameter.empty else each.default
-        for name, each in taken.items()
-        if name != "self"
-    }
+KINDS = {
+    **{f"method {name}": find_drafter(name).Options for name in drafter_names()},
+    **{f"length {name}": find_length(name).Options for name in length_names()},
+    **{f"verify {name}": kind for name, kind in rules().items()},
+}
 
 
-def test_sampling_params() -> None:
-    defaults = {each.name: each.default for each in fields(SamplingParams)}
-    assert MISSING not in defaults.values()
-    assert documented("SamplingParams") == defaults
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_every_option_says_what_it_does(kind: type) -> None:
+    assert [one.name for one in described(kind) if not one.help] == []
 
 
-def test_entries_of_the_speculative_config() -> None:
-    assert {name for name, _ in rows("speculative_config")} == {*COMMON, "model"}
+def test_a_page_that_is_out_of_date_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "page.md").write_text("<!-- options of verify lenient -->\n<!-- end -->\n")
+    monkeypatch.setattr(option_tables, "DOCS", tmp_path)
+    ((_, renewed),) = option_tables.outdated()
+    assert "| `lenience` | `0.8` | What q is multiplied by; 1 is lossless. |" in renewed

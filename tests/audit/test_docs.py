@@ -12,10 +12,11 @@ from lab.gate_table import HEAD, markdown
 from outpace.audit.gate.enumeration import _rules, audit_law
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
+from outpace.core.options import options_of
 from outpace.core.proposal import Drawn
 from outpace.errors import ConfigError
 from outpace.verify.base import RuleNeeds
-from outpace.verify.registry import rule_options, rules
+from outpace.verify.registry import rules
 
 PAGES = Path(__file__).parents[2] / "docs" / "rules"
 
@@ -88,7 +89,7 @@ def test_the_list_of_rules_is_right() -> None:
         ]
         assert [cell == "yes" for cell in found[name][:6]] == columns
         listed = re.findall(r"`(\w+)`", found[name][6])
-        assert listed == list(rule_options(rule)), name
+        assert listed == [one.name for one in options_of(rule)], name
 
 
 def test_every_rule_has_its_section() -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outpace.cli.flags.names import DTYPES
+from outpace.arguments import DTYPES
 from outpace.targets.hf.loading.load import DTYPES as KNOWN
 from processes import START_SECONDS
 
@@ -26,8 +26,9 @@ finally:
     [
         ("generate a --num-beams 0", "--num-beams must be at least 1, not 0"),
         ("generate a -k 100000", "-k must be at most 256, not 100000"),
-        ("generate a --dtype float8", "unknown dtype 'float8': choose from auto, float32"),
-        ("generate a --num-beams 2 --early-stopping maybe", "true, false or never, not 'maybe'"),
+        ("generate a --dtype float8", "unknown --dtype 'float8': choose from auto, float32"),
+        ("generate a --top-p 0", "--top-p must be a number in (0, 1], not 0.0"),
+        ("generate a --num-beams 2 --early-stopping maybe", "True, False or 'never', not 'maybe'"),
         ("serve --max-num-seqs 0", "--max-num-seqs must be at least 1, not 0"),
         ("bench run --repeats 0", "--repeats"),
     ],

@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from outpace.arguments import EngineArgs
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.train.launch import Launch
+from outpace.core.options import options_of
 from outpace.errors import ConfigError
 
 Run = Callable[..., Any]
@@ -94,9 +97,11 @@ def test_a_process_alone_has_nothing_to_split(run: Run, target: Path, tmp_path: 
 
 
 def test_only_several_processes_have_a_device_of_their_own() -> None:
-    flags = ModelFlags(device="cuda")
+    defaults = {one.name: one.default for one in options_of(EngineArgs)}
+    usual = {one.name: defaults[one.name] for one in fields(ModelFlags)}
+    flags = ModelFlags(**{**usual, "device": "cuda"})
     assert Launch().placed(flags) is flags
-    cpu = ModelFlags(device="cpu")
+    cpu = ModelFlags(**{**usual, "device": "cpu"})
     assert Launch(number=1, count=2, local=1).placed(cpu) == cpu
 
 

@@ -172,8 +172,8 @@ def test_groups_that_have_ended_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min_token_span": 0}, "1 <= min <= max"),
-        ({"min_token_span": 9, "max_token_span": 8}, "1 <= min <= max"),
+        ({"min_token_span": 0}, "min_token_span must be at least 1"),
+        ({"min_token_span": 9, "max_token_span": 8}, "must not be above max_token_span=8"),
         ({"min_token_prob": 2}, "min_token_prob must be"),
         ({"tree": "yes"}, "tree must be"),
         ({"verify": "token"}, "chains only"),

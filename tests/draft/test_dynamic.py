@@ -172,8 +172,8 @@ def test_a_context_that_is_too_short_moves_along() -> None:
     [
         ({"branching": "auto", "top_k": 3}, "'top_k' is about dynamic trees"),
         ({"branching": [2, 1], "depth": 3}, "'depth' is about dynamic trees"),
-        ({"top_k": 0}, "top_k must be a whole number from 1"),
-        ({"depth": 2.5}, "depth must be a whole number from 1"),
+        ({"top_k": 0}, "top_k must be at least 1"),
+        ({"depth": 2.5}, "depth must be a whole number, not 2.5"),
         ({"with_replacement": True}, "siblings that are drawn"),
         ({"verify": "token"}, "chains"),
     ],

@@ -121,7 +121,7 @@ def test_options_that_contradict_each_other_are_refused() -> None:
     model = specimen("eagle")["model"]
     with pytest.raises(ConfigError, match="'top_k' is about dynamic trees"):
         TreeHeadOptions(model=model, top_k=3)
-    with pytest.raises(ConfigError, match="depth must be a whole number from 1"):
+    with pytest.raises(ConfigError, match="depth must be at least 1, not 0"):
         TreeHeadOptions(model=model, branching="dynamic", depth=0)
     with pytest.raises(ConfigError, match="branching must be 'auto', 'dynamic' or list"):
         TreeHeadOptions(model=model, branching="wide")

@@ -84,5 +84,5 @@ def test_kept_states_are_not_computed_again_and_not_used_for_seeded_texts(
 
 
 def test_reuse_is_a_number_of_rounds() -> None:
-    with pytest.raises(ConfigError, match="reuse must be a whole number"):
+    with pytest.raises(ConfigError, match="reuse must be at least 0"):
         decoder(-1)

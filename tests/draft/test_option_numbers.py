@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outpace.core.options import make_options
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import number
 from outpace.draft.branching import shape_of
 from outpace.draft.lookup.suffix import SuffixOptions
 from outpace.draft.online.options import OnlineOptions, online_options
-from outpace.draft.options import make_options
 from outpace.draft.route.learned.hedge import HedgeOptions
 from outpace.draft.route.learned.ucb import UcbOptions
 from outpace.draft.route.task import TaskOptions
@@ -38,18 +38,21 @@ WRONG = [
 
 
 def online(**given: Any) -> OnlineOptions | None:
-    return online_options(given)
+    return online_options("online", given)
 
 
 PLACES = [
-    ("exploration", lambda **given: make_options(UcbOptions, {**DRAFTERS, **given}, "ucb")),
-    ("memory", lambda **given: make_options(HedgeOptions, {**DRAFTERS, **given}, "hedge")),
-    ("asking", lambda **given: make_options(HedgeOptions, {**DRAFTERS, **given}, "hedge")),
-    ("threshold", lambda **given: make_options(TaskOptions, {**TASK, **given}, "task")),
-    ("confidence", lambda **given: make_options(S2dOptions, {"model": "a/folder", **given}, "s2d")),
+    ("exploration", lambda **given: make_options(UcbOptions, {**DRAFTERS, **given}, "unknown {}")),
+    ("memory", lambda **given: make_options(HedgeOptions, {**DRAFTERS, **given}, "unknown {}")),
+    ("asking", lambda **given: make_options(HedgeOptions, {**DRAFTERS, **given}, "unknown {}")),
+    ("threshold", lambda **given: make_options(TaskOptions, {**TASK, **given}, "unknown {}")),
+    (
+        "confidence",
+        lambda **given: make_options(S2dOptions, {"model": "a/folder", **given}, "unknown {}"),
+    ),
     (
         "suffix_decoding_min_token_prob",
-        lambda **given: make_options(SuffixOptions, given, "suffix"),
+        lambda **given: make_options(SuffixOptions, given, "unknown {}"),
     ),
     ("share", online),
     ("threshold", lambda **given: length_options("risk", given)),

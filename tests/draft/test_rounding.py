@@ -139,7 +139,10 @@ def _has_native() -> bool:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"quantization": "int3"}, "unknown quantization 'int3'"),
+        (
+            {"quantization": "int3"},
+            "quantization must be 'auto', 'int8', 'int4' or None, not 'int3'",
+        ),
         ({"quantization": "int8", "online": {}}, "online and quantization exclude each other"),
     ],
 )

@@ -144,7 +144,9 @@ def test_a_drafter_with_other_tokens_refuses_it() -> None:
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "some"])
 def test_what_is_no_number_of_tokens_is_refused(size: Any) -> None:
-    with pytest.raises(ConfigError, match="draft_vocab_size must be a positive number"):
+    with pytest.raises(
+        ConfigError, match="draft_vocab_size must be 'auto', a whole number from 1 or None"
+    ):
         decoder(CONFIGS["a chain"], size)
 
 

@@ -25,8 +25,8 @@ from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
-from outpace.draft.route.learned.ucb import Bandit
-from outpace.draft.state import StateFile, check_state
+from outpace.draft.route.learned.ucb import Bandit, UcbOptions
+from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.methods.heads.riders import AuxHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
@@ -742,7 +742,7 @@ def test_a_state_whose_name_no_file_can_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name another file"):
         StateFile(tmp_path / ("x" * 300), "hedge", ["ngram"]).load()
     with pytest.raises(ConfigError, match="must be the name of a file"):
-        check_state("a\0b")
+        UcbOptions(drafters=[{"method": "ngram"}] * 2, state="a\0b")
 
 
 def test_a_state_that_is_stopped_while_it_is_written_leaves_nothing_behind(

@@ -283,7 +283,7 @@ def test_the_vocabulary_may_be_refused() -> None:
         decoder("shuffled", "auto", method="draft_tree")
     with pytest.raises(ConfigError, match="needs method 'draft_model'"):
         decoder("shuffled", "text", method="draft_tree")
-    with pytest.raises(ConfigError, match="vocabulary must be one of"):
+    with pytest.raises(ConfigError, match="vocabulary must be 'auto', 'same'"):
         decoder("shuffled", "union")
     with pytest.raises(VocabularyMismatch, match="the drafter has none"):
         decoder("shuffled", "text", tokenizer=None)

@@ -21,7 +21,7 @@ from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.logits.categorical import Categorical
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
-from outpace.core.options import option
+from outpace.core.options import Options
 from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Sampled
 from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
@@ -167,8 +167,9 @@ def test_the_lengths_of_rows_follow_from_their_texts() -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuxOptions:
-    kind: str = option("tokens", "What is fed: tokens, embeddings, or states that enter later.")
+class AuxOptions(Options):
+    kind: str = "tokens"
+    """What is fed: tokens, embeddings, or states that enter later."""
 
 
 class AuxDrafter(Drafter):
@@ -237,9 +238,11 @@ def test_a_rule_that_scores_twice_refuses_riders(monkeypatch: pytest.MonkeyPatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeveralOptions:
-    model: Any = option(None, "The model of all children.")
-    random_streams: bool = option(True, "Whether each child has a random stream of its own.")
+class SeveralOptions(Options):
+    model: Any = None
+    """The model of all children."""
+    random_streams: bool = True
+    """Whether each child has a random stream of its own."""
 
 
 class SeveralDrafter(Drafter):

@@ -11,9 +11,9 @@ from api.words import word_tokenizer
 from fuzz.attack import ANYTHING, answered, examples
 from outpace import LLM, SamplingParams
 from outpace.config import COMMON
-from outpace.core.options import described
+from outpace.core.options import described, options_of
 from outpace.draft.registry import drafters
-from outpace.verify.registry import rule_options, rules
+from outpace.verify.registry import rules
 from targets.families import CONTEXT, drafter, target
 
 PARAMS = SamplingParams(max_tokens=3, seed=1)
@@ -21,7 +21,7 @@ OPTIONS_OF = {
     name: [one.name for one in described(kind.Options)] for name, kind in drafters().items()
 }
 OPTIONS = sorted({name for names in OPTIONS_OF.values() for name in names})
-RULE_OPTIONS = sorted({name for kind in rules().values() for name in rule_options(kind)})
+RULE_OPTIONS = sorted({one.name for kind in rules().values() for one in options_of(kind)})
 
 
 def text_of(**arguments: Any) -> None:

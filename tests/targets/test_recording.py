@@ -19,7 +19,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace import LLM, SamplingParams
-from outpace.building import EngineOptions
 from outpace.core import rng
 from outpace.core.logits import categorical
 from outpace.draft.registry import find_drafter
@@ -168,7 +167,7 @@ def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.Monke
         config["online"] = {"every": 1, "window": 16, "positions": "all", "share": 1.0}
     limits = {"max_num_seqs": 2, "max_model_len": CONTEXT}
     plain = LLM(target("llama"), speculative_config=config, compile=False, **limits)
-    monkeypatch.setattr(EngineOptions, "capture", lambda *_: by_traces)
+    record_by_traces(monkeypatch)
     warm = LLM(target("llama"), speculative_config=config, **limits)
     assert warm.compile_seconds > 0 == plain.compile_seconds
     updates = []
@@ -182,7 +181,7 @@ def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.Monke
 def test_texts_that_warm_up_are_not_kept_in_a_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(EngineOptions, "capture", lambda *_: by_traces)
+    record_by_traces(monkeypatch)
     path = tmp_path / "state.json"
     config = {"method": "auto", "model": drafter("llama"), "state": str(path)}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
@@ -201,6 +200,11 @@ def told(llm: LLM) -> tuple[list[int], int, int]:
         llm.engine.step()
     metrics = request.metrics
     return request.output_ids, metrics.num_target_passes, metrics.num_accepted_tokens
+
+
+def record_by_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("api", "building"):
+        monkeypatch.setattr(f"outpace.{module}.capture_of", lambda *_: by_traces)
 
 
 def by_traces(model: Any) -> FixedShapes:

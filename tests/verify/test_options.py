@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from outpace.core.options import options_of
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.heads.classifiers import JudgeHead
 from outpace.verify import base, registry, siblings
 from outpace.verify.base import Drawn, Evidence, Rule
 from outpace.verify.lossless import selection, traversal
-from outpace.verify.registry import make_rule, rule_options, rules
+from outpace.verify.registry import make_rule, rules
 
 LOSSLESS = {"token", "match", "coupled", "block", "recursive", "kseq", "traversal", "canonical"}
 
@@ -26,7 +27,8 @@ def test_every_rule_says_whether_it_is_lossless() -> None:
 def test_the_defaults_are_in_range(name: str) -> None:
     rule = make_rule(name)
     assert isinstance(rule, Rule)
-    assert make_rule(name, **rule_options(rules()[name])) == rule or not rule_options(rules()[name])
+    defaults = {one.name: one.default for one in options_of(rules()[name])}
+    assert make_rule(name, **defaults) == rule or not defaults
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from rich.console import Console
 
 from outpace.cli.audit_families import families
 from outpace.cli.flags import options as opt
-from outpace.cli.flags.declared import Flags
-from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.grouped import Flags, grouped
 from outpace.cli.flags.groups import SAMPLING, LlmFlags, SpeculationFlags
 from outpace.cli.loading import ROWS, load_llm, starting
 from outpace.cli.progress import counting
@@ -78,7 +77,7 @@ def audit_distributions(
 class AuditedFlags(LlmFlags):
     """The model that is audited, and the drafter and rule that it has."""
 
-    max_model_len: opt.MaxModelLen = None
+    max_model_len: int | None
 
     def engine(self, speculation: SpeculationFlags, rows: int) -> Any:
         """Returns the engine to audit; ``ConfigError`` for arguments that do not fit."""
@@ -86,7 +85,7 @@ class AuditedFlags(LlmFlags):
 
         check_arguments(self.others, WITH_FLAGS)
         given = {**self.arguments(), "speculative_config": speculation.config(self.bundled)}
-        return load_llm(self.model, {**given, "max_model_len": self.max_model_len}, {}, rows)[0]
+        return load_llm(self.model, given, {}, rows)[0]
 
 
 Sampled = Annotated[

@@ -16,14 +16,15 @@ from rich.console import Console
 from outpace.cli.flags import options as opt
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import (
-    BeamFlags,
+    Beams,
     EngineFlags,
     Sampling,
     SpeculationFlags,
     Stopping,
+    check_search,
+    searching,
 )
 from outpace.cli.flags.prompts import Entry, read_prompts
-from outpace.cli.flags.searching import check_search, searching
 from outpace.cli.loading import ROWS, ChatTemplate, load_llm
 from outpace.cli.printing import cost, id_of, merged, record, say, write, write_line
 from outpace.cli.signals import sigterm_as_ctrl_c
@@ -101,7 +102,7 @@ def generate(
     engine: EngineFlags,
     speculation: SpeculationFlags,
     sampling: Sampling,
-    beams: BeamFlags,
+    beams: Beams,
     stopping: Stopping,
     output: OutputFlags,
 ) -> None:
@@ -129,10 +130,10 @@ def generate(
     if output.compare and options["max_tokens"] is None:
         options["max_tokens"] = COMPARED_TOKENS
     texts, rows, searched = output.n * len(entries), ROWS, None
-    if beams.num_beams is not None:
-        searched = searching({**options, **beams.params()})
+    if (width := beams["beam_width"]) is not None:
+        searched = searching({**options, **beams})
         options, arguments = {}, {**arguments, "speculative_config": {"method": "none"}}
-        texts, rows = beams.num_beams * len(entries), max(ROWS, beams.num_beams)
+        texts, rows = width * len(entries), max(ROWS, width)
     template = ChatTemplate(source.chat_template) if source.chat else None
 
     llm, params = load_llm(engine.model, arguments, options, texts, template, output.verbose, rows)

@@ -172,8 +172,8 @@ REMEDIES = {
     "LLM.beam_search": "--num-beams",
     "or lower n.": "or lower --n.",
     "a trained head needs 'model'": "a trained head needs --draft",
+    "needs 'model' in speculative_config": "needs --draft, or 'model' in --speculative-config",
     "in speculative_config": "in --speculative-config",
-    "a draft model needs 'model'": "a draft model needs --draft, or 'model' in the JSON",
 }
 """From what the library's sentences say to the flag that does the same."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from outpace.arguments import EngineArgs
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import EngineFlags, SpeculationFlags
 from outpace.cli.loading import load_llm
@@ -105,30 +106,12 @@ class LimitFlags:
 class BatchFlags:
     """Which texts are decoded together."""
 
-    max_num_seqs: Annotated[
-        int, _option("--max-num-seqs", "N", "Texts decoded at once.", LIMITS)
-    ] = 16
-    max_batch_total_tokens: Annotated[
-        int | None,
-        _option(
-            "--max-batch-total-tokens",
-            "N",
-            "Tokens of prompts and texts that are cached at once; before there are more, a text is "
-            "put aside and read again later. Unset: as many as the texts can have.",
-            LIMITS,
-        ),
-    ] = None
-    scheduling_policy: Annotated[
-        str,
-        _option(
-            "--scheduling-policy",
-            "NAME",
-            "Which request is next: fcfs (who came first), priority (the smallest number that a "
-            "request gives), fair (the client that was given the fewest tokens) or shortest (whose "
-            "text is predicted to end first, with ageing).",
-            LIMITS,
-        ),
-    ] = "fcfs"
+    declared_in: ClassVar[type[Any]] = EngineArgs
+    panel: ClassVar[str] = LIMITS
+
+    max_num_seqs: int
+    max_batch_total_tokens: int | None
+    scheduling_policy: str
     no_prefix_caching: Annotated[
         bool,
         _switch(
@@ -140,8 +123,6 @@ class BatchFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of ``LLM``."""
-        if self.max_num_seqs < 1:
-            raise ConfigError(f"--max-num-seqs must be at least 1, not {self.max_num_seqs}.")
         return {
             "max_batch_total_tokens": self.max_batch_total_tokens,
             "scheduling_policy": self.scheduling_policy,

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from outpace.cli.flags import options as opt
-from outpace.cli.flags.declared import flag_of
-from outpace.cli.flags.grouped import grouped
+from outpace.cli.flags.grouped import flag_of, grouped
 from outpace.cli.flags.groups import ModelFlags
 from outpace.cli.flags.prompts import read_prompts
 from outpace.cli.flags.speculation import parse_object

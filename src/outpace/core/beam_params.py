@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from outpace.core.params import LogitsProcessor, SamplingParams
-from outpace.core.values import flag_or, number, whole
+from annotated_types import Ge, Le
+
+from outpace.core.options import Reads
+from outpace.core.params import SamplingParams, TextParams
+from outpace.core.values import number
 from outpace.errors import ParamsError, UnknownOption, names_checked
 
 _MOST_BEAMS = 1 << 10  # Each is a row of the model; more can only be a slip.
@@ -38,16 +41,20 @@ REFUSED: Mapping[str, str] = {
 }
 """Names of other libraries, and of `SamplingParams`, that a beam search refuses, and why."""
 
-_SEARCH = frozenset({"beam_width", "n", "length_penalty", "early_stopping"})
+
+def _only_zero(name: str, value: Any) -> float:
+    if number(name, value, 0.0, math.inf, closed=True) != 0:
+        raise ParamsError(f"{name} must be 0 in a beam search: {_DRAWN}.")
+    return 0.0
 
 
 @names_checked(UnknownOption, "beam search option")
 @dataclass(frozen=True, kw_only=True)
-class BeamSearchParams:
+class BeamSearchParams(TextParams):
     """Options of `LLM.beam_search`. ``None`` means "as the model's generation_config says".
 
-    Those from max_tokens on mean what they mean in `SamplingParams`. Penalties, bias, forbidden
-    words and processors change the log-probabilities, as in transformers, and not the logits.
+    Those that `SamplingParams` has, too, mean the same here. Penalties, bias, forbidden words and
+    processors change the log-probabilities, as in transformers, and not the logits.
 
     Raises ``ParamsError`` for a value outside its range, for an unknown name, and for an option
     that a beam search cannot honour.
@@ -56,36 +63,22 @@ class BeamSearchParams:
     5
     """
 
-    beam_width: int = 4
-    """How many unfinished texts are kept (transformers' ``num_beams``)."""
-    n: int | None = None
+    beam_width: Annotated[int, Ge(1), Le(_MOST_BEAMS)] = 4
+    """Search for the most likely texts, of which this many unfinished ones are kept (transformers'
+    ``num_beams``)."""
+    n: Annotated[int | None, Ge(1)] = None
     """How many of the best texts are returned (``num_return_sequences``). Unset: beam_width."""
     length_penalty: float | None = None
     """A text's score is its log-probability divided by its length to this power: more than 0
     favours long texts, less than 0 short ones, 0 compares log-probabilities. Unset: the model's,
     else 1."""
-    early_stopping: bool | Literal["never"] | None = None
-    """When a search ends. True: as soon as beam_width texts have ended. False: when the best
-    unfinished text, divided as it is now, is no better than the worst that has ended. "never": when
-    no text can become better, taking the most favourable length for granted. Unset: as the model
-    says, else False."""
-    temperature: float = 0.0
+    early_stopping: Literal["never"] | bool | None = None
+    """When a search ends. True: once as many texts have ended as there are beams. False: when the
+    best unfinished text, divided as it is now, is no better than the worst that has ended. "never":
+    when no text can become better, taking the most favourable length for granted. Unset: as the
+    model says, else False."""
+    temperature: Annotated[float, Reads(_only_zero)] = 0.0
     """Only 0, vLLM's default, since nothing is drawn."""
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool = False
-    stop: str | Sequence[str] | None = None
-    stop_token_ids: Sequence[int] = ()
-    include_stop_str_in_output: bool = False
-    repetition_penalty: float | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] | None = None
-    bad_words_ids: Sequence[Sequence[int]] | None = None
-    logits_processors: Sequence[LogitsProcessor] = ()
-    skip_special_tokens: bool = True
 
     def __new__(cls, **named: Any) -> BeamSearchParams:
         # Before the names are checked: for these there is more to say than that they are unknown.
@@ -95,27 +88,12 @@ class BeamSearchParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        width = whole("beam_width", self.beam_width, least=1, most=_MOST_BEAMS)
-        returned = whole("n", width if self.n is None else self.n, least=1)
-        if returned > width:
+        super().__post_init__()
+        if self.returned > self.beam_width:
             raise ParamsError(
-                f"n={returned} texts cannot come from beam_width={width} beams: raise beam_width, "
-                "or lower n."
+                f"n={self.n} texts cannot come from beam_width={self.beam_width} beams: raise "
+                "beam_width, or lower n."
             )
-        penalty, early = self.length_penalty, self.early_stopping
-        ends: Any = None if early is None else flag_or("never", "early_stopping", early)
-        if penalty is not None:
-            penalty = number("length_penalty", penalty, -math.inf, math.inf, closed=True)
-        if number("temperature", self.temperature, 0.0, math.inf, closed=True) != 0:
-            raise ParamsError(f"temperature must be 0 in a beam search: {_DRAWN}.")
-        for name, value in (
-            ("beam_width", width),
-            ("n", None if self.n is None else returned),
-            ("length_penalty", penalty),
-            ("early_stopping", ends),
-        ):
-            object.__setattr__(self, name, value)
-        self.of_text()  # refuses what is wrong with the others
 
     @property
     def returned(self) -> int:
@@ -124,10 +102,8 @@ class BeamSearchParams:
 
     def of_text(self) -> SamplingParams:
         """Returns the options that shape each text."""
-        fields = (field.name for field in dataclasses.fields(self))
-        return SamplingParams(
-            **{name: getattr(self, name) for name in fields if name not in _SEARCH}
-        )
+        names = (one.name for one in dataclasses.fields(TextParams) if one.name != "n")
+        return SamplingParams(**{name: getattr(self, name) for name in names})
 
     def resolve(self, defaults: Mapping[str, Any]) -> BeamSearchParams:
         """Returns the params with how to search taken from ``defaults``, a generation_config, where

@@ -102,58 +102,34 @@ def _processors(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
     return found
 
 
-@names_checked(UnknownOption, "sampling option")
 @dataclass(frozen=True, kw_only=True)
-class SamplingParams:
-    """Options of one request. ``None`` means "as the model's generation_config says".
+class TextParams:
+    """What may be asked of the texts of a request, drawn or searched for."""
 
-    The distribution of each token is made in this order: logit_bias, allowed_token_ids, repetition
-    / presence / frequency penalty, bad_words, min_tokens, logits_processors, temperature, top_k,
-    top_p, min_p, typical_p. Penalties and min_tokens see the history of each drafted position.
-
-    Numbers of numpy are taken like Python's, and lists are kept as tuples. Raises ``ParamsError``
-    (a ``ValueError``) for a value outside its range, and ``UnknownOption``, which is a
-    ``TypeError`` too, for an unknown name.
-
-    >>> SamplingParams(temperature=0.8, top_p=0.9, seed=1).top_p
-    0.9
-    """
-
-    n: Annotated[int, Ge(1), Le(1 << 14)] = 1
-    """How many texts to make from the prompt, each with a seed of its own derived from ``seed``."""
+    n: Annotated[int | None, Ge(1)] = None
+    """How many texts are returned."""
     temperature: Annotated[float | None, Reads(_temperature, {"type": "number", "minimum": 0})] = (
         None
     )
     """0 is greedy. Unset and without ``do_sample`` in the model's config: greedy."""
-    top_k: Annotated[int | None, Ge(-1), Off(0)] = None
-    """Keep the k most probable tokens (and those that tie with the last). 0 or -1 keeps all."""
-    top_p: Annotated[float | None, Gt(0), Le(1), Off(1.0)] = None
-    """Keep the fewest most probable tokens whose mass reaches top_p."""
-    min_p: Annotated[float | None, Ge(0), Le(1), Off(0.0)] = None
-    """Keep the tokens with at least min_p times the mass of the most probable one."""
-    typical_p: Annotated[float | None, Gt(0), Le(1), Off(1.0)] = None
-    """Locally typical sampling (Meister et al. 2022). 1 keeps all."""
-    repetition_penalty: Annotated[float | None, Gt(0), Off(1.0)] = None
-    """Divide positive and multiply negative logits of tokens in prompt or output."""
-    presence_penalty: Annotated[float, Ge(-2), Le(2)] = 0.0
-    """Subtract from the logit of each token in the output."""
-    frequency_penalty: Annotated[float, Ge(-2), Le(2)] = 0.0
-    """Subtract from a token's logit once for each time it is in the output."""
     logit_bias: Annotated[Mapping[int, float] | None, Reads(_bias, _BIAS)] = dataclasses.field(
         default=None, hash=False
     )
     """Add to the logits of tokens, by token id."""
     allowed_token_ids: Annotated[Sequence[int] | None, Reads(_allowed, _TOKENS)] = None
     """Forbid all other tokens."""
+    repetition_penalty: Annotated[float | None, Gt(0), Off(1.0)] = None
+    """Divide positive and multiply negative logits of tokens in prompt or output."""
+    presence_penalty: Annotated[float, Ge(-2), Le(2)] = 0.0
+    """Subtract from the logit of each token in the output."""
+    frequency_penalty: Annotated[float, Ge(-2), Le(2)] = 0.0
+    """Subtract from a token's logit once for each time it is in the output."""
     bad_words: Sequence[str] | None = None
     """Texts that must not be generated, tokenised with and without a leading space."""
     bad_words_ids: Annotated[Sequence[Sequence[int]] | None, Reads(_words_ids)] = None
     """The same as lists of token ids."""
     logits_processors: Annotated[Sequence[LogitsProcessor], Reads(_processors)] = ()
     """Called for each drafted position with that position's own history."""
-    seed: Annotated[int | None, Ge(-(2**63)), Le(2**63 - 1)] = None
-    """The same seed and options give the same text. Unset: drawn from the operating system;
-    `CompletionOutput.seed` reports it where it gives the text again."""
     max_tokens: Annotated[int | None, Ge(1)] = None
     """Longest text. Unset: the model's max_new_tokens, or what its max_length leaves after the
     prompt, else 256; never past the context."""
@@ -170,19 +146,8 @@ class SamplingParams:
     """Whether the stop string is part of the text."""
     ignore_eos: bool = False
     """Go on after the end-of-sequence token."""
-    logprobs: Annotated[int | None, Ge(0)] = None
-    """Report the log-probability of each token, and of this many most probable ones, under the
-    distribution that it was drawn from. A greedy sequence reports the distribution before the
-    argmax (temperature 1)."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
-    speculative: Annotated[Literal["auto", "off"] | int | None, Ge(0), Le(LARGEST)] = None
-    """For this request: "off" decodes plainly; K drafts K tokens in each round, fewer where the
-    drafter has no more to say or a length policy ends its chains, and never more than 256. "auto",
-    as unset: as the engine was configured."""
-    tag: str | None = None
-    """What the request is about, such as its task or language, for drafters that go by it (methods
-    "tagged" and "task"). It changes no distribution."""
 
     def __post_init__(self) -> None:
         read_options(self)
@@ -191,6 +156,49 @@ class SamplingParams:
                 f"min_tokens={shown(self.min_tokens)} is more than max_tokens="
                 f"{shown(self.max_tokens)}: lower the first, or raise the second."
             ).about("min_tokens")
+
+
+@names_checked(UnknownOption, "sampling option")
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams(TextParams):
+    """Options of one request. ``None`` means "as the model's generation_config says".
+
+    The distribution of each token is made in this order: logit_bias, allowed_token_ids, repetition
+    / presence / frequency penalty, bad_words, min_tokens, logits_processors, temperature, top_k,
+    top_p, min_p, typical_p. Penalties and min_tokens see the history of each drafted position.
+
+    Numbers of numpy are taken like Python's, and lists are kept as tuples. Raises ``ParamsError``
+    (a ``ValueError``) for a value outside its range, and ``UnknownOption``, which is a
+    ``TypeError`` too, for an unknown name.
+
+    >>> SamplingParams(temperature=0.8, top_p=0.9, seed=1).top_p
+    0.9
+    """
+
+    n: Annotated[int, Ge(1), Le(1 << 14)] = 1
+    """How many texts to make from the prompt, each with a seed of its own derived from ``seed``."""
+    top_k: Annotated[int | None, Ge(-1), Off(0)] = None
+    """Keep the k most probable tokens (and those that tie with the last). 0 or -1 keeps all."""
+    top_p: Annotated[float | None, Gt(0), Le(1), Off(1.0)] = None
+    """Keep the fewest most probable tokens whose mass reaches top_p."""
+    min_p: Annotated[float | None, Ge(0), Le(1), Off(0.0)] = None
+    """Keep the tokens with at least min_p times the mass of the most probable one."""
+    typical_p: Annotated[float | None, Gt(0), Le(1), Off(1.0)] = None
+    """Locally typical sampling (Meister et al. 2022). 1 keeps all."""
+    seed: Annotated[int | None, Ge(-(2**63)), Le(2**63 - 1)] = None
+    """The same seed and options give the same text. Unset: drawn from the operating system;
+    `CompletionOutput.seed` reports it where it gives the text again."""
+    logprobs: Annotated[int | None, Ge(0)] = None
+    """Report the log-probability of each token, and of this many most probable ones, under the
+    distribution that it was drawn from. A greedy sequence reports the distribution before the
+    argmax (temperature 1)."""
+    speculative: Annotated[Literal["auto", "off"] | int | None, Ge(0), Le(LARGEST)] = None
+    """For this request: "off" decodes plainly; K drafts K tokens in each round, fewer where the
+    drafter has no more to say or a length policy ends its chains, and never more than 256. "auto",
+    as unset: as the engine was configured."""
+    tag: str | None = None
+    """What the request is about, such as its task or language, for drafters that go by it (methods
+    "tagged" and "task"). It changes no distribution."""
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -107,29 +107,27 @@ def number(
         under_high = found < high if below else found <= high
         if above_low and under_high and math.isfinite(found):
             return found
+    wanted = interval(low, high, closed, below)
+    raise error(f"{name} must be {wanted}, not {shown(value)}.").about(name)
+
+
+def interval(low: float, high: float, closed: bool, below: bool) -> str:
+    """Returns what `number` takes, in words.
+
+    >>> interval(0, 1, closed=False, below=False)
+    'a number in (0, 1]'
+    """
+    if math.isinf(low) and math.isinf(high):
+        return "a finite number"
     begin = "[" if closed and math.isfinite(low) else "("
     end = ")" if below or math.isinf(high) else "]"
-    wanted = f"a number in {begin}{low:g}, {high:g}{end}"
-    if math.isinf(low) and math.isinf(high):
-        wanted = "a finite number"
-    raise error(f"{name} must be {wanted}, not {shown(value)}.").about(name)
+    return f"a number in {begin}{low:g}, {high:g}{end}"
 
 
 def flag(name: str, value: Any, *, error: type[OutpaceError] = ParamsError) -> bool:
     """Returns True or False; anything else is refused, also "no", which Python counts as true."""
     if not isinstance(value, (bool, np.bool_)):
         raise error(f"{name} must be True or False, not {shown(value)}.").about(name)
-    return bool(value)
-
-
-def flag_or(
-    word: str, name: str, value: Any, *, error: type[OutpaceError] = ParamsError
-) -> bool | str:
-    """Returns True, False, or the one word that may stand in their place."""
-    if isinstance(value, str) and value == word:
-        return word
-    if not isinstance(value, (bool, np.bool_)):
-        raise error(f"{name} must be True, False or {word!r}, not {shown(value)}.").about(name)
     return bool(value)
 
 

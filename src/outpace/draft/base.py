@@ -26,15 +26,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 
-from outpace.config import SpeculativeConfig
+from outpace.config import COMMON, SpeculativeConfig
 from outpace.core.logits_pipeline import History, LogitsPipeline
+from outpace.core.options import Options, make_options
 from outpace.core.progress import Progress, silent
 from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
 from outpace.core.rng import seeds_of_stream
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.options import NoOptions, make_options
 from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
@@ -250,7 +250,7 @@ class Drafter(ABC):
     """Whether it may propose trees that are no chains: these, too, a rule must be able to take."""
     default_rule: ClassVar[str] = "token"
     """The rule that is used when none is named."""
-    Options: ClassVar[type[Any]] = NoOptions
+    Options: ClassVar[type[Any]] = Options
     """A frozen dataclass of the entries of ``speculative_config`` that only this drafter knows."""
     needs: Needs = Needs()
     """What it has to be given of the target."""
@@ -316,7 +316,9 @@ class Drafter(ABC):
     def configure(cls, given: Mapping[str, Any]) -> Any:
         """Returns its `Options`, checked as far as that is possible before anything is loaded;
         ``ConfigError`` for an unknown name or a bad value."""
-        return make_options(cls.Options, given, cls.name)
+        unknown = f"unknown key {{}} in speculative_config for method {cls.name!r}"
+        needs = f"method {cls.name!r} needs {{}} in speculative_config"
+        return make_options(cls.Options, given, unknown, needs, beside=COMMON)
 
     @classmethod
     def usual_rule(cls, options: Any) -> str:

@@ -1,12 +1,16 @@
-"""The option that says how many children the nodes of a tree have."""
+"""The options that say how many children the nodes of a tree have."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
+
+from outpace.core.options import Options
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
 from outpace.core.values import is_whole, shown
 from outpace.draft.dynamic import Growth
@@ -16,15 +20,42 @@ AUTO, DYNAMIC = "auto", "dynamic"
 TOP_K, DEPTH = 10, 6
 """What dynamic trees have where the options say nothing else, as EAGLE-2's: n nodes of a
 level are expanded, each into as many children; and n levels at most."""
-TOP_K_HELP = f"Nodes of a level that are expanded, and children of each; dynamic trees ({TOP_K})."
-DEPTH_HELP = f"Levels at most; dynamic trees ({DEPTH})."
 
-LISTS = (
-    "Children of a node at each depth, such as [3, 2, 1]; all nodes by their paths, such as "
-    "[[0], [1], [0, 0]]"
-)
-"""The lists that a tree is given by."""
-BRANCHING_HELP = f"{LISTS}; 'auto': as it pays."
+
+@dataclass(frozen=True, kw_only=True)
+class TreeOptions(Options):
+    """The options of a model or head that drafts trees of any kind."""
+
+    branching: Any = AUTO
+    """Children of a node at each depth, such as [3, 2, 1]; all nodes by their paths, such as
+    [[0], [1], [0, 0]]; 'auto': as it pays; 'dynamic': the nodes that the drafter finds most
+    probable."""
+    top_k: Annotated[int | None, Ge(1), Le(LARGEST)] = None
+    """Nodes of a level that are expanded, and children of each; dynamic trees (10)."""
+    depth: Annotated[int | None, Ge(1), Le(LARGEST)] = None
+    """Levels at most; dynamic trees (6)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.growth is not None:
+            return
+        for name in ("top_k", "depth"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{name!r} is about dynamic trees: add branching 'dynamic'.")
+        shape_of(self.branching, (AUTO, DYNAMIC))
+
+    @property
+    def growth(self) -> Growth | None:
+        """How dynamic trees grow, None where they are not asked for."""
+        if not (isinstance(self.branching, str) and self.branching == DYNAMIC):
+            return None
+        return Growth(self.top_k or TOP_K, self.depth or DEPTH)
+
+
+def checked_branching(name: str, value: Any) -> Any:
+    """Returns the branching of trees that are not dynamic, as it was given."""
+    shape_of(value)
+    return value
 
 
 def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | None:
@@ -75,25 +106,3 @@ def _of_paths(paths: Sequence[Sequence[Any]]) -> TreeShape:
         raise ConfigError(
             f"branching names {error}: each node needs its parent and its elder siblings, once."
         ) from error
-
-
-def growth_of(branching: object, top_k: int | None, depth: int | None) -> Growth | None:
-    """Returns how the trees grow, None where they are not dynamic.
-
-    Raises ``ConfigError`` for wrong numbers, for numbers without dynamic trees, and, of other
-    trees, for what `shape_of` refuses.
-    """
-    dynamic = isinstance(branching, str) and branching == DYNAMIC
-    for name, value in (("top_k", top_k), ("depth", depth)):
-        if value is None:
-            continue
-        if not dynamic:
-            raise ConfigError(f"{name!r} is about dynamic trees: add branching 'dynamic'.")
-        if not (is_whole(value) and 1 <= value <= LARGEST):
-            raise ConfigError(
-                f"{name} must be a whole number from 1 to {LARGEST}, not {shown(value)}."
-            )
-    if dynamic:
-        return Growth(top_k or TOP_K, depth or DEPTH)
-    shape_of(branching, (AUTO, DYNAMIC))
-    return None

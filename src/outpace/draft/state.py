@@ -14,18 +14,22 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
+from outpace.core.options import Reads
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 
 
-def check_state(state: Any) -> None:
-    """Raises ``ConfigError`` unless the option names a file, or is unset."""
-    named = state is None or isinstance(state, (str, os.PathLike))
-    if not named or "\0" in str(state):
-        raise ConfigError(f"state must be the name of a file, not {shown(state)}.")
+def _file_name(name: str, value: Any) -> Any:
+    if not isinstance(value, (str, os.PathLike)) or "\0" in str(value):
+        raise ConfigError(f"{name} must be the name of a file, not {shown(value)}.")
+    return value
+
+
+FileName = Annotated[Any, Reads(_file_name)]
+"""The type of an option that names a file."""
 
 
 SECONDS = 10.0

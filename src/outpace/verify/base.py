@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits.pieces import pieces
+from outpace.core.options import read_options
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.trees.tree import Tree
-from outpace.core.values import number, shown
-from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
+from outpace.errors import ConfigError, IncompatibleRule
 from outpace.heads.classifiers import Origin
 
 
@@ -73,8 +73,8 @@ class Rule(ABC):
     the padding nodes of a row (beyond ``proposal.counts``) must get probability 0. What both need
     goes into `weigh`, and they get it from `weighed`.
 
-    A rule with options is a frozen dataclass, each of whose fields is an `option`. A rule that
-    needs more than (p, proposal) says so in ``needs``, and its round is verified by
+    A rule with options is a frozen dataclass, whose fields are the options (`core.options`). A
+    rule that needs more than (p, proposal) says so in ``needs``, and its round is verified by
     ``rule.given(evidence)``.
     """
 
@@ -94,6 +94,10 @@ class Rule(ABC):
     """What `given` has put here, in a copy of the rule."""
     _work: ClassVar[_Work | None] = None
     """What `prepared` has put here, in a copy of the rule."""
+
+    def __post_init__(self) -> None:
+        """Checks the options of a rule that has any."""
+        read_options(self, ConfigError)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -210,22 +214,6 @@ def walk(realised: Tensor, proposal: Proposal) -> Verdict:
 def repeated(chosen: Tensor, tree: Tree) -> Tensor:
     """``[B, N]`` bool: chosen nodes that have a chosen elder sibling."""
     return (tree.elder & chosen[:, None, :]).any(-1) & chosen
-
-
-# -- checks of options -----------------------------------------------------------------------------
-
-
-def require(rule: str, name: str, value: float, low: float, high: float, *, above: bool) -> None:
-    """Raises ``ConfigError`` unless low <= value <= high, or low < value where ``above``."""
-    number(f"verify={rule!r}: {name}", value, low, high, closed=not above, error=ConfigError)
-
-
-def require_one_of(rule: str, name: str, value: str, known: Iterable[str]) -> None:
-    """Raises ``ConfigError`` unless the value is a known word."""
-    words = list(known)
-    if value not in words:
-        hint = did_you_mean(str(value), words)
-        raise ConfigError(f"verify={rule!r}: unknown {name} {shown(value)}{hint}.")
 
 
 # -- helpers for stop and next -----------------------------------------------------------------

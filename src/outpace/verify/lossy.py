@@ -24,14 +24,16 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
-from outpace.core.options import needed, option
+from outpace.core.options import Reads
 from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
 from outpace.core.trees.tree import Tree
+from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import JudgeHead, Origin
 from outpace.verify.base import (
@@ -45,7 +47,6 @@ from outpace.verify.base import (
     of_token,
     ratio,
     reached,
-    require,
     stop_at,
     target_probs,
 )
@@ -97,12 +98,10 @@ class LenientRule(_WithResidual):
     stays exact, since p is then 0 or 1.
     """
 
-    lenience: float = option(0.8, "What q is multiplied by; 1 is lossless.")
+    lenience: Annotated[float, Gt(0), Le(1)] = 0.8
+    """What q is multiplied by; 1 is lossless."""
 
     name: ClassVar[str] = "lenient"
-
-    def __post_init__(self) -> None:
-        require(self.name, "lenience", self.lenience, 0, 1, above=True)
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
         allowed = self.lenience * drafted_mass(proposal, torch.float64)
@@ -121,19 +120,26 @@ class EarsRule(_WithResidual):
     Lossy unless tolerance is 0. Greedy decoding stays exact, since max p is then 1.
     """
 
-    tolerance: float = option(
-        0.1, "Added to the ratio p / q where the target is uncertain; 0 is lossless."
-    )
+    tolerance: Annotated[float, Ge(0), Le(1)] = 0.1
+    """Added to the ratio p / q where the target is uncertain; 0 is lossless."""
 
     name: ClassVar[str] = "ears"
-
-    def __post_init__(self) -> None:
-        require(self.name, "tolerance", self.tolerance, 0, 1, above=False)
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
         passes = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
         doubt = 1 - p.amax(-1).double()[:, :-1]  # [B, N], the rule takes chains
         return (passes + self.tolerance * doubt).clamp(max=1)
+
+
+def _head(name: str, value: Any) -> JudgeHead:
+    if isinstance(value, (str, os.PathLike)):
+        return JudgeHead.load(os.fspath(value))
+    if not isinstance(value, JudgeHead):
+        raise ConfigError(
+            f"{name} must be the folder that 'outpace train judge' wrote for this target, or a "
+            f"JudgeHead, not {shown(value)}."
+        )
+    return value
 
 
 # Bachmann et al. 2025, "Judge decoding: faster speculative sampling requires going beyond model
@@ -152,24 +158,12 @@ class JudgeRule(_WithResidual):
     that `JudgeHead.save` wrote.
     """
 
-    head: JudgeHead | str | os.PathLike[str] | None = needed(
-        "The folder that 'outpace train judge' wrote for this target."
-    )
-    threshold: float = option(
-        0.5, "A token passes if the judge's score is above this; 1 is lossless."
-    )
+    head: Annotated[JudgeHead | str | os.PathLike[str], Reads(_head)]
+    """The folder that 'outpace train judge' wrote for this target, or a JudgeHead."""
+    threshold: Annotated[float, Ge(0), Le(1)] = 0.5
+    """A token passes if the judge's score is above this; 1 is lossless."""
 
     name: ClassVar[str] = "judge"
-
-    def __post_init__(self) -> None:
-        require(self.name, "threshold", self.threshold, 0, 1, above=False)
-        if isinstance(self.head, (str, os.PathLike)):
-            object.__setattr__(self, "head", JudgeHead.load(os.fspath(self.head)))
-        elif not isinstance(self.head, JudgeHead):
-            raise ConfigError(
-                "verify='judge' needs head: the folder that 'outpace train judge' wrote for this "
-                "target, or a JudgeHead."
-            )
 
     @property
     def needs(self) -> RuleNeeds:
@@ -209,18 +203,12 @@ class BildRule(_OneByOne):
     look-up, never stops.
     """
 
-    rollback: float = option(
-        5.0, "A token passes if -log p of it is at most this; 0 is plain greedy decoding."
-    )
-    fallback: float = option(
-        0.6, "A draft ends before a token whose distribution has max q below this."
-    )
+    rollback: Annotated[float, Ge(0)] = 5.0
+    """A token passes if -log p of it is at most this; 0 is plain greedy decoding."""
+    fallback: Annotated[float, Ge(0), Le(1)] = 0.6
+    """A draft ends before a token whose distribution has max q below this."""
 
     name: ClassVar[str] = "bild"
-
-    def __post_init__(self) -> None:
-        require(self.name, "rollback", self.rollback, 0, float("inf"), above=False)
-        require(self.name, "fallback", self.fallback, 0, 1, above=False)
 
     @property
     def needs(self) -> RuleNeeds:
@@ -253,14 +241,15 @@ class ConfidenceRule(_OneByOne):
     choice. A point without the drafter's distribution counts as sure (C = 1).
     """
 
-    strict: float = option(0.3, "Least p of a token of which the drafter is not sure at all.")
-    loose: float = option(0.05, "Least p of a token of which the drafter is entirely sure.")
+    strict: Annotated[float, Gt(0), Le(1)] = 0.3
+    """Least p of a token of which the drafter is not sure at all."""
+    loose: Annotated[float, Gt(0), Le(1)] = 0.05
+    """Least p of a token of which the drafter is entirely sure."""
 
     name: ClassVar[str] = "confidence"
 
     def __post_init__(self) -> None:
-        require(self.name, "strict", self.strict, 0, 1, above=True)
-        require(self.name, "loose", self.loose, 0, 1, above=True)
+        super().__post_init__()
         if self.loose > self.strict:
             raise ConfigError(
                 f"verify='confidence': loose={self.loose} must not be above strict={self.strict}."
@@ -305,18 +294,14 @@ class TypicalRule(_LossyRule):
     tokens and deviates more.
     """
 
-    posterior_threshold: float = option(0.09, "p of a token above this is enough.")
-    posterior_alpha: float = option(
-        0.3, "Above this times exp(-entropy of p), too: less where the target is uncertain."
-    )
+    posterior_threshold: Annotated[float, Ge(0), Le(1)] = 0.09
+    """p of a token above this is enough."""
+    posterior_alpha: Annotated[float, Ge(0), Le(1)] = 0.3
+    """Above this times exp(-entropy of p), too: less where the target is uncertain."""
 
     name: ClassVar[str] = "typical"
     takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
     trees: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        for name in ("posterior_threshold", "posterior_alpha"):
-            require(self.name, name, getattr(self, name), 0, 1, above=False)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
@@ -354,12 +339,10 @@ class JointRule(_LossyRule):
     distribution before the argmax in greedy rows, if the engine has it.
     """
 
-    threshold: float = option(0.5, "The ratio p / q of a whole prefix has to be above this.")
+    threshold: Annotated[float, Gt(0)] = 0.5
+    """The ratio p / q of a whole prefix has to be above this."""
 
     name: ClassVar[str] = "joint"
-
-    def __post_init__(self) -> None:
-        require(self.name, "threshold", self.threshold, 0, float("inf"), above=True)
 
     @property
     def needs(self) -> RuleNeeds:
@@ -396,14 +379,12 @@ class LudRule(_LossyRule):
     refused.
     """
 
-    threshold: float = option(0.9, "A token passes if max q is at least this.")
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.9
+    """A token passes if max q is at least this."""
 
     name: ClassVar[str] = "lud"
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.IID, Drawn.WITHOUT})
     trees: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self.name, "threshold", self.threshold, 0, 1, above=True)
 
     @property
     def needs(self) -> RuleNeeds:

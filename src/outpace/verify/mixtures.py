@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from outpace.core.options import option
 from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
-from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.verify.base import (
     Rule,
@@ -21,8 +20,6 @@ from outpace.verify.base import (
     normalised,
     of_token,
     proposed_at,
-    require,
-    require_one_of,
     rows_of,
 )
 from outpace.verify.lossless.token import TokenRule, residual, stop_where_one_fails
@@ -45,25 +42,16 @@ class ReflectiveRule(Rule):
     engine brings them, and its argmax is taken.
     """
 
-    weight: float = option(0.3, "Of what the target says after reading the draft; 0 is lossless.")
-    prompt: str = option(
-        "\nRead the text again and give the same continuation, corrected if needed:\n",
-        "Stands between the draft and its second copy.",
-    )
+    weight: Annotated[float, Ge(0), Le(1)] = 0.3
+    """The weight of what the target says after reading the draft; 0 is lossless."""
+    prompt: str = "\nRead the text again and give the same continuation, corrected if needed:\n"
+    """Stands between the draft and its second copy."""
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False
     takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require(self.name, "weight", self.weight, 0, 1, above=False)
-        if not isinstance(self.prompt, str) or not self.prompt:
-            raise ConfigError(
-                f"verify='reflective': prompt must be a text that is not empty, not "
-                f"{shown(self.prompt)}."
-            )
 
     @property
     def needs(self) -> RuleNeeds:
@@ -125,17 +113,15 @@ class CascadeRule(Rule):
     token there is no q, and the distribution is p. Greedy texts stay exact. Needs a sampled draft.
     """
 
-    defer: str = option("opt", "When q stands for p: 'chow', 'diff', 'opt' or 'token'.")
-    alpha: float = option(0.1, "How much worse q may be than p and still stand for it, 0 to 1.")
+    defer: Literal["chow", "diff", "opt", "token"] = "opt"
+    """When q stands for p: 'chow', 'diff', 'opt' or 'token'."""
+    alpha: Annotated[float, Ge(0), Le(1)] = 0.1
+    """How much worse q may be than p and still stand for it, 0 to 1."""
 
     name: ClassVar[str] = "cascade"
     lossless: ClassVar[bool] = False
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.IID, Drawn.WITHOUT})
     trees: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require_one_of(self.name, "defer", self.defer, _MIXTURES)
-        require(self.name, "alpha", self.alpha, 0, 1, above=False)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if not isinstance(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING
 
 from outpace.core.lazy import LazyRegistry
-from outpace.core.values import plain_entries
-from outpace.errors import ConfigError, did_you_mean
+from outpace.core.options import make_options
 
 if TYPE_CHECKING:
     from outpace.verify.base import Rule
@@ -66,20 +64,6 @@ def make_rule(name: str, **options: object) -> Rule:
     >>> make_rule("lenient", lenience=0.5)
     LenientRule(lenience=0.5)
     """
-    kind = find_rule(name)
-    allowed = rule_options(kind)
-    for option in options:
-        if not allowed:
-            raise ConfigError(f"verify={name!r} has no options, and {option!r} was given.")
-        if option not in allowed:
-            hint = did_you_mean(option, allowed)
-            raise ConfigError(f"verify={name!r} has no option {option!r}{hint}.")
-    return kind(**plain_entries(options))
-
-
-def rule_options(rule: type[Rule]) -> dict[str, object]:
-    """Returns the rule's options with their defaults; a required one has ``inspect._empty``."""
-    if rule.__init__ is object.__init__:
-        return {}
-    parameters = inspect.signature(rule).parameters
-    return {name: parameter.default for name, parameter in parameters.items()}
+    place = f"verify={name!r}"
+    unknown, needs = f"{place} has no option {{}}", f"{place} needs {{}}"
+    return make_options(find_rule(name), options, unknown, needs, f"{place}: {{}}")

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, ClassVar
 
 import typer
 
+from outpace.arguments import EngineArgs
 from outpace.cli.flags import options as opt
-from outpace.cli.flags.declared import Flags
-from outpace.cli.flags.names import DTYPES
+from outpace.cli.flags.grouped import Flags
 from outpace.cli.flags.speculation import parse_object, speculation
+from outpace.cli.loading import starting
+from outpace.core.beam_params import BeamSearchParams
+from outpace.core.options import options_of
 from outpace.core.params import SamplingParams
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, ParamsError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
     """Which model, and how it is held and computed."""
 
-    model: opt.Model = None
-    dtype: opt.Dtype = "auto"
-    device: opt.Device = "auto"
-    quantization: opt.Quantize = None
-    trust_remote_code: opt.TrustRemoteCode = False
-    threads: opt.Threads = None
+    declared_in: ClassVar[type[Any]] = EngineArgs
+    panel: ClassVar[str] = opt.MODEL
+
+    model: str | None
+    dtype: str
+    device: str
+    quantization: str | None
+    trust_remote_code: bool
+    threads: int | None
 
     @property
     def bundled(self) -> bool:
@@ -34,12 +41,8 @@ class ModelFlags:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments of ``LLM``, but for the model itself."""
-        if self.dtype not in ("auto", *DTYPES):
-            raise ConfigError(
-                f"unknown dtype {self.dtype!r}: choose from auto, {', '.join(DTYPES)}."
-            )
-        names = ["dtype", "device", "quantization", "trust_remote_code"]
-        return _named(self, names if self.threads is None else [*names, "threads"])
+        known = {one.name for one in options_of(EngineArgs)} - {"model"}
+        return {name: value for name, value in vars(self).items() if name in known}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +67,10 @@ class LlmFlags(ModelFlags):
 class EngineFlags(ModelFlags):
     """The model's flags, and those of an engine that is used as it is."""
 
-    max_model_len: opt.MaxModelLen = None
-    generation_config: opt.GenerationConfig = "auto"
-    compile_passes: opt.Compile = None
-    batch_invariant: opt.BatchInvariant = False
-
-    def arguments(self) -> dict[str, Any]:
-        return {
-            **super().arguments(),
-            **_named(self, ["max_model_len", "generation_config", "batch_invariant"]),
-            "compile": "auto" if self.compile_passes is None else self.compile_passes,
-        }
+    max_model_len: int | None
+    generation_config: str
+    compile: bool | str
+    batch_invariant: bool
 
     def speculating(self, speculation: SpeculationFlags) -> dict[str, Any]:
         """Returns the same arguments, and how to speculate."""
@@ -96,32 +92,39 @@ class SpeculationFlags:
         return speculation(**vars(self), bundled=bundled)
 
 
-WHEN: Mapping[str, Any] = {"true": True, "false": False, "never": "never"}
-"""The words of ``--early-stopping``."""
+BEAMS = ("beam_width", "length_penalty", "early_stopping")
+"""The options of `BeamSearchParams` that say how to search."""
+
+Beams = Annotated[
+    dict[str, Any], Flags(BeamSearchParams, BEAMS, opt.BEAMS, defaults={"beam_width": None})
+]
+"""How the most likely texts are searched for; without a beam_width they are not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BeamFlags:
-    """Whether the most likely texts are searched for, and how."""
+def check_search(beams: Mapping[str, Any], compare: bool, config: Mapping[str, Any] | None) -> None:
+    """Raises the error of flags that make no sense with a beam search, or without one."""
+    if beams["beam_width"] is None:
+        for name, value in beams.items():
+            if value is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ParamsError(f"{flag} needs --num-beams, which asks for a beam search.")
+        return
+    if compare:
+        raise ParamsError(
+            "--compare measures speculation, and beams are decoded plainly: drop it or --num-beams."
+        )
+    if config is not None and config.get("method") != "none":
+        raise ConfigError(
+            "--num-beams does not go with a drafter: a beam search draws nothing, so that no rule "
+            "can verify drafts against a distribution; drop what asks for one, or --num-beams."
+        )
 
-    num_beams: opt.NumBeams = None
-    length_penalty: opt.LengthPenalty = None
-    early_stopping: opt.EarlyStopping = None
 
-    @property
-    def given(self) -> list[str]:
-        """The flags that were given."""
-        return [
-            f"--{name.replace('_', '-')}" for name, value in vars(self).items() if value is not None
-        ]
-
-    def params(self) -> dict[str, Any]:
-        """Returns the options of ``BeamSearchParams``."""
-        return {
-            "beam_width": self.num_beams,
-            "length_penalty": self.length_penalty,
-            "early_stopping": WHEN.get(self.early_stopping or ""),
-        }
+def searching(options: Mapping[str, Any]) -> Callable[..., None]:
+    """Returns what searches, with an `LLM` and a `Job`; ``ParamsError`` for bad options."""
+    with starting():
+        from outpace.cli.generate import params_of, search
+    return partial(search, params_of(options))
 
 
 SAMPLING = (
@@ -145,8 +148,3 @@ STOPPING = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")
 
 Stopping = Annotated[dict[str, Any], Flags(SamplingParams, STOPPING, opt.STOPPING)]
 """Where a text ends."""
-
-
-def _named(flags: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Returns the flags that have the same names as the library's arguments."""
-    return {name: getattr(flags, name) for name in names}

@@ -11,9 +11,6 @@ from importlib.metadata import entry_points
 
 from outpace.heads.registry import HEADS
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
-"""The numbers that ``--dtype`` takes, besides "auto"."""
-
 _OTHERS: Mapping[str, str] = {
     "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
     "consensus": "what the other samples of a prompt said after the same tokens (n > 1)",

@@ -1,4 +1,4 @@
-"""Options that verbs share: their flags, types and help, stated once."""
+"""Flags that verbs share and that are no options of the library, or an option alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from outpace.arguments import EngineArgs
+from outpace.cli.flags.grouped import flag_of
 from outpace.cli.flags.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
+from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
 
 MODEL = "Model"
@@ -65,98 +68,9 @@ ChatTemplate = Annotated[
 
 # -- model -------------------------------------------------------------------------------------
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="ID_OR_PATH",
-        help="Folder, GGUF file or hub name of a language model. Unset: the bundled pair.",
-        rich_help_panel=MODEL,
-    ),
-]
-Dtype = Annotated[
-    str,
-    typer.Option(
-        metavar="TYPE",
-        help="auto, float32, float64, bfloat16 or float16. auto: float32 on a CPU, the "
-        "checkpoint's own on a GPU.",
-        rich_help_panel=MODEL,
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        metavar="DEVICE",
-        help="cpu, cuda or cuda:1. auto: a GPU where there is one.",
-        rich_help_panel=MODEL,
-    ),
-]
-Compile = Annotated[
-    bool | None,
-    typer.Option(
-        "--compile/--no-compile",
-        help="Compile the models' passes (CPU; loading takes minutes the first time) or record "
-        "them as CUDA graphs (GPU). Unset: on a GPU, where it can be done.",
-        show_default=False,
-        rich_help_panel=MODEL,
-    ),
-]
-BatchInvariant = Annotated[
-    bool,
-    typer.Option(
-        "--batch-invariant",
-        help="Compute a token's logits with the same bits whatever else is in a pass, so that "
-        "greedy text is the same with speculation and without, alone and in company. May take "
-        "longer.",
-        rich_help_panel=MODEL,
-    ),
-]
-Quantize = Annotated[
-    str | None,
-    typer.Option(
-        "--quantization",
-        metavar="KIND",
-        help="int8 or int4: quantise the model as it is loaded. Speculation is then "
-        "exact with respect to the quantised model. Unset: not at all.",
-        rich_help_panel=MODEL,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        help="Processor cores to compute on. Unset: as many as pay here.",
-        rich_help_panel=MODEL,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="Run the Python files that come with the model. Only for models that you trust.",
-        rich_help_panel=MODEL,
-    ),
-]
-GenerationConfig = Annotated[
-    str,
-    typer.Option(
-        "--generation-config",
-        metavar="WHICH",
-        help="auto takes what no flag sets from the model's own generation_config; none ignores "
-        "it.",
-        rich_help_panel=MODEL,
-    ),
-]
-MaxModelLen = Annotated[
-    int | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="Longest prompt and text together. Unset: the model's own limit.",
-        rich_help_panel=MODEL,
-    ),
-]
+Model = Annotated[str | None, flag_of(EngineArgs, "model", MODEL)]
+TrustRemoteCode = Annotated[bool, flag_of(EngineArgs, "trust_remote_code", MODEL)]
+MaxModelLen = Annotated[int | None, flag_of(EngineArgs, "max_model_len", MODEL)]
 
 # -- speculation -------------------------------------------------------------------------------
 
@@ -213,40 +127,6 @@ Verify = Annotated[
     ),
 ]
 
-# -- sampling ----------------------------------------------------------------------------------
-
-
-def _count(flag: str, what: str, panel: str) -> Any:
-    return typer.Option(flag, metavar="N", help=what, rich_help_panel=panel)
-
-
-Number = Annotated[int, _count("--n", "Texts per prompt.", SAMPLING)]
-
-# -- beam search ---------------------------------------------------------------------------------
-
-NumBeams = Annotated[
-    int | None,
-    _count("--num-beams", "Search for the most likely texts with n beams.", BEAMS),
-]
-LengthPenalty = Annotated[
-    float | None,
-    typer.Option(
-        "--length-penalty",
-        help="Divide a text's log-probability by its length to this power.",
-        rich_help_panel=BEAMS,
-    ),
-]
-EarlyStopping = Annotated[
-    str | None,
-    typer.Option(
-        "--early-stopping",
-        metavar="WHEN",
-        help="'true': end the search when as many texts as beams have ended; 'false': when none "
-        "seems likely to become better; 'never': when none can.",
-        rich_help_panel=BEAMS,
-    ),
-]
-
 # -- audits ------------------------------------------------------------------------------------
 
 Workers = Annotated[int, typer.Option(min=0, help="Processes at once. 0: one for each processor.")]
@@ -268,6 +148,7 @@ OldTokens = Annotated[
 
 # -- output ------------------------------------------------------------------------------------
 
+Number = Annotated[int, flag_of(SamplingParams, "n", SAMPLING)]
 Compare = Annotated[
     bool,
     typer.Option(
@@ -294,10 +175,11 @@ NoStream = Annotated[
 ]
 Logprobs = Annotated[
     int | None,
-    _count(
+    typer.Option(
         "--logprobs",
-        "With --json: each token's log-probability, and this many most probable ones.",
-        OUTPUT,
+        metavar="N",
+        help="With --json: each token's log-probability, and this many most probable ones.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 Verbose = Annotated[

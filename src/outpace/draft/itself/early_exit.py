@@ -7,37 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import needed, option
+from annotated_types import Ge
+
 from outpace.core.proposal import Proposal
-from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
-from outpace.draft.itself.partial import PartialDrafter, ending_of
+from outpace.draft.itself.partial import PartialDrafter, PartialOptions, ending_of
 from outpace.errors import ConfigError
 from outpace.targets.base import LowerView
 from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyExitOptions:
+class EarlyExitOptions(PartialOptions):
     """What a user may set."""
 
-    exit_layer: Any = needed("How many of the first layers draft.")
-    draft_exit: Any = option(
-        None,
-        "Drafting stops after a token with a lower probability than this; 'adaptive': a threshold "
-        "that follows what is accepted; null: only at the budget.",
-    )
-
-    def __post_init__(self) -> None:
-        ending_of(self.draft_exit)
-        given = self.exit_layer
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            raise ConfigError(
-                "early_exit needs 'exit_layer': how many of the first layers draft, as the model "
-                f"was trained for it; not {shown(given)}."
-            )
+    exit_layer: Annotated[int, Ge(1)]
+    """How many of the first layers draft, as the model was trained for it."""
 
 
 class EarlyExit(PartialDrafter):

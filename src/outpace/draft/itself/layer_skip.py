@@ -8,42 +8,33 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from outpace.core.options import Reads
 from outpace.core.proposal import Needs
 from outpace.draft.base import Setup
 from outpace.draft.itself.chosen import ChosenLayers, evenly, read_chosen, sub_layers
-from outpace.draft.itself.partial import PartialDrafter, ending_of
+from outpace.draft.itself.partial import DraftExit, PartialDrafter, PartialOptions, ending_of
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.loading.loaded import Loaded
 
 EVEN = "even"
 
 
+def _layers(name: str, value: Any) -> Any:
+    if value == EVEN or isinstance(value, (ChosenLayers, SubLayers)):
+        return value
+    return read_chosen(value) if isinstance(value, (str, os.PathLike)) else sub_layers(value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class LayerSkipOptions:
+class LayerSkipOptions(PartialOptions):
     """What a user may set."""
 
-    layers: Any = option(
-        EVEN,
-        "What is left out: the file that `outpace tune layers` wrote, a list of layers, "
-        "{'attention': [...], 'mlp': [...]}, or 'even' for a guess that no model was tried with.",
-    )
-    draft_exit: Any = option(
-        "adaptive",
-        "Drafting stops after a token with a lower probability than this; 'adaptive': a threshold "
-        "that follows what is accepted; null: only at the budget.",
-    )
-
-    def __post_init__(self) -> None:
-        ending_of(self.draft_exit)
-        layers = self.layers
-        if isinstance(layers, (str, os.PathLike)):
-            layers = None if layers == EVEN else read_chosen(layers)
-        else:
-            layers = sub_layers(layers)
-        object.__setattr__(self, "layers", layers)
+    layers: Annotated[Any, Reads(_layers)] = EVEN
+    """What is left out: the file that `outpace tune layers` wrote, a list of layers,
+    {'attention': [...], 'mlp': [...]}, or 'even' for a guess that no model was tried with."""
+    draft_exit: DraftExit = "adaptive"
 
 
 class LayerSkip(PartialDrafter):
@@ -65,7 +56,7 @@ class LayerSkip(PartialDrafter):
         layers, loaded = setup.options.layers, setup.loaded
         if isinstance(layers, ChosenLayers):
             skipped = layers.for_model(loaded)
-        elif layers is None:
+        elif layers == EVEN:
             skipped = evenly(loaded.config.num_hidden_layers)
         else:
             skipped = ChosenLayers.checked(layers, loaded)

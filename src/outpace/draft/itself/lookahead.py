@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from annotated_types import Ge, Le
+
+from outpace.core.options import Options
 from outpace.core.proposal import AuxTokens, Drawn, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.values import is_whole, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees, merged
 from outpace.draft.ngrams import NgramPool
@@ -30,21 +31,18 @@ STRIDE = 2654435761
 
 
 @dataclass(frozen=True, kw_only=True)
-class LookaheadOptions:
+class LookaheadOptions(Options):
     """What a user may set."""
 
-    max_window_size: int = option(4, "Positions ahead that are guessed at once (W).")
-    max_ngram_size: int = option(3, "Tokens of an n-gram, the first one included (N).")
-    max_verification_set_size: int = option(4, "N-grams that are tried in a round (G).")
+    max_window_size: Annotated[int, Ge(1), Le(64)] = 4
+    """Positions ahead that are guessed at once (W)."""
+    max_ngram_size: Annotated[int, Ge(2), Le(64)] = 3
+    """Tokens of an n-gram, the first one included (N)."""
+    max_verification_set_size: Annotated[int, Ge(1), Le(64)] = 4
+    """N-grams that are tried in a round (G)."""
 
     def __post_init__(self) -> None:
-        limits = {"max_window_size": 1, "max_ngram_size": 2, "max_verification_set_size": 1}
-        for name, least in limits.items():
-            value = getattr(self, name)
-            if not (is_whole(value) and least <= value <= 64):
-                raise ConfigError(
-                    f"{name} must be a whole number from {least} to 64, not {shown(value)}."
-                )
+        super().__post_init__()
         columns = self.max_window_size * (self.max_ngram_size - 1)
         if columns > MOST_COLUMNS:
             raise ConfigError(

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Lt
+
+from outpace.core.options import Options
 from outpace.core.proposal import Drawn, EndsAfter, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.values import number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
 from outpace.draft.remembered import Remembered
 from outpace.draft.trees import TreePlans
-from outpace.errors import ConfigError
 from outpace.targets.base import Target, View
+
+DraftExit = Annotated[Literal["adaptive"] | float | None, Ge(0), Lt(1)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialOptions(Options):
+    """What a user may set of a drafter that is a part of the target."""
+
+    draft_exit: DraftExit = None
+    """Drafting stops after a token with a lower probability than this; 'adaptive': a threshold
+    that follows what is accepted; null: only at the budget."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +107,10 @@ class PartialDrafter(Drafter):
         return below([self._exits[row].threshold for row in range(rows)])
 
 
-def ending_of(given: Any) -> Ending | None:
-    """Returns what ``draft_exit`` asks for; ``ConfigError`` for anything but "adaptive", a
-    probability or None."""
-    if given is None:
+def ending_of(draft_exit: float | str | None) -> Ending | None:
+    """Returns how chains end early, as an option says it."""
+    if draft_exit is None:
         return None
-    if given == "adaptive":
+    if isinstance(draft_exit, str):
         return Ending(FIRST, PAPER)
-    if isinstance(given, str):
-        raise ConfigError(
-            f"draft_exit must be 'adaptive', a number in [0, 1), or null, not {shown(given)}."
-        )
-    return Ending(
-        number("draft_exit", given, 0, 1, closed=True, below=True, error=ConfigError), None
-    )
+    return Ending(draft_exit, None)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
@@ -28,9 +28,8 @@ KEPT = 16
 class ConsensusOptions(MatchOptions):
     """What a user may set."""
 
-    min_token_prob: float = option(
-        0.1, "The share of the samples' votes below which a token is not drafted."
-    )
+    min_token_prob: Annotated[float, Ge(0), Le(1)] = 0.1
+    """The share of the samples' votes below which a token is not drafted."""
 
 
 @dataclass(frozen=True)

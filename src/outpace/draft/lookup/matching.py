@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from outpace.core.options import option
-from outpace.core.values import flag, is_whole, number, shown
+from annotated_types import Ge, Le
+
+from outpace.core.options import Options
 from outpace.errors import ConfigError
 
 DEEPEST = 64
@@ -14,25 +15,22 @@ DEEPEST = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class MatchOptions:
+class MatchOptions(Options):
     """How long matches are, and how sure a token must be to be drafted after them."""
 
-    deepest: ClassVar[int] = DEEPEST
-    """Tokens of the longest match that can be found."""
-
-    max_token_span: int = option(16, "Tokens of the longest match.")
-    min_token_span: int = option(2, "Tokens of the shortest match.")
-    min_token_prob: float = option(
-        0.1, "The chance, by frequency, below which a token is not drafted."
-    )
-    tree: bool = option(True, "Whether several continuations are drafted at once.")
+    max_token_span: Annotated[int, Ge(1), Le(DEEPEST)] = 16
+    """Tokens of the longest match."""
+    min_token_span: Annotated[int, Ge(1)] = 2
+    """Tokens of the shortest match."""
+    min_token_prob: Annotated[float, Ge(0), Le(1)] = 0.1
+    """The chance, by frequency, below which a token is not drafted."""
+    tree: bool = True
+    """Whether several continuations are drafted at once."""
 
     def __post_init__(self) -> None:
-        low, high = self.min_token_span, self.max_token_span
-        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= self.deepest):
+        super().__post_init__()
+        if self.min_token_span > self.max_token_span:
             raise ConfigError(
-                "min_token_span and max_token_span must be whole, with 1 <= min <= max <= "
-                f"{self.deepest}, not {shown(low)} and {shown(high)}."
+                f"min_token_span={self.min_token_span} must not be above "
+                f"max_token_span={self.max_token_span}."
             )
-        number("min_token_prob", self.min_token_prob, 0, 1, closed=True, error=ConfigError)
-        flag("tree", self.tree, error=ConfigError)

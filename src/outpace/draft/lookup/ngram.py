@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from annotated_types import Ge, Le
+
+from outpace.core.options import Options
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_whole
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.errors import ConfigError
@@ -61,18 +63,20 @@ class _Index:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramOptions:
+class NgramOptions(Options):
     """What a user may set."""
 
-    prompt_lookup_max: int = option(4, "Tokens of the longest n-gram that is looked up.")
-    prompt_lookup_min: int = option(2, "Tokens of the shortest n-gram that is looked up.")
+    prompt_lookup_max: Annotated[int, Ge(1), Le(LONGEST)] = 4
+    """Tokens of the longest n-gram that is looked up."""
+    prompt_lookup_min: Annotated[int, Ge(1), Le(LONGEST)] = 2
+    """Tokens of the shortest n-gram that is looked up."""
 
     def __post_init__(self) -> None:
-        low, high = self.prompt_lookup_min, self.prompt_lookup_max
-        if not (is_whole(low) and is_whole(high) and 1 <= low <= high <= LONGEST):
+        super().__post_init__()
+        if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
-                "prompt_lookup_min and prompt_lookup_max must be whole, with 1 <= min <= max <= "
-                f"{LONGEST}, not {shown(low)} and {shown(high)}."
+                f"prompt_lookup_min={self.prompt_lookup_min} must not be above "
+                f"prompt_lookup_max={self.prompt_lookup_max}."
             )
 
 
@@ -102,9 +106,11 @@ class NgramDrafter(Drafter):
         high: Any = given.get("prompt_lookup_max")
         filled = dict(given)
         if is_whole(low):
-            filled.setdefault("prompt_lookup_max", max(low, unset.prompt_lookup_max))
+            longest = min(max(low, unset.prompt_lookup_max), LONGEST)
+            filled.setdefault("prompt_lookup_max", longest)
         if is_whole(high):
-            filled.setdefault("prompt_lookup_min", min(high, unset.prompt_lookup_min))
+            shortest = max(min(high, unset.prompt_lookup_min), 1)
+            filled.setdefault("prompt_lookup_min", shortest)
         options: NgramOptions = super().configure(filled)
         return options
 

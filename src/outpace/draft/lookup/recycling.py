@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
 
-from outpace.core.options import option
+from outpace.core.options import Options, Reads
 from outpace.core.proposal import Deterministic, Drawn, Needs, Proposal
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.branching import BRANCHING_HELP, shape_of
+from outpace.draft.branching import checked_branching, shape_of
 from outpace.draft.ngrams import NgramPool
 from outpace.draft.trees import TreePlans
 
@@ -61,13 +61,12 @@ class _Matrix:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecyclingOptions:
+class RecyclingOptions(Options):
     """What a user may set."""
 
-    branching: Any = option("auto", BRANCHING_HELP)
-
-    def __post_init__(self) -> None:
-        shape_of(self.branching)
+    branching: Annotated[Any, Reads(checked_branching)] = "auto"
+    """Children of a node at each depth, such as [3, 2, 1]; all nodes by their paths, such as
+    [[0], [1], [0, 0]]; 'auto': as it pays."""
 
 
 class RecyclingDrafter(Drafter):

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 
-from outpace.core.options import needed
+from outpace.core.options import Reads
 from outpace.core.proposal import Drawn, Proposal
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Rows, Setup
@@ -31,20 +32,22 @@ REACH = 16
 """Tokens of a continuation, at most."""
 
 
+def _datastore(name: str, value: Any) -> Any:
+    if not isinstance(value, (str, os.PathLike, Datastore)):
+        raise ConfigError(
+            f"method 'retrieval' needs {name!r}: the folder that `outpace datastore build` has "
+            f"written, not {shown(value)}."
+        )
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions(MatchOptions):
     """What a user may set."""
 
-    deepest: ClassVar[int] = DEPTH
-    datastore: Any = needed("The folder that `outpace datastore build` has written.")
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.datastore, (str, os.PathLike, Datastore)):
-            raise ConfigError(
-                "method 'retrieval' needs 'datastore': the folder that `outpace datastore build` "
-                f"has written, not {shown(self.datastore)}."
-            )
-        super().__post_init__()
+    datastore: Annotated[Any, Reads(_datastore)]
+    """The folder that `outpace datastore build` has written."""
+    max_token_span: Annotated[int, Ge(1), Le(DEPTH)] = 16
 
 
 class RetrievalDrafter(Drafter):

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from outpace.core.options import option
+from outpace.core.options import Options
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import flag, is_whole, number, shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
@@ -22,7 +22,6 @@ from outpace.draft.lookup.matching import DEEPEST
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
 from outpace.draft.remembered import Remembered
-from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 
 COUNTED = 64
@@ -30,39 +29,21 @@ COUNTED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuffixOptions:
+class SuffixOptions(Options):
     """What a user may set."""
 
-    suffix_decoding_max_tree_depth: int = option(24, "Tokens of the longest match.")
-    suffix_decoding_max_spec_factor: float = option(
-        1.0, "Tokens to draft for each token that matches."
-    )
-    suffix_decoding_min_token_prob: float = option(
-        0.1, "The chance, by frequency, below which a token is not drafted."
-    )
-    suffix_decoding_max_cached_requests: int = option(
-        10_000, "Finished texts that are kept for others; 0: each request knows itself only."
-    )
-    max_cached_tokens: int = option(1_000_000, "Tokens of these texts, at most.")
-    tree: bool = option(False, "Whether several continuations are drafted at once.")
-
-    def __post_init__(self) -> None:
-        self._check_whole("suffix_decoding_max_tree_depth", 1, DEEPEST)
-        self._check_whole("suffix_decoding_max_cached_requests", 0, 10**9)
-        self._check_whole("max_cached_tokens", 0, 10**9)
-        for name, high in (
-            ("suffix_decoding_max_spec_factor", 100),
-            ("suffix_decoding_min_token_prob", 1),
-        ):
-            number(name, getattr(self, name), 0, high, closed=True, error=ConfigError)
-        flag("tree", self.tree, error=ConfigError)
-
-    def _check_whole(self, name: str, low: int, high: int) -> None:
-        value = getattr(self, name)
-        if not (is_whole(value) and low <= value <= high):
-            raise ConfigError(
-                f"{name} must be a whole number from {low} to {high}, not {shown(value)}."
-            )
+    suffix_decoding_max_tree_depth: Annotated[int, Ge(1), Le(DEEPEST)] = 24
+    """Tokens of the longest match."""
+    suffix_decoding_max_spec_factor: Annotated[float, Ge(0), Le(100)] = 1.0
+    """Tokens to draft for each token that matches."""
+    suffix_decoding_min_token_prob: Annotated[float, Ge(0), Le(1)] = 0.1
+    """The chance, by frequency, below which a token is not drafted."""
+    suffix_decoding_max_cached_requests: Annotated[int, Ge(0), Le(10**9)] = 10_000
+    """Finished texts that are kept for others; 0: each request knows itself only."""
+    max_cached_tokens: Annotated[int, Ge(0), Le(10**9)] = 1_000_000
+    """Tokens of these texts, at most."""
+    tree: bool = False
+    """Whether several continuations are drafted at once."""
 
 
 class SuffixDrafter(Drafter):

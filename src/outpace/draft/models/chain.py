@@ -26,7 +26,6 @@ from outpace.draft.models.sight import Sight
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.models.usual import USUAL, UsualTokens, marks
 from outpace.draft.models.window import begin_of, reserve
-from outpace.draft.online.options import online_options
 from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
@@ -101,7 +100,7 @@ class DraftModel(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
         """Loads ``model``; see `load_drafter`. One with another tokenizer drafts in another way."""
-        online = online_options(setup.options.online)
+        online = setup.options.online
         drafter = cls._built(setup)
         drafter._beginnings = Beginnings(drafter.runner, setup.saved_texts, setup.saved_tokens)
         if online is None:
@@ -125,7 +124,7 @@ class DraftModel(Drafter):
             except VocabularyMismatch:
                 if wanted == SAME or None in (setup.loaded.tokenizer, loaded.tokenizer):
                     raise
-        if online_options(setup.options.online) is not None:
+        if setup.options.online is not None:
             raise ConfigError(
                 f"{loaded.name} has another tokenizer than {setup.loaded.name}, so that it cannot "
                 "learn from it online: leave online out, or use a model with the target's tokens."
@@ -154,7 +153,7 @@ class DraftModel(Drafter):
     @staticmethod
     def _load(setup: Setup) -> Loaded:
         options = setup.options
-        if online_options(options.online) is not None:
+        if options.online is not None:
             options = replace(options, model=own_copy(options.model))
         compiled = setup.capture is not None
         return load_draft_model(options, setup.loaded, setup.cpu_kernels, compiled, setup.progress)

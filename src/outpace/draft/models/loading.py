@@ -10,7 +10,6 @@ from torch import nn
 
 from outpace.core.progress import Progress, part, silent
 from outpace.draft.models.options import DraftModelOptions
-from outpace.draft.online.options import online_options
 from outpace.errors import ConfigError
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.loading.load import load_drafter
@@ -33,7 +32,7 @@ def load_draft_model(
     in a way of its own. compiled: whether its passes will be compiled. One that learns online has
     plain weights. Raises as `load_drafter` does.
     """
-    learns = online_options(options.online) is not None
+    learns = options.online is not None
     if learns:
         kernels = "off"
     elif options.quantization not in (None, "auto"):

@@ -13,7 +13,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outpace.core.values import shown
 from outpace.errors import ConfigError, OutpaceError, PromptError
 from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
@@ -148,12 +147,6 @@ class Sight:
             f"prompts that are made for {target.name}: give it as 'processor', or leave 'images' "
             "out."
         )
-
-
-def check_wanted(images: object) -> None:
-    """Raises ``ConfigError`` for what ``images`` cannot be."""
-    if not isinstance(images, bool) and images != AUTO:
-        raise ConfigError(f"images must be 'auto', true or false, not {shown(images)}.")
 
 
 def _some(value: Any, length: int, kept: Sequence[int]) -> Any:

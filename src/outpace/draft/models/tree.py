@@ -12,15 +12,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from outpace.core.options import option
 from outpace.core.proposal import Deterministic, Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
-from outpace.draft.branching import DEPTH_HELP, LISTS, TOP_K_HELP, growth_of, shape_of
-from outpace.draft.dynamic import Growth
+from outpace.draft.branching import TreeOptions, shape_of
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
@@ -33,17 +31,11 @@ from outpace.targets.hf.runner import Runner
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftTreeOptions(DraftModelOptions):
+class DraftTreeOptions(TreeOptions, DraftModelOptions):
     """What a user may set."""
 
-    branching: Any = option(
-        "auto",
-        f"{LISTS}; 'auto': as it pays; 'dynamic': the nodes that the draft model finds most "
-        "probable.",
-    )
-    with_replacement: bool = option(False, "Whether siblings may be the same token.")
-    top_k: int | None = option(None, TOP_K_HELP)
-    depth: int | None = option(None, DEPTH_HELP)
+    with_replacement: bool = False
+    """Whether siblings may be the same token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,19 +44,11 @@ class DraftTreeOptions(DraftModelOptions):
                 "draft_tree drafts with the target's own tokens: vocabulary "
                 f"{shown(self.vocabulary)} needs method 'draft_model'."
             )
-        if not isinstance(self.with_replacement, bool):
-            given = self.with_replacement
-            raise ConfigError(f"with_replacement must be true or false, not {shown(given)}.")
         if self.growth is not None and self.with_replacement:
             raise ConfigError(
                 "with_replacement is about siblings that are drawn, and those of a dynamic tree "
                 "are chosen: leave it out, or name another branching."
             )
-
-    @property
-    def growth(self) -> Growth | None:
-        """How dynamic trees grow, None where that is not asked for."""
-        return growth_of(self.branching, self.top_k, self.depth)
 
 
 class DraftTree(DraftModel):

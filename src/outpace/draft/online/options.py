@@ -1,61 +1,51 @@
-"""The entry ``online`` of a drafter's options."""
+"""What may be set of a drafter with weights, and the entry ``online`` of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from outpace.core.options import option
-from outpace.core.values import number, plain_entries, shown, whole
-from outpace.errors import ConfigError, did_you_mean
+from annotated_types import Ge, Gt, Le
 
-CORRECTED, ALL = "corrected", "all"
+from outpace.core.options import Options, Reads, make_options
+from outpace.core.values import shown
+from outpace.errors import ConfigError
 
-ONLINE_HELP = (
-    "Whether it learns from the target's corrections between rounds: a dict of learner, "
-    "learning_rate, every, window, positions, share. Seeded, sampled texts are then decoded "
-    "plainly."
-)
+ALL = "all"
+
+
+def _learner(name: str, value: Any) -> Any:
+    from outpace.train.learners import find_learner  # torch is not needed before
+
+    find_learner(value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnlineOptions:
+class OnlineOptions(Options):
     """How a drafter learns between rounds."""
 
-    learner: str = option("osd", "'osd', 'optimistic' or 'ensemble' (train.learners).")
-    learning_rate: float = option(1e-4, "How far each of its steps goes.")
-    every: int = option(8, "Windows of text between two updates.")
-    window: int = option(128, "Tokens of a window; what is learned from sees no more of a text.")
-    positions: str = option(
-        CORRECTED, "'corrected': learn where a draft was wrong; 'all': at every token."
-    )
-    share: float = option(
-        0.5, "The most of all time that learning may take; 1: as much as it needs."
-    )
-
-    def __post_init__(self) -> None:
-        for name, least in (("every", 1), ("window", 16)):
-            whole(f"{name} in 'online'", getattr(self, name), least, error=ConfigError)
-        for name in ("learning_rate", "share"):
-            value = getattr(self, name)
-            number(f"{name} in 'online'", value, 0, 1, closed=False, error=ConfigError)
-        if self.positions not in (CORRECTED, ALL):
-            raise ConfigError(
-                f"positions in 'online' must be {CORRECTED!r} or {ALL!r}, not "
-                f"{shown(self.positions)}."
-            )
-        from outpace.train.learners import find_learner  # torch is not needed before
-
-        find_learner(self.learner)
+    learner: Annotated[str, Reads(_learner)] = "osd"
+    """'osd', 'optimistic' or 'ensemble' (train.learners)."""
+    learning_rate: Annotated[float, Gt(0), Le(1)] = 1e-4
+    """How far each of its steps goes."""
+    every: Annotated[int, Ge(1)] = 8
+    """Windows of text between two updates."""
+    window: Annotated[int, Ge(16)] = 128
+    """Tokens of a window; what is learned from sees no more of a text."""
+    positions: Literal["corrected", "all"] = "corrected"
+    """'corrected': learn where a draft was wrong; 'all': at every token."""
+    share: Annotated[float, Gt(0), Le(1)] = 0.5
+    """The most of all time that learning may take; 1: as much as it needs."""
 
 
-def online_options(given: Any) -> OnlineOptions | None:
-    """Returns how to learn; None where nothing was given. ``ConfigError`` for what is wrong.
+def online_options(name: str, given: Any) -> OnlineOptions | None:
+    """Returns how to learn; None for False. ``ConfigError`` for what is wrong.
 
     given: ``{}`` or ``{"learner": ..., ...}``, or True for the defaults.
     """
-    if given is None or given is False:
+    if given is False:
         return None
     if given is True:
         return OnlineOptions()
@@ -63,18 +53,27 @@ def online_options(given: Any) -> OnlineOptions | None:
         return given
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"online must be a dict of options such as {{'learner': 'osd'}}, not {shown(given)}."
+            f"{name} must be a dict of options such as {{'learner': 'osd'}}, not {shown(given)}."
         )
-    names = [one.name for one in fields(OnlineOptions)]
-    for name in given:
-        if name not in names:
-            raise ConfigError(f"unknown key {name!r} in 'online'{did_you_mean(name, names)}.")
-    return OnlineOptions(**plain_entries(given))
+    return make_options(OnlineOptions, given, "unknown key {} in 'online'", label="{} in 'online'")
 
 
-def check_learns(online: Any, quantization: Any) -> None:
-    """Raises ``ConfigError`` for a wrong ``online``, and for one beside rounded weights."""
-    if online_options(online) is not None and quantization not in (None, "auto"):
-        raise ConfigError(
-            "online and quantization exclude each other: rounded weights cannot learn."
-        )
+@dataclass(frozen=True, kw_only=True)
+class WeightsOptions(Options):
+    """What a user may set of a drafter with weights of its own: a model or a trained head."""
+
+    model: Any
+    """The model or trained head that drafts."""
+    quantization: Literal["auto", "int8", "int4"] | None = "auto"
+    """How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."""
+    online: Annotated[Any, Reads(online_options)] = None
+    """Whether it learns from the target's corrections between rounds: a dict of learner,
+    learning_rate, every, window, positions, share. Seeded, sampled texts are then decoded
+    plainly."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.online is not None and self.quantization not in (None, "auto"):
+            raise ConfigError(
+                "online and quantization exclude each other: rounded weights cannot learn."
+            )

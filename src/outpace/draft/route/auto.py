@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.core.options import option
+from outpace.core.options import options_of
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import flag
 from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
 from outpace.draft.fingerprint import digest_of
-from outpace.draft.models.options import DraftModelOptions
-from outpace.draft.models.sight import check_wanted
+from outpace.draft.models.options import DraftModelOptions, draft_model
+from outpace.draft.online.options import WeightsOptions
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.draft.route.base import (
     Asked,
@@ -25,12 +23,11 @@ from outpace.draft.route.base import (
     rule_of,
 )
 from outpace.draft.route.joining import cut
-from outpace.draft.state import StateFile, check_state
+from outpace.draft.state import FileName, StateFile
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
-from outpace.targets.hf.loading.loaded import Loaded, check_model
-from outpace.targets.hf.loading.source import check_path
+from outpace.targets.hf.loading.loaded import Loaded
 
 LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""
@@ -46,27 +43,21 @@ OF_HEADS = ("quantization", "online", "check")
 class AutoOptions(DraftModelOptions):
     """What a user may set."""
 
-    model: Any = option(
-        None, "The draft model or trained head, if there is one; else look-ups draft alone."
-    )
-    drafter: Any = option(
-        None,
-        "In the place of 'model': what drafts beside the look-ups, as a speculative_config.",
-    )
-    check: bool = option(
-        True, "Whether a trained head is tried when it is loaded, as the head's own option."
-    )
-    trees: bool = option(False, "Whether the draft model drafts trees where these pay.")
-    lookups: Any = option(None, "The look-ups, each as a speculative_config; unset: the best one.")
-    state: Any = option(
-        None, "A file in which what is learned of texts and costs is kept between runs."
-    )
+    model: Any = None
+    """The draft model or trained head, if there is one; else look-ups draft alone."""
+    drafter: Any = None
+    """In the place of 'model': what drafts beside the look-ups, as a speculative_config."""
+    check: bool = True
+    """Whether a trained head is tried when it is loaded, as the head's own option."""
+    trees: bool = False
+    """Whether the draft model drafts trees where these pay."""
+    lookups: Any = None
+    """The look-ups, each as a speculative_config; unset: the best one."""
+    state: FileName = None
+    """A file in which what is learned of texts and costs is kept between runs."""
 
     def __post_init__(self) -> None:
-        check_state(self.state)
-        check_wanted(self.images)
-        flag("trees", self.trees, error=ConfigError)
-        flag("check", self.check, error=ConfigError)
+        WeightsOptions.__post_init__(self)  # a draft model's own checks are its method's
         check_configs("auto", "lookups", self.look_ups)
         if self.model is not None and self.drafter is not None:
             raise ConfigError("'model' and 'drafter' both name what drafts: give one of the two.")
@@ -82,11 +73,9 @@ class AutoOptions(DraftModelOptions):
             self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
             _refuse_aux_tokens(self._kind)
         else:
-            fit = {one.name for one in fields(DraftModelOptions)} | {"trees"}
+            fit = {one.name for one in options_of(DraftModelOptions)} | {"trees"}
             self._only(fit, "is about a trained head, and 'model' is none.")
-            check_model(self.model)
-            if isinstance(self.model, (str, os.PathLike)):
-                check_path(self.model)
+            draft_model("model", self.model)
 
     def _check_drafter(self) -> None:
         method = check_config("auto", self.drafter).method
@@ -100,7 +89,7 @@ class AutoOptions(DraftModelOptions):
 
     def _only(self, fit: Collection[str], why: str) -> None:
         """Raises ``ConfigError`` where an option about a draft model is set that does not fit."""
-        for one in fields(AutoOptions):
+        for one in options_of(AutoOptions):
             set_to = getattr(self, one.name)
             if one.name not in (*OF_AUTO, *fit) and set_to != one.default:
                 raise ConfigError(f"{one.name!r} {why}")
@@ -128,7 +117,7 @@ class AutoOptions(DraftModelOptions):
         if self._kind is not None:
             given = {name: getattr(self, name) for name in OF_HEADS}
             return [{"method": self._kind, "model": self.model, **given}]
-        given = {one.name: getattr(self, one.name) for one in fields(DraftModelOptions)}
+        given = {one.name: getattr(self, one.name) for one in options_of(DraftModelOptions)}
         return [{"method": "draft_tree" if self.trees else "draft_model", **given}]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.core.options import needed
+from outpace.core.options import Options
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.route.base import Asked, Several, check_configs, specimen_configs
@@ -15,14 +15,16 @@ from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftersOptions:
+class DraftersOptions(Options):
     """What a user may set."""
 
     method: ClassVar[str]
     """The method that these options are of."""
-    drafters: Any = needed("The drafters to choose from, each as a speculative_config.")
+    drafters: Any
+    """The drafters to choose from, each as a speculative_config."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_configs(self.method, "drafters", self.drafters, least=2)
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from outpace.core.options import needed, option
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.guesses import deterministic_trees, merged
@@ -23,38 +21,29 @@ from outpace.draft.route.base import (
     Learned,
     Several,
     build_children,
-    check_configs,
     committed_in,
     names_of,
     rule_of,
     specimen_configs,
 )
+from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.joining import side_by_side
-from outpace.errors import ConfigError, did_you_mean
 from outpace.targets.hf.loading.loaded import Loaded
-
-COMBINE = ("precedence", "merge", "vote")
 
 VOTE_MEMORY = 0.9
 """Share of a drafter's weight in votes that a round leaves; the rest is what was accepted of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnsembleOptions:
+class EnsembleOptions(DraftersOptions):
     """What a user may set."""
 
-    drafters: Any = needed("The drafters, in order: each as a speculative_config.")
-    combine: str = option(
-        "precedence",
-        "How: 'precedence' (the first that proposes), 'merge' (one tree of all), 'vote' (the chain "
-        "that most of them agree on).",
-    )
-
-    def __post_init__(self) -> None:
-        if self.combine not in COMBINE:
-            hint = did_you_mean(str(self.combine), COMBINE)
-            raise ConfigError(f"combine must be one of {COMBINE}, not {shown(self.combine)}{hint}.")
-        check_configs("ensemble", "drafters", self.drafters, least=2)
+    method: ClassVar[str] = "ensemble"
+    drafters: Any
+    """The drafters, in order: each as a speculative_config."""
+    combine: Literal["precedence", "merge", "vote"] = "precedence"
+    """How: 'precedence' (the first that proposes), 'merge' (one tree of all), 'vote' (the chain
+    that most of them agree on)."""
 
 
 class Ensemble(Several):

@@ -29,10 +29,8 @@ from outpace.targets.hf.loading.loaded import Loaded
 class StagedOptions(DraftModelOptions):
     """What a user may set."""
 
-    lookup: Any = field(
-        default_factory=lambda: {"method": "ngram"},
-        metadata={"help": "What drafts for the draft model, as a speculative_config."},
-    )
+    lookup: Any = field(default_factory=lambda: {"method": "ngram"})
+    """What drafts for the draft model, as a speculative_config."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

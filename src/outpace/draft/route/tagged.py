@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.core.options import needed, option
+from outpace.core.options import Options
 from outpace.core.proposal import Drawn
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, RowInfo, Rows, Setup
@@ -27,15 +27,18 @@ from outpace.targets.hf.loading.loaded import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutesOptions:
+class RoutesOptions(Options):
     """What a user may set."""
 
     method: ClassVar[str] = "tagged"
     """The method that these options are of."""
-    routes: Any = needed("A drafter for each tag, as {tag: speculative_config}.")
-    default: Any = option(None, "The drafter of all other requests, as a speculative_config.")
+    routes: Any
+    """A drafter for each tag, as {tag: speculative_config}."""
+    default: Any = None
+    """The drafter of all other requests, as a speculative_config."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         named = isinstance(self.routes, Mapping) and len(self.routes) > 0
         if not named or not all(isinstance(tag, str) for tag in self.routes):
             raise ConfigError(

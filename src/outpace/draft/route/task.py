@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import needed, option
-from outpace.core.values import number
+from annotated_types import Ge, Le
+
 from outpace.draft.base import Drafter, RowInfo, Setup
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import build_children, names_of, specimen_configs
@@ -26,16 +26,16 @@ class TaskOptions(RoutesOptions):
     """What a user may set."""
 
     method: ClassVar[str] = "task"
-    routes: Any = needed("A drafter for each task of the router, {task: speculative_config}.")
-    router: Any = needed(
-        "The file that `outpace tune router` has written; in Python also a function from a "
-        "prompt's token ids to a task and its probability.",
-    )
-    threshold: float = option(0.5, "A task less probable than this is taken for unknown.")
+    routes: Any
+    """A drafter for each task of the router, {task: speculative_config}."""
+    router: Any
+    """The file that `outpace tune router` has written; in Python also a function from a
+    prompt's token ids to a task and its probability."""
+    threshold: Annotated[float, Ge(0), Le(1)] = 0.5
+    """A task less probable than this is taken for unknown."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        number("threshold", self.threshold, 0, 1, closed=True, error=ConfigError)
         if not callable(self.router):
             known = TaskClassifier.load(self.router).tasks
             for task in self.routes:

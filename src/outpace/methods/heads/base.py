@@ -7,21 +7,20 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from outpace.core.options import option
+from outpace.core.options import Reads
 from outpace.core.proposal import Drawn, Needs, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.core.values import flag
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.branching import DEPTH_HELP, DYNAMIC, LISTS, TOP_K_HELP, growth_of, shape_of
+from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
 from outpace.draft.dynamic import NODES, Growth
-from outpace.draft.online.options import ONLINE_HELP, check_learns, online_options
+from outpace.draft.online.options import WeightsOptions
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
@@ -41,49 +40,30 @@ NOISE = 0.02
 """What is added to the weights of a specimen."""
 
 
+def trained_head(name: str, value: Any) -> Any:
+    """Returns what may be given as a trained head: a folder, or one that is loaded."""
+    if not isinstance(value, (str, os.PathLike, Head)):
+        raise ConfigError(
+            "a trained head needs 'model': the folder that 'outpace train' wrote for this "
+            "target, or a published head for it."
+        )
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
-class HeadOptions:
+class HeadOptions(WeightsOptions):
     """What a user may set."""
 
-    model: Any = option(
-        None,
-        "The trained head: a folder of 'outpace train', or a published one.",
-    )
-
-    check: bool = option(
-        True,
-        "Whether it is tried on a few tokens when it is loaded, and refused if next to none of its "
-        "guesses is right.",
-    )
-    quantization: Any = option(
-        "auto", "How its weights are rounded; 'auto': to 8 bits where that saves time; null: not."
-    )
-    online: Any = option(None, ONLINE_HELP)
-
-    def __post_init__(self) -> None:
-        flag("check", self.check, error=ConfigError)
-        check_learns(self.online, self.quantization)
-        if not isinstance(self.model, (str, os.PathLike, Head)):
-            raise ConfigError(
-                "a trained head needs 'model': the folder that 'outpace train' wrote for this "
-                "target, or a published head for it."
-            )
+    model: Annotated[Any, Reads(trained_head)]
+    """The trained head: a folder of 'outpace train', or a published one."""
+    check: bool = True
+    """Whether it is tried on a few tokens when it is loaded, and refused if next to none of its
+    guesses is right."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TreeHeadOptions(HeadOptions):
+class TreeHeadOptions(TreeOptions, HeadOptions):
     """The options of a head that drafts trees of any kind."""
-
-    branching: Any = option(
-        "auto",
-        f"{LISTS}; 'auto': as it pays; 'dynamic': the nodes that the head finds most probable.",
-    )
-    top_k: int | None = option(None, TOP_K_HELP)
-    depth: int | None = option(None, DEPTH_HELP)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        growth_of(self.branching, self.top_k, self.depth)
 
 
 class Walk(Protocol):
@@ -121,7 +101,7 @@ class TrainedDrafter(Drafter):
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
-        given, online = setup.options.model, online_options(setup.options.online)
+        given, online = setup.options.model, setup.options.online
         head = cls.head_for(setup)
         if online is not None and not head.learns_online:
             raise ConfigError(
@@ -194,7 +174,7 @@ class HeadDrafter(TrainedDrafter):
     def take(self, options: Any) -> None:
         if not isinstance(options, TreeHeadOptions):
             return
-        self._growth = growth_of(options.branching, options.top_k, options.depth)
+        self._growth = options.growth
         if self._growth is not None:
             self.any_shape, self.draws = False, frozenset({Drawn.DETERMINISTIC})
             self.longest = NODES

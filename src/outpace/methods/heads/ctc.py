@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import is_whole, shown
 from outpace.draft.base import Rows
 from outpace.draft.guesses import Guess, deterministic_trees
-from outpace.errors import ConfigError
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Norm, most_heads
 from outpace.methods.heads.base import HeadOptions
@@ -278,14 +276,8 @@ class CtcRecipe(Recipe):
 class CtcOptions(HeadOptions):
     """What a user may set."""
 
-    top_k: int = option(TOP_K, "Tokens of each frame that are looked at.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (is_whole(self.top_k) and 1 <= self.top_k <= 64):
-            raise ConfigError(
-                f"top_k must be a whole number from 1 to 64, not {shown(self.top_k)}."
-            )
+    top_k: Annotated[int, Ge(1), Le(64)] = TOP_K
+    """Tokens of each frame that are looked at."""
 
 
 class CtcDrafter(StateDrafter):

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
+from annotated_types import Ge
 from torch import Tensor, nn
 
-from outpace.core.options import option
 from outpace.core.proposal import Proposal
 from outpace.core.trees.tree import Tree
-from outpace.core.values import is_whole, shown
 from outpace.draft.base import Round, RowInfo, Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.errors import ConfigError
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Norm
 from outpace.methods.heads.base import HeadOptions, Walk
@@ -125,16 +123,9 @@ class StateBlock(nn.Module):
 class LyannaOptions(HeadOptions):
     """What a user may set."""
 
-    reuse: int = option(
-        0,
-        "Rounds in a row that may draft from the states of an earlier one, with the right tokens "
-        "put into them; 0: each begins anew from the target's latest state.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (is_whole(self.reuse) and self.reuse >= 0):
-            raise ConfigError(f"reuse must be a whole number from 0 on, not {shown(self.reuse)}.")
+    reuse: Annotated[int, Ge(0)] = 0
+    """Rounds in a row that may draft from the states of an earlier one, with the right tokens
+    put into them; 0: each begins anew from the target's latest state."""
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,18 @@ again, on its own outputs, is FastMTP (Cai et al. 2025, arXiv 2509.18362).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from outpace.core.options import option
-from outpace.core.values import flag
+from outpace.core.options import Reads
 from outpace.draft.base import Setup
-from outpace.draft.branching import growth_of
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
-from outpace.methods.heads.base import TreeHeadOptions
+from outpace.methods.heads.base import TreeHeadOptions, trained_head
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn import NextNBlock, read_nextn
 
@@ -128,17 +126,12 @@ class Mtp(TargetOutput, AttendingHead):
 class MtpOptions(TreeHeadOptions):
     """What a user may set."""
 
-    model: Any = option(
-        None, "A module of 'outpace train mtp'; unset: the one that the target's folder brings."
-    )
+    model: Annotated[Any, Reads(trained_head)] = None
+    """A module of 'outpace train mtp'; unset: the one that the target's folder brings."""
 
     def __post_init__(self) -> None:
-        if self.model is not None:
-            super().__post_init__()
-            return
-        flag("check", self.check, error=ConfigError)
-        growth_of(self.branching, self.top_k, self.depth)
-        if self.online is not None:
+        super().__post_init__()
+        if self.online is not None and self.model is None:
             raise ConfigError(
                 "the module that a checkpoint brings does not learn online: name one of 'outpace "
                 "train mtp' as 'model', or leave 'online' out."

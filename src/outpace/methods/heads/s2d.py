@@ -9,15 +9,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
-from outpace.core.options import option
-from outpace.core.values import number
 from outpace.draft.base import Setup
-from outpace.errors import ConfigError
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
@@ -199,16 +197,9 @@ class S2dRecipe(Recipe):
 class S2dOptions(TreeHeadOptions):
     """What a user may set."""
 
-    confidence: float | None = option(
-        None,
-        "The probability of its first guess with which a part is content: 0 always drafts with the "
-        "smallest, 1 with all layers; unset: as it was trained.",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.confidence is not None:
-            number("confidence", self.confidence, 0, 1, closed=True, error=ConfigError)
+    confidence: Annotated[float | None, Ge(0), Le(1)] = None
+    """The probability of its first guess with which a part is content: 0 always drafts with the
+    smallest, 1 with all layers; unset: as it was trained."""
 
 
 class S2dDrafter(AttendingHeadDrafter):
@@ -226,7 +217,7 @@ class S2dDrafter(AttendingHeadDrafter):
         head = cast(S2d, super().head_for(setup))
         if setup.options.confidence is not None:
             head = copy.copy(head)  # the same weights
-            head.confidence = float(setup.options.confidence)
+            head.confidence = setup.options.confidence
         return head
 
     @classmethod

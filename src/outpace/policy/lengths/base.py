@@ -9,13 +9,11 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from outpace.core.account import Account, Mode
+from outpace.core.options import Options
 from outpace.core.proposal import DraftingTerms, EndsAfter
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.core.values import is_whole, number, shown
 from outpace.draft.base import Drafter
-from outpace.draft.options import NoOptions
-from outpace.errors import ConfigError
 from outpace.policy.base import Controller, Outcome, RoundPlan, is_reproducible, wish
 from outpace.policy.row import DraftingRow
 from outpace.policy.tally import Tally
@@ -87,7 +85,7 @@ class LengthPolicy(Controller):
     have."""
     usual: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
-    Options: ClassVar[type[Any]] = NoOptions
+    Options: ClassVar[type[Any]] = Options
 
     def __init__(self, count: int, options: Any, coupled: bool) -> None:
         """count: num_speculative_tokens. coupled: the rule's texts do not depend on drafts."""
@@ -160,16 +158,3 @@ class StoppingPolicy(LengthPolicy):
     @abstractmethod
     def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
         """Returns what `DraftingTerms.ends_after` is in the coming round."""
-
-
-def check_number(policy: str, name: str, value: Any, low: float, high: float) -> None:
-    """Raises ``ConfigError`` unless an option is a number in [low, high]."""
-    number(f"length={policy!r}: {name}", value, low, high, closed=True, error=ConfigError)
-
-
-def check_whole(policy: str, name: str, value: Any) -> None:
-    """Raises ``ConfigError`` unless an option is a whole number of at least 1."""
-    if not (is_whole(value) and value >= 1):
-        raise ConfigError(
-            f"length={policy!r}: {name} must be a whole number of at least 1, not {shown(value)}."
-        )

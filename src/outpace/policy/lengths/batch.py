@@ -9,28 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from annotated_types import Ge
+
+from outpace.core.options import Options
 from outpace.policy.base import Outcome, is_reproducible
-from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy, check_whole
+from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy
 from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(Options):
     """What a user may set; the defaults are the paper's."""
 
-    more: int = option(2, "Tokens more after a round in which a row accepted all of its draft.")
-    share: int = option(10, "One token in so many less after any other round.")
-    longest: int | None = option(
-        None, f"Tokens of the longest draft; unset: {LONGEST}, or as many as the first has."
-    )
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name != "longest" or value is not None:
-                check_whole("batch", name, value)
+    more: Annotated[int, Ge(1)] = 2
+    """Tokens more after a round in which a row accepted all of its draft."""
+    share: Annotated[int, Ge(1)] = 10
+    """One token in so many less after any other round."""
+    longest: Annotated[int | None, Ge(1)] = None
+    """Tokens of the longest draft; unset: 32, or as many as the first has."""
 
 
 @dataclass(frozen=True)

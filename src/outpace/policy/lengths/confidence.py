@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from annotated_types import Ge, Le
+
+from outpace.core.options import Options
 from outpace.core.proposal import EndsAfter
 from outpace.draft.exits import probability
-from outpace.policy.lengths.base import StoppingPolicy, check_number
+from outpace.policy.lengths.base import StoppingPolicy
 from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConfidenceOptions:
+class ConfidenceOptions(Options):
     """What a user may set."""
 
-    threshold: float = option(0.4, "The probability below which a token is the last of its chain.")
-
-    def __post_init__(self) -> None:
-        check_number("confidence", "threshold", self.threshold, 0, 1)
+    threshold: Annotated[float, Ge(0), Le(1)] = 0.4
+    """The probability below which a token is the last of its chain."""
 
 
 class Confidence(StoppingPolicy):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from outpace.core.options import Options
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.options import NoOptions
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.row import DraftingRow
 
@@ -25,7 +25,7 @@ class Constant(LengthPolicy):
         *,
         shape: TreeShape | None = None,
     ) -> None:
-        super().__init__(count, options or NoOptions(), coupled)
+        super().__init__(count, options or Options(), coupled)
         self._shape = shape
 
     def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:

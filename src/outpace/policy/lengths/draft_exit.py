@@ -7,36 +7,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from annotated_types import Ge, Le
+
+from outpace.core.options import Options
 from outpace.core.proposal import EndsAfter
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
 from outpace.policy.base import Outcome
-from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
+from outpace.policy.lengths.base import ByRequest, StoppingPolicy
 from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftExitOptions:
+class DraftExitOptions(Options):
     """What a user may set; the defaults are the paper's."""
 
-    threshold: float = option(FIRST, "The first threshold: a less likely token ends its chain.")
-    target_acceptance: float = option(
-        PAPER.wanted,
-        "The acceptance rate below which the threshold rises, and above which it falls.",
-    )
-    step: float = option(PAPER.step, "By how much it rises or falls before it is smoothed.")
-    rate_memory: float = option(
-        PAPER.rate_memory, "Share of the old acceptance rate that is kept (beta 1)."
-    )
-    threshold_memory: float = option(
-        PAPER.threshold_memory, "Share of the old threshold that is kept (beta 2)."
-    )
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            check_number("draft_exit", name, value, 0, 1)
+    threshold: Annotated[float, Ge(0), Le(1)] = FIRST
+    """The first threshold: a less likely token ends its chain."""
+    target_acceptance: Annotated[float, Ge(0), Le(1)] = PAPER.wanted
+    """The acceptance rate below which the threshold rises, and above which it falls."""
+    step: Annotated[float, Ge(0), Le(1)] = PAPER.step
+    """By how much it rises or falls before it is smoothed."""
+    rate_memory: Annotated[float, Ge(0), Le(1)] = PAPER.rate_memory
+    """Share of the old acceptance rate that is kept (beta 1)."""
+    threshold_memory: Annotated[float, Ge(0), Le(1)] = PAPER.threshold_memory
+    """Share of the old threshold that is kept (beta 2)."""
 
 
 class DraftExit(StoppingPolicy):

@@ -8,29 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from outpace.core.options import option
+from outpace.core.options import Options
 from outpace.core.proposal import DraftingTerms
-from outpace.policy.lengths.base import LengthPolicy, check_number
+from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class EntropyOptions:
+class EntropyOptions(Options):
     """What a user may set."""
 
-    threshold: float = option(
-        2.0,
-        "The entropy of the drafter's next distribution, in nats, above which nothing more is "
-        "drafted.",
-    )
-
-    def __post_init__(self) -> None:
-        check_number("entropy", "threshold", self.threshold, 0, 100)
+    threshold: Annotated[float, Ge(0), Le(100)] = 2.0
+    """The entropy of the drafter's next distribution, in nats, above which nothing more is
+    drafted."""
 
 
 class Entropy(LengthPolicy):

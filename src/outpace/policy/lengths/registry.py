@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.lazy import LazyRegistry
-from outpace.core.values import plain_entries
-from outpace.errors import ConfigError, did_you_mean
+from outpace.core.options import make_options
 
 if TYPE_CHECKING:
     from outpace.policy.lengths.base import LengthPolicy
@@ -49,11 +47,6 @@ def length_options(name: str, given: Mapping[str, Any]) -> Any:
 
     numpy's numbers are taken like Python's.
     """
-    kind = find_length(name)
-    known = [one.name for one in dataclasses.fields(kind.Options)]
-    for each in given:
-        if each not in known:
-            if not known:
-                raise ConfigError(f"length={name!r} has no options, and {each!r} was given.")
-            raise ConfigError(f"length={name!r} has no option {each!r}{did_you_mean(each, known)}.")
-    return kind.Options(**plain_entries(given))
+    place = f"length={name!r}"
+    unknown, needs = f"{place} has no option {{}}", f"{place} needs {{}}"
+    return make_options(find_length(name).Options, given, unknown, needs, f"{place}: {{}}")

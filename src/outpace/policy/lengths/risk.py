@@ -8,31 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from outpace.core.options import option
+from outpace.core.options import Options
 from outpace.core.proposal import EndsAfter
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.base import Outcome
 from outpace.policy.calibration import Calibration, Confidences
-from outpace.policy.lengths.base import ByRequest, StoppingPolicy, check_number
+from outpace.policy.lengths.base import ByRequest, StoppingPolicy
 from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
-class RiskOptions:
+class RiskOptions(Options):
     """What a user may set."""
 
-    threshold: float = option(
-        0.7, "The chance of any rejection so far above which nothing more is drafted."
-    )
-
-    def __post_init__(self) -> None:
-        check_number("risk", "threshold", self.threshold, 0, 1)
+    threshold: Annotated[float, Ge(0), Le(1)] = 0.7
+    """The chance of any rejection so far above which nothing more is drafted."""
 
 
 class Risk(StoppingPolicy):

@@ -9,38 +9,41 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
-from outpace.core.options import option
+from outpace.core.options import Options, Reads
 from outpace.core.proposal import DraftingTerms
+from outpace.core.values import shown
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Classifier, load_classifier
-from outpace.policy.lengths.base import LengthPolicy, check_number
+from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.row import DraftingRow
 
 
+def _head(name: str, value: Any) -> Classifier:
+    if isinstance(value, (str, os.PathLike)):
+        return load_classifier(value, "stop_head")
+    if not isinstance(value, Classifier):
+        raise ConfigError(
+            f"{name} must be the folder that 'outpace train stop_head' wrote for this draft model, "
+            f"not {shown(value)}."
+        )
+    return value
+
+
 @dataclass(frozen=True, kw_only=True)
-class StopHeadOptions:
+class StopHeadOptions(Options):
     """What a user may set."""
 
-    head: Any = option(None, "The folder that 'outpace train stop_head' wrote.")
-    threshold: float = option(
-        0.7, "The chance of any rejection so far above which nothing more is drafted."
-    )
-
-    def __post_init__(self) -> None:
-        check_number("stop_head", "threshold", self.threshold, 0, 1)
-        if isinstance(self.head, (str, os.PathLike)):
-            object.__setattr__(self, "head", load_classifier(self.head, "stop_head"))
-        elif not isinstance(self.head, Classifier):
-            raise ConfigError(
-                "length='stop_head' needs head: the folder that 'outpace train stop_head' wrote "
-                "for this draft model."
-            )
+    head: Annotated[Any, Reads(_head)]
+    """The folder that 'outpace train stop_head' wrote."""
+    threshold: Annotated[float, Ge(0), Le(1)] = 0.7
+    """The chance of any rejection so far above which nothing more is drafted."""
 
 
 class StopHead(LengthPolicy):

@@ -7,16 +7,14 @@ limits" (arXiv 2410.18234).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from outpace.core.logits.pieces import pieces
-from outpace.core.options import option
 from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.core.values import shown
-from outpace.errors import ConfigError
 from outpace.verify.base import Rule, at_drafted, normalised, ratio, rows_of
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.lossless.selection import best_pairing
@@ -51,25 +49,13 @@ class CanonicalRule(Rule):
     `KSeqRule`.
     """
 
-    alphabet: int = option(
-        12, "Tokens of most drafted mass whose pairs are weighed by a linear programme."
-    )
+    alphabet: Annotated[int, Ge(0)] = 12
+    """Tokens of most drafted mass whose pairs are weighed by a linear programme."""
 
     name: ClassVar[str] = "canonical"
     lossless: ClassVar[bool] = True
     takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
     trees: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if (
-            isinstance(self.alphabet, bool)
-            or not isinstance(self.alphabet, int)
-            or self.alphabet < 0
-        ):
-            raise ConfigError(
-                "verify='canonical': alphabet must be a whole number >= 0, not "
-                f"{shown(self.alphabet)}."
-            )
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Self
 
 from outpace.core.proposal import Drawn, Needs
 from outpace.draft.base import Drafter, RowInfo, Setup
 from outpace.draft.fingerprint import digest_of
 from outpace.draft.route.base import Learned, State, build_children, described, names_of, rule_of
-from outpace.draft.route.choosing import Choosing
-from outpace.draft.state import StateFile
+from outpace.draft.route.choosing import Choosing, DraftersOptions
+from outpace.draft.state import FileName, StateFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningOptions(DraftersOptions):
+    """What a user may set of all of them."""
+
+    state: FileName = None
+    """A file in which what is learned is kept between runs."""
 
 
 class Learning(Choosing, Generic[State]):

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core import values
+from annotated_types import Ge, Gt, Le, Lt
+
 from outpace.core.logits.constraints import History
-from outpace.core.options import option
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import padded
 from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
 from outpace.draft.guesses import Guess
 from outpace.draft.remembered import Remembered
 from outpace.draft.route.base import Asked, Learned
-from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
-from outpace.draft.route.learned.base import Learning
+from outpace.draft.route.learned.base import Learning, LearningOptions
 from outpace.draft.route.learned.leader import ALIKE, AT_FIRST, Leader, Purse, Shadow
-from outpace.draft.state import check_state, numbers
-from outpace.errors import ConfigError
+from outpace.draft.state import numbers
 
 READ_AT_ONCE = 8
 """Tokens of a text that a model reads for the price of one pass; more take as much longer."""
@@ -46,25 +44,18 @@ class Heard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HedgeOptions(DraftersOptions):
+class HedgeOptions(LearningOptions):
     """What a user may set."""
 
     method: ClassVar[str] = "hedge"
-    horizon: int = option(4, "Tokens of the drafts by which drafters are compared.")
-    memory: float = option(0.97, "What is kept of the gains at each token; 1 / (1 - memory) count.")
-    every: int = option(4, "Models that did not draft are asked in one of n rounds at most.")
-    asking: float = option(
-        0.01, "The share of the price of all rounds that asking may take, reading included."
-    )
-    state: Any = option(None, "A file in which what is learned is kept between runs.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_state(self.state)
-        values.whole("every", self.every, least=1, error=ConfigError)
-        values.whole("horizon", self.horizon, least=1, most=32, error=ConfigError)
-        values.number("memory", self.memory, 0, 1, closed=False, below=True, error=ConfigError)
-        values.number("asking", self.asking, 0, 1, closed=False, error=ConfigError)
+    horizon: Annotated[int, Ge(1), Le(32)] = 4
+    """Tokens of the drafts by which drafters are compared."""
+    memory: Annotated[float, Gt(0), Lt(1)] = 0.97
+    """What is kept of the gains at each token; 1 / (1 - memory) count."""
+    every: Annotated[int, Ge(1)] = 4
+    """Models that did not draft are asked in one of n rounds at most."""
+    asking: Annotated[float, Gt(0), Le(1)] = 0.01
+    """The share of the price of all rounds that asking may take, reading included."""
 
 
 class Hedge(Learning[Leader]):

@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from outpace.core.options import option
+from annotated_types import Ge
+
 from outpace.core.proposal import Proposal
-from outpace.core.values import number
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.route.base import Asked
-from outpace.draft.route.choosing import DraftersOptions
 from outpace.draft.route.feedback import Committed
-from outpace.draft.route.learned.base import Learning
-from outpace.draft.state import check_state, numbers
-from outpace.errors import ConfigError
+from outpace.draft.route.learned.base import Learning, LearningOptions
+from outpace.draft.state import numbers
 
 
 class Bandit:
@@ -67,17 +65,12 @@ def block_divergence(shares: Sequence[float], wanted: int) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UcbOptions(DraftersOptions):
+class UcbOptions(LearningOptions):
     """What a user may set."""
 
     method: ClassVar[str] = "ucb"
-    exploration: float = option(0.1, "Width of the confidence bounds (beta).")
-    state: Any = option(None, "A file in which what is learned is kept between runs.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_state(self.state)
-        number("exploration", self.exploration, 0, math.inf, closed=True, error=ConfigError)
+    exploration: Annotated[float, Ge(0)] = 0.1
+    """Width of the confidence bounds (beta)."""
 
 
 class Ucb(Learning[Bandit]):
