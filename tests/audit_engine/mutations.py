@@ -250,13 +250,13 @@ def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         right = rows(self, played, plan)
         prompts, outputs = right.history.prompts, right.history.outputs
         other = History([*prompts[1:], prompts[0]], [*outputs[1:], outputs[0]])
-        looking = copy.copy(right.distribution)
+        looking = copy.copy(right.pipeline)
         for name in ("__call__", "best", "adjusted", "soft", "reported"):
-            real = getattr(right.distribution, name)
+            real = getattr(right.pipeline, name)
             looking.__dict__[name] = lambda logits, branches, _, real=real: real(
                 logits, branches, other
             )
-        return replace(right, distribution=looking)
+        return replace(right, pipeline=looking)
 
     monkeypatch.setattr(Engine, "_rows", shifted)
 

@@ -71,7 +71,7 @@ def test_json(generate: Run, plain: LLM) -> None:
         (("--num-beams", 2, "--temperature", 0.7), "temperature must be 0"),
         (("--num-beams", 2, "--logprobs", 1, "--json"), "logprobs does not go with"),
         (("--num-beams", 2, "--n", 3), "--num-beams=2 beams: raise --num-beams, or lower --n"),
-        (("--num-beams", 2, "--early-stopping", "soon"), "true, false or never, not 'soon'"),
+        (("--num-beams", 2, "--early-stopping", "soon"), "True, False or 'never', not 'soon'"),
         (("--num-beams", 0), "--num-beams must be at least 1, not 0"),
     ],
 )

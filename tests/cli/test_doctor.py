@@ -60,7 +60,7 @@ def test_the_commands_that_are_advised_run(run: Run, target: Path, drafter: Path
     ("flags", "words"),
     [
         (["--draft", "no/such/folder"], "no/such/folder"),
-        (["--dtype", "int7"], "unknown dtype 'int7'"),
+        (["--dtype", "int7"], "unknown --dtype 'int7'"),
         (["--max-model-len", "20", "--max-tokens", "18"], "give a smaller --max-tokens"),
         (["-k", "0"], "-k"),
         (["--quantization", "int3"], "int3"),

@@ -378,7 +378,7 @@ def test_pixels_that_do_not_fit_the_drafter_are_refused_where_images_are_require
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"images": "yes"}, "'auto', true or false"),
+        ({"images": "yes"}, "True, False or 'auto'"),
         ({"images": True, "model": "text"}, "reads text only"),
         ({"images": True, "model": "other"}, "give it as 'processor'"),
     ],
@@ -408,7 +408,7 @@ def _with_another_mark() -> Any:
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"images": True}, "give 'model', too"), ({"images": 3}, "'auto', true or false")],
+    [({"images": True}, "give 'model', too"), ({"images": 3}, "True, False or 'auto'")],
 )
 def test_without_a_draft_model_there_is_nobody_to_show_images_to(
     options: dict[str, Any], sentence: str

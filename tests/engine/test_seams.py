@@ -301,7 +301,7 @@ def several(random_streams: bool) -> LLM:
     config = {
         "method": "several",
         "model": noisy_copy(model, 1.0),
-        "lanes": random_streams,
+        "random_streams": random_streams,
         "num_speculative_tokens": 4,
         "verify": "recursive",
     }

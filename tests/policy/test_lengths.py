@@ -288,7 +288,7 @@ def test_ending_behind_a_token_keeps_the_distribution(name: str) -> None:
         ({"method": "ngram", "length": {"name": "batch", "mor": 1}}, "did you mean 'more'"),
         ({"method": "ngram", "length": {"name": "confidence", "threshold": 2}}, "in [0, 1]"),
         ({"method": "ngram", "length": 5}, "length must be"),
-        ({"method": "ngram", "length": "stop_head"}, "needs head"),
+        ({"method": "ngram", "length": "stop_head"}, "needs 'head'"),
         ({"method": "ngram", "num_assistant_tokens": 3, "num_speculative_tokens": 3}, "same thing"),
         (
             {

@@ -122,7 +122,7 @@ def test_threads_are_those_asked_for(folder: Path) -> None:
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "2", [1]])
 def test_other_numbers_of_threads_are_refused(wrong: Any) -> None:
     before = torch.get_num_threads()
-    with pytest.raises(ConfigError, match="threads must be a whole number from 1 up, not"):
+    with pytest.raises(ConfigError, match=r"threads must be (at least 1|a whole number), not"):
         LLM(threads=wrong)
     assert torch.get_num_threads() == before
 

@@ -203,7 +203,7 @@ def told(llm: LLM) -> tuple[list[int], int, int]:
 
 
 def record_by_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("api", "building"):
+    for module in ("llm", "building"):
         monkeypatch.setattr(f"outpace.{module}.capture_of", lambda *_: by_traces)
 
 

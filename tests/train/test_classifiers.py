@@ -238,8 +238,8 @@ def test_mistakes_are_named(heads: dict[str, str], draft: str, tmp_path: Path) -
         ),
         ({**asked("stop_head", stop, draft), "online": {}}, "does not learn online"),
         (asked("stop_head", heads["judge"], draft), "holds a classifier 'judge'"),
-        ({"model": draft, "length": "stop_head"}, "needs head"),
-        ({"model": draft, "verify": "judge"}, "needs head"),
+        ({"model": draft, "length": "stop_head"}, "needs 'head'"),
+        ({"model": draft, "verify": "judge"}, "needs 'head'"),
     ):
         with pytest.raises(ConfigError, match=sentence):
             LLM(target("llama"), speculative_config=config)

@@ -75,7 +75,7 @@ RECIPES = LazyRegistry(
         "eagle": "outpace.methods.heads.eagle:EagleRecipe",
         "block": "outpace.methods.heads.blocks:BlockRecipe",
         "s2d": "outpace.methods.heads.s2d:S2dRecipe",
-        "riding": "outpace.methods.heads.riders:RidingRecipe",
+        "riding": "outpace.methods.heads.riders:AuxRecipe",
         "ctc": "outpace.methods.heads.ctc:CtcRecipe",
         "diffusion": "outpace.methods.heads.diffusion:DiffusionRecipe",
     },
