@@ -28,7 +28,7 @@ from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Pu
 from outpace.draft.route.learned.ucb import Bandit, UcbOptions
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
-from outpace.methods.heads.riders import AuxHeadDrafter
+from outpace.methods.heads.aux_tokens import AuxHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

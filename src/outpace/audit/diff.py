@@ -182,7 +182,7 @@ class _Steps:
     tell: Tell
 
     def done(self, what: str) -> None:
-        """Is told that one more step is done."""
+        """Learns that one more step is done."""
         self.tell(what, self.prompts * (1 + 3 * self.modes))
 
 

@@ -361,7 +361,7 @@ class Drafter(ABC):
         """Returns at most ``budgets[b]`` nodes for each row."""
 
     def observe(self, rows: Rows, round: Round) -> None:
-        """Is told of every round; ``rows`` are as they were when it began."""
+        """Learns of every round; ``rows`` are as they were when it began."""
 
     def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
@@ -386,7 +386,7 @@ class Drafter(ABC):
         yield from ()
 
     def rewind(self, rows: Rows) -> None:
-        """Is told that a round came to nothing: it will be played again for some of its rows."""
+        """Learns that a round came to nothing: it will be played again for some of its rows."""
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""

@@ -115,7 +115,7 @@ class Request:
         return self.finish_reason is not None
 
     def as_row(self, forked_from: int | None, coupled: bool) -> RowInfo:
-        """Returns what drafters are told of it when it joins the batch. forked_from: the row that
+        """Returns what drafters know of it when it joins the batch. forked_from: the row that
         it is copied from, if any. coupled: whether the rule is."""
         return RowInfo(
             id=self.id,

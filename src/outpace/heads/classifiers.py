@@ -26,7 +26,7 @@ from outpace.heads.registry import classifier_names, find_classifier
 
 
 ALIKE = 0.9
-"""Least mean cosine of two models' greetings. Rounding a model's weights moves its states by a
+"""Least mean cosine of two models' probe states. Rounding a model's weights moves its states by a
 small part of their length; two models that began apart have no direction in common."""
 
 
@@ -35,7 +35,7 @@ class Origin:
     """A model, as far as it can be recognised by what is kept with a classifier."""
 
     shape: TargetShape
-    greeting: Tensor  # [T, H], its last hidden states in a fixed text
+    probe_states: Tensor  # [T, H], its last hidden states in a fixed text
 
     def check(self, here: Origin, what: str) -> None:
         """Raises ``ConfigError`` where ``here`` is another model than this. what: the classifier,
@@ -48,7 +48,7 @@ class Origin:
                     f"{what} was trained for another model ({name}): its {size} is {made_for}, "
                     f"and that of {here.shape.name or 'this one'} is {found}; train one for this."
                 )
-        pair = self.greeting.double().cpu(), here.greeting.double().cpu()
+        pair = self.probe_states.double().cpu(), here.probe_states.double().cpu()
         alike = float(torch.cosine_similarity(*pair, dim=-1).mean())
         if not alike >= ALIKE:
             raise ConfigError(
@@ -86,7 +86,7 @@ class Classifier(nn.Module, ABC):
         """origin: the model whose states it reads."""
         super().__init__()
         self.shape, self.config = origin.shape, config
-        self.register_buffer("greeting", origin.greeting.float())
+        self.register_buffer("greeting", origin.probe_states.float())
 
     @property
     def origin(self) -> Origin:

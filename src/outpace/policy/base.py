@@ -1,4 +1,4 @@
-"""What chooses how much is drafted, and what it is told."""
+"""What chooses how much is drafted, and what it learns of each round."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Controller(ABC):
         """Returns how the coming round is drafted. terms: of the rule."""
 
     def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
-        """Is told of a request that joins the batch. known: how many tokens of its text drafters
+        """Learns of a request that joins the batch. known: how many tokens of its text drafters
         need not read, by their names (`Drafter.known`)."""
 
     def record(
         self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
-        """Is told what the last round drafted, what came of it and what it took; no seconds if
+        """Learns what the last round drafted, what came of it and what it took; no seconds if
         that says nothing about the next one.
 
         The requests are as the round has left them.
@@ -71,7 +71,7 @@ class Controller(ABC):
 
 
 class Untaught(Controller):
-    """Chooses as another controller does, which is told nothing of the rounds: for texts that are
+    """Chooses as another controller does, which learns nothing of the rounds: for texts that are
     nobody's."""
 
     def __init__(self, controller: Controller) -> None:

@@ -276,12 +276,12 @@ class Target(ABC):
         its last tokens. The text is read in one forward, without any cache."""
         raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
 
-    def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
+    def forward_aux(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
         """Returns the logits ``[R, V]`` of auxiliary tokens of one text, read in one forward,
         without any cache. The auxiliary tokens' parents are numbered as if the text were a chain
         after its first token: 0 is that token, ``len(token_ids)`` the first auxiliary token."""
         raise NotImplementedError(
-            f"{type(self).__name__} carries no auxiliary tokens without a cache."
+            f"{type(self).__name__} computes no auxiliary tokens without a cache."
         )
 
     def another(self, rows: int) -> Target:

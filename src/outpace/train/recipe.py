@@ -75,7 +75,7 @@ RECIPES = LazyRegistry(
         "eagle": "outpace.methods.heads.eagle:EagleRecipe",
         "block": "outpace.methods.heads.blocks:BlockRecipe",
         "s2d": "outpace.methods.heads.s2d:S2dRecipe",
-        "riding": "outpace.methods.heads.riders:AuxRecipe",
+        "riding": "outpace.methods.heads.aux_tokens:AuxRecipe",
         "ctc": "outpace.methods.heads.ctc:CtcRecipe",
         "diffusion": "outpace.methods.heads.diffusion:DiffusionRecipe",
     },
@@ -86,9 +86,9 @@ RECIPES = LazyRegistry(
 class Carrier(Shared, Protocol):
     """A target that lets columns ride in its passes."""
 
-    def carry(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
+    def forward_aux(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
         """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as
-        `Teacher.carry`."""
+        `Teacher.forward_aux`."""
 
 
 def recipe_for(head: Head, shared: Carrier) -> Recipe:

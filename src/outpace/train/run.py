@@ -269,7 +269,7 @@ class TrainingRun:
             return
         state = {
             "settings": self.settings.as_dict(),
-            "target": {"shape": asdict(self._target.shape), "greeting": self._target.greeting},
+            "target": {"shape": asdict(self._target.shape), "greeting": self._target.probe_states},
             "text": {
                 "blocks": len(self._text),
                 "digest": digest(self._text),

@@ -33,7 +33,7 @@ UNFINISHED = ".part"
 HOUR = 3600
 """Seconds after which nobody is still writing a file, which takes moments."""
 APART = 0.02
-"""The largest distance of two greetings of one model, as a share of their length: rounding in
+"""The largest distance of two probe states of one model, as a share of their length: rounding in
 another order moves them by far less, other weights or other precision by more."""
 
 
@@ -123,7 +123,7 @@ class StateCache:
         return self._folder / (digest.hexdigest()[:32] + SUFFIX)
 
     def _begin(self, origin: Origin) -> None:
-        _write(self._folder / GREETING, {"greeting": origin.greeting.cpu()})
+        _write(self._folder / GREETING, {"greeting": origin.probe_states.cpu()})
         header = json.dumps({"target": origin.shape.name}) + "\n"
         with saving(self._folder / HEADER), _beside(self._folder / HEADER) as part:
             part.write_text(header, encoding="utf-8")
@@ -137,7 +137,7 @@ class StateCache:
                 f"{self._folder} holds no lessons that can be read: name another folder, or delete "
                 "it to begin anew."
             ) from error
-        now = origin.greeting.double().cpu()
+        now = origin.probe_states.double().cpu()
         if then.shape != now.shape or float((then - now).norm()) > APART * float(now.norm()):
             raise ConfigError(
                 f"{self._folder} holds the lessons of {name}, in which other states come up than "

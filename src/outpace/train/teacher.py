@@ -17,7 +17,7 @@ from outpace.heads.classifiers import Origin
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows
-from outpace.targets.hf.partial.riding import Carriage, frozen
+from outpace.targets.hf.partial.aux_tokens import AuxForward, frozen
 from outpace.train.state_cache import CachedBlock, StateCache
 
 TOP = 16
@@ -111,7 +111,7 @@ class Teacher:
         self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
-        self._carriage: Carriage | None = None
+        self._aux_forward: AuxForward | None = None
         self._readout = Readout(model, loaded.config, loaded.name)
 
     @property
@@ -196,16 +196,16 @@ class Teacher:
         bound of the target's."""
         return self._readout.bounded(logits)
 
-    def carry(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
-        """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as `Carriage`
+    def forward_aux(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
+        """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as `AuxForward`
         makes them.
 
         Gradients go through them to what the auxiliary tokens are made from. Raises
         ``UnsupportedModel`` where the target's own code lets none through.
         """
-        if self._carriage is None:
-            self._carriage = Carriage(self._model, self._max_length)
-        logits = self._carriage(tokens, aux_tokens)
+        if self._aux_forward is None:
+            self._aux_forward = AuxForward(self._model, self._max_length)
+        logits = self._aux_forward(tokens, aux_tokens)
         if torch.is_grad_enabled() and not logits.requires_grad:
             raise UnsupportedModel(
                 f"{self._name} computes with code that no gradient goes through, and this head "

@@ -52,7 +52,7 @@ class PastTexts:
             self.clear()
 
     def touch(self, place: int) -> None:
-        """Is told that what stands at this place was of use."""
+        """Learns that what stands at this place was of use."""
         self._used[bisect_right(self._starts, place) - 1] = True
 
     def _is_full(self, more: int) -> bool:

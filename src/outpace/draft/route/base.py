@@ -107,7 +107,7 @@ class Several(Drafter):
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self._asked: list[Asked] = []
-        self._boarding: dict[int, AuxTokens | None] = {}  # by child, of the present round
+        self._aux_of_children: dict[int, AuxTokens | None] = {}  # by child, of the present round
 
     def _makes_trees(self, child: Drafter) -> bool:
         return child.trees and not (self._samples and child.draws == {Drawn.DETERMINISTIC})
@@ -168,7 +168,7 @@ class Several(Drafter):
             child.retain(rows)
 
     def reset(self) -> None:
-        self._asked, self._boarding = [], {}
+        self._asked, self._aux_of_children = [], {}
         for child in self.children:
             child.reset()
 
@@ -177,7 +177,7 @@ class Several(Drafter):
             child.forget_texts()
 
     def rewind(self, rows: Rows) -> None:
-        self._asked, self._boarding = [], {}
+        self._asked, self._aux_of_children = [], {}
         for child in self.children:
             child.rewind(rows)
 
@@ -195,7 +195,7 @@ class Several(Drafter):
         """Returns what a child proposes, and remembers it until the round is over."""
         made, nodes = self.made(child, rows, budgets)
         asked = Asked(child, made, nodes)
-        self._boarding[child] = made.aux_tokens
+        self._aux_of_children[child] = made.aux_tokens
         if any(asked.counts):
             self._asked.append(asked)
         return asked
@@ -231,12 +231,12 @@ class Several(Drafter):
 
     def observe(self, rows: Rows, round: Round) -> None:
         asked, self._asked = {each.child: each for each in self._asked}, []
-        boarding, self._boarding = self._boarding, {}
+        joined, self._aux_of_children = self._aux_of_children, {}
         committed = committed_in(round.played) if asked else []
         for number, child in enumerate(self.children):
             own = asked.get(number)
             if own is None or own.proposal.tokens is round.proposal.tokens:
-                rode = boarding.get(number) is round.proposal.aux_tokens
+                rode = joined.get(number) is round.proposal.aux_tokens
                 child.observe(rows, round if rode else replace(round, aux_logits=None))
             else:
                 child.observe(rows, _as_its_own(own, round, committed))

@@ -32,10 +32,10 @@ class Order(ABC):
         return ()
 
     def arrives(self, request: Request) -> None:
-        """Is told of a request that begins to wait."""
+        """Learns of a request that begins to wait."""
 
     def joins(self, request: Request) -> None:
-        """Is told of a request that takes a row; of one that was put aside, each time."""
+        """Learns of a request that takes a row; of one that was put aside, each time."""
 
     def played(self, requests: Sequence[Request]) -> None:
-        """Is told of a round. The requests have their new tokens, and some may have ended."""
+        """Learns of a round. The requests have their new tokens, and some may have ended."""

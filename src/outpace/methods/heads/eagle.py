@@ -112,7 +112,7 @@ class Eagle(TargetOutput, AttendingHead):
 # Li et al. 2024, arXiv 2401.15077, section 4.1 and the published code.
 
 
-LAWS = 0.1
+CROSS_ENTROPY = 0.1
 """The weight of the cross entropy with the target's distributions; that of the states is 1."""
 NOISE = 0.1
 """The largest noise on a state that the head reads, as a share of the states' mean square. With it
@@ -143,7 +143,7 @@ class EagleRecipe(AttendingRecipe):
             losses.add(self._head.logits(outputs, self._shared))
             far = far + smooth_l1_loss(outputs, states[:, depth : depth + places]) / steps
         output = losses.output()
-        return LossOutput(far + LAWS * output.loss, output.hits)
+        return LossOutput(far + CROSS_ENTROPY * output.loss, output.hits)
 
 
 def _noisy(states: Tensor) -> Tensor:

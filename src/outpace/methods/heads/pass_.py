@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, Shared, TargetShape
-from outpace.methods.heads.riders import AuxHead, AuxHeadDrafter
+from outpace.methods.heads.aux_tokens import AuxHead, AuxHeadDrafter
 
 # -- the network -----------------------------------------------------------------------------------
 

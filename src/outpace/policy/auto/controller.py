@@ -167,7 +167,7 @@ class Auto(Controller):
         return Offer([width if trying in (None, request) else 0 for request in free], trial)
 
     def adopt(self, offer: Offer) -> None:
-        """Is told that an offer is taken."""
+        """Learns that an offer is taken."""
         self._trial = offer.trial
         if offer.trial is not None:
             offer.trial.made()
@@ -214,7 +214,7 @@ class Auto(Controller):
         return self._row(request).ledger
 
     def learn(self, request: DraftingRow, trail: Trail) -> None:
-        """Is told what would have become of a draft that was not played."""
+        """Learns what would have become of a draft that was not played."""
         self.acceptance.learn(self._row(request).counts, trail)
         self._lessons += 1
 
@@ -487,7 +487,7 @@ class Auto(Controller):
         return row.tally.account(self._name, **known)
 
     def note_find(self, request: DraftingRow, found: bool) -> None:
-        """Is told that the drafter was asked by somebody else, and whether it had a draft."""
+        """Learns that the drafter was asked by somebody else, and whether it had a draft."""
         self._row(request).tally.ask(found)
 
     def _trail(self, request: DraftingRow, outcome: Outcome) -> Trail:

@@ -33,7 +33,7 @@ class Finds:
         return [chances[at] for at in ranges_of(self._sure[request])]
 
     def learn(self, sure: Sequence[float], trail: Trail) -> None:
-        """Is told what became of a find, or what would have become of it."""
+        """Learns what became of a find, or what would have become of it."""
         accepted = sum(rank is not None for _, rank in trail)
         tested = ranges_of(sure[: len(trail)])
         self._calibration = self._calibration.with_draft(tested, accepted)

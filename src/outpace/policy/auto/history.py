@@ -33,7 +33,7 @@ class RowHistory:
     """What each width was last expected to bring, behind all that this follows from."""
 
     def begin(self, known: int) -> None:
-        """Is told that the text joins the batch, perhaps once more, and that the drafter knows so
+        """Learns that the text joins the batch, perhaps once more, and that the drafter knows so
         many tokens of it."""
         self.read, self.drafted = known, False
 

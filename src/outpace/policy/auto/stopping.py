@@ -72,7 +72,7 @@ class Stopping:
         self._free, self._least = free, ()
 
     def plan(self, rate: float, curve: Sequence[float]) -> None:
-        """Is told what the coming round's tokens have to bring.
+        """Learns what the coming round's tokens have to bring.
 
         rate: tokens per second that rounds bring, all rows together. curve: the seconds of a round
         by its width.

@@ -71,11 +71,11 @@ class Trials:
         return bearer is None or bearer.lost + trial.loss <= OF_TEXT * bearer.rounds
 
     def spend(self, seconds: float) -> None:
-        """Is told how long a round took, of which trials may take their share."""
+        """Learns how long a round took, of which trials may take their share."""
         self._total += seconds
 
     def enter(self, seconds: float, plain: float, more: float) -> None:
-        """Is told how many seconds longer than a plain round a trial took, and how many tokens more
+        """Learns how many seconds longer than a plain round a trial took, and how many tokens more
         it brought in each row."""
         loss = min(seconds, (DISTURBED - 1) * plain) - plain * more
         self._loss = max(0.0, self._loss + loss)

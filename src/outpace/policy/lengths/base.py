@@ -133,14 +133,14 @@ class LengthPolicy(Controller):
         return Account(mode, played.rounds, drafters)
 
     def learn_round(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
-        """Is told what became of a round's drafts."""
+        """Learns what became of a round's drafts."""
         for request, outcome in zip(requests, outcomes, strict=True):
             # A text that has ended was cut somewhere in its draft, and an empty draft says nothing.
             if outcome.drafted and not request.finished:
                 self.learn(request, outcome)
 
     def learn(self, request: DraftingRow, outcome: Outcome) -> None:
-        """Is told what became of one request's draft."""
+        """Learns what became of one request's draft."""
 
 
 class StoppingPolicy(LengthPolicy):

@@ -22,6 +22,7 @@ from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import LogitScaling
+from outpace.targets.hf.partial.aux_tokens import AuxForward, aux_inputs, with_aux_tokens
 from outpace.targets.hf.partial.parts import (
     LowerLayers,
     LowerLayersView,
@@ -30,7 +31,6 @@ from outpace.targets.hf.partial.parts import (
     WithoutSubLayers,
     pass_behind,
 )
-from outpace.targets.hf.partial.riding import Carriage, boarding, with_aux_tokens
 from outpace.targets.hf.plain import forward_mask, rounds_inputs
 from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
@@ -102,7 +102,7 @@ class HFTarget(Target):
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
         # By number of layers: the first ones, without norm and head, and those after them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
-        self._carriage: Carriage | None = None
+        self._aux_forward: AuxForward | None = None
         # With another number of threads torch adds up in another order.
         limited = self.device.type == "cpu" and not invariant
         self._limit = ThreadLimit() if limited else None
@@ -301,7 +301,7 @@ class HFTarget(Target):
         if aux_tokens.enter or aux_tokens.made is not None:
             self._check_layers("let drafts join it after one of its layers")
         columns, nodes = tokens.shape[1], 1 + plan.tree.size
-        with boarding(self.model, tokens, nodes, aux_tokens) as (all_tokens, options):
+        with aux_inputs(self.model, tokens, nodes, aux_tokens) as (all_tokens, options):
             if aux_tokens.enter:  # they change the model for this pass: it is run as it comes
                 options["through"] = self.runner.model
             output = self._pass(plan, all_tokens, with_aux_tokens(plan.tree, aux_tokens), **options)
@@ -413,13 +413,13 @@ class HFTarget(Target):
             runner.advance([piece.shape[1]])
         return torch.cat(found)[-last:]
 
-    def carry(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
+    def forward_aux(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
         self._check_layers("try auxiliary tokens of a trained head in it")
-        if self._carriage is None:
-            self._carriage = Carriage(self.model, self.max_length)
+        if self._aux_forward is None:
+            self._aux_forward = AuxForward(self.model, self.max_length)
         ids = torch.tensor([list(token_ids)], device=self.device)
         with torch.inference_mode():
-            return self._carriage(ids, aux_tokens)[0]
+            return self._aux_forward(ids, aux_tokens)[0]
 
     def another(self, rows: int) -> HFTarget:
         return HFTarget(self.model, rows, self.max_length)

@@ -68,7 +68,7 @@ def distance(scored: Tensor, expected: Tensor) -> float:
 
 _ACCEPTED = (8, 9)
 _AFTER, _OTHER = 2, 5
-"""So many tokens follow what was accepted, the first of them being this one."""
+"""Tokens that follow what was accepted, the first of them being this one."""
 
 _SPAN = 4
 """A sliding window, chunk or number of indexed tokens that ends inside the draft, whatever the

@@ -26,7 +26,7 @@ def with_aux_tokens(tree: Tree, aux_tokens: AuxTokens) -> Tree:
 
 
 @contextmanager
-def boarding(
+def aux_inputs(
     model: nn.Module, tokens: Tensor, nodes: int, aux_tokens: AuxTokens
 ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
     """Sees to it that auxiliary tokens join the pass of the block where they should.
@@ -62,7 +62,7 @@ def _joining(aux_tokens: AuxTokens, nodes: int) -> Joining | None:
     return Joining.of(aux_tokens.enter, aux_tokens.embeddings)
 
 
-class Carriage:
+class AuxForward:
     """Passes of a model over whole texts with auxiliary tokens, without any cache."""
 
     def __init__(self, model: nn.Module, max_length: int) -> None:
@@ -93,7 +93,7 @@ class Carriage:
             model_lock(self._model),
             frozen(self._model),
             self._patches.applied(layout.of_rows(rows)),
-            boarding(self._model, tokens, length, aux_tokens) as (columns, options),
+            aux_inputs(self._model, tokens, length, aux_tokens) as (columns, options),
         ):
             output = self._model(
                 input_ids=None if "inputs_embeds" in options else columns,

@@ -15,9 +15,9 @@ from outpace.core.proposal import AuxTokens
 from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.methods.heads.riders import AuxHeadDrafter
+from outpace.methods.heads.aux_tokens import AuxHeadDrafter
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.partial.riding import Carriage
+from outpace.targets.hf.partial.aux_tokens import AuxForward
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids
@@ -57,7 +57,7 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
                 length = before.shape[1]
                 with torch.no_grad():
                     aux_tokens = head.aux_tokens(on_device([length - 1]), length, 1)
-                    said = teacher.carry(before, aux_tokens)[0]
+                    said = teacher.forward_aux(before, aux_tokens)[0]
                 # The norms of some models compute in float32.
                 assert torch.allclose(self._texts[row].guesses, said, atol=1e-5)
                 checked += 1
@@ -78,8 +78,8 @@ def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> 
     aux_tokens = head.aux_tokens(on_device([1, 3]), 4, 1)
     together = head.aux_tokens(on_device([1, 3]), 4, len(texts))
     with torch.no_grad():
-        found = teacher.carry(texts, together)
-        alone = [teacher.carry(text[None], aux_tokens)[0] for text in texts]
+        found = teacher.forward_aux(texts, together)
+        alone = [teacher.forward_aux(text[None], aux_tokens)[0] for text in texts]
     assert torch.allclose(found, torch.stack(alone), atol=1e-5)
 
 
@@ -90,13 +90,13 @@ def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
     llm, asked = decoder(method, target("llama"), compile=False), [SAMPLED, greedy(6)] * 2
     expected = ids(llm.generate(PROMPTS, asked))
     carried: list[int] = []
-    inner = llm.engine.target.carry
+    inner = llm.engine.target.forward_aux
 
-    def carry(text: list[int], aux_tokens: AuxTokens) -> torch.Tensor:
+    def forward_aux(text: list[int], aux_tokens: AuxTokens) -> torch.Tensor:
         carried.append(len(text))
         return inner(text, aux_tokens)
 
-    llm.engine.target.carry = carry  # type: ignore[method-assign]
+    llm.engine.target.forward_aux = forward_aux  # type: ignore[method-assign]
     counting = Stops(0, KeyboardInterrupt)
     with counting:
         llm.generate(PROMPTS, asked)
@@ -138,14 +138,14 @@ def test_a_target_without_gradients_is_not_trained_for() -> None:
         on_device([[0]]), embeddings=on_device([[[0.0] * 32]], dtype=torch.float64)
     )
     with pytest.raises(UnsupportedModel, match="blocks computes with code that no gradient"):
-        teacher.carry(on_device([[1, 2, 3]]), aux_tokens)
+        teacher.forward_aux(on_device([[1, 2, 3]]), aux_tokens)
 
 
 def test_a_target_with_a_recurrent_state_carries_no_columns() -> None:
     model = build("llama")
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(UnsupportedModel, match="keeps a recurrent state"):
-        Carriage(model, CONTEXT)
+        AuxForward(model, CONTEXT)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "diffusion", "ctc"])

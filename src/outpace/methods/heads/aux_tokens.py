@@ -108,7 +108,7 @@ class AuxRecipe(Recipe):
         """The loss of columns after these places ``[P]``."""
         depths, (rows, length) = self._head.config.depths, batch.tokens.shape
         aux_tokens = self._head.aux_tokens(places, length, rows)
-        said = self._target.carry(batch.tokens, aux_tokens)[..., self._head.d2t]
+        said = self._target.forward_aux(batch.tokens, aux_tokens)[..., self._head.d2t]
         said = said.view(rows, len(places), depths, -1)  # [B, P, depths, V']
         losses = DepthLosses(self._head, batch, places)
         for depth in range(depths):
@@ -139,7 +139,7 @@ class _Lost:
         self._boarded: dict[int, int] = {}  # the length in whose round columns rode
 
     def enter(self, texts: Sequence[_Text], boarded: Mapping[int, int]) -> None:
-        """Is told of texts that leave, and of those with columns in a round that may not have
+        """Learns of texts that leave, and of those with columns in a round that may not have
         ended."""
         known = (text for text in texts if text.missing or text.guesses is not None)
         self._behind |= {text.id: text.end for text in known}
@@ -194,7 +194,7 @@ class AuxHeadDrafter(HeadDrafter):
         """Lets columns ride after a text of one token."""
         at = torch.zeros(1, dtype=torch.long, device=self._target.device)
         with torch.inference_mode():
-            self._target.carry([0], self.head.aux_tokens(at, 1, 1))
+            self._target.forward_aux([0], self.head.aux_tokens(at, 1, 1))
 
     @property
     def deepest(self) -> int:
@@ -280,4 +280,4 @@ class AuxHeadDrafter(HeadDrafter):
         last = to_device([len(before) - 1], rows.seeds.device)
         with torch.inference_mode():
             aux_tokens = self.head.aux_tokens(last, len(before), 1)
-        text.guesses = self._guesses(self._target.carry(before, aux_tokens))
+        text.guesses = self._guesses(self._target.forward_aux(before, aux_tokens))
