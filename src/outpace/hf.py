@@ -235,7 +235,7 @@ class Speculative:
 
     def _suits(self, llm: LLM, model: nn.Module, rows: int) -> bool:
         """Whether an engine was made for this model and the drafter as they are now, and has room
-        for n rows."""
+        for ``rows`` rows."""
         same = llm.target.model is model and self._settings == self._settings_with(model)
         return same and rows <= llm.engine.target.rows
 

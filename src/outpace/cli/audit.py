@@ -85,7 +85,7 @@ class AuditedFlags(LlmFlags):
 
         check_arguments(self.others, WITH_FLAGS)
         given = {**self.arguments(), "speculative_config": speculation.config(self.bundled)}
-        return load_llm(self.model, given, {}, rows)[0]
+        return load_llm(self.model, given, {}, texts=rows, rows=rows)[0]
 
 
 Sampled = Annotated[

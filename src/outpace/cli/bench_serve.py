@@ -103,7 +103,7 @@ def serve_benchmark(
         str | None,
         typer.Option(
             metavar="N,N,...",
-            help="Instead of a rate: n clients, each with one request open at any time.",
+            help="Instead of a rate: N clients, each with one request open at any time.",
         ),
     ] = None,
     repeats: Annotated[

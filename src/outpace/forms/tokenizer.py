@@ -141,7 +141,7 @@ class GrammarTokenizer:
 
     def named(self, grammar: str) -> str:
         """Returns a grammar in Lark's notation as llguidance has to be told of the tokens that it
-        names (`outpace.forms.tokenizer`)."""
+        names (`with_token_numbers`)."""
         numbers = {word: token for token, word in self._words.items()}
         return with_token_numbers(grammar, numbers, self._ends)
 

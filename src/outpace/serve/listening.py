@@ -184,7 +184,7 @@ class Runner(uvicorn.Server):
 
 
 def make_runner(llm: LLM, settings: Settings) -> Runner:
-    """Returns a server that is ready to be run with sockets from `listening.listen`."""
+    """Returns a server that is ready to be run with sockets from `listen`."""
     from outpace.serve.app import Server  # it takes seconds to import
 
     server = Server(llm, settings)

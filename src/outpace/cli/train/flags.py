@@ -205,7 +205,7 @@ class RunFlags:
     ] = None
     patience: Annotated[
         int | None,
-        _option("--patience", "Stop after n reports without a better figure.", RUN),
+        _option("--patience", "Stop after this many reports without a better figure.", RUN),
     ] = None
     every: Annotated[
         int | None, _option("--every", "Steps between two reports. Unset: 50.", RUN)

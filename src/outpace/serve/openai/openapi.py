@@ -102,9 +102,11 @@ _STATUSES = {
     "400": "The body cannot be honoured; `param` names the field.",
     "401": "No API key, or a wrong one.",
     "404": "There is no such model.",
+    "408": "The body has not come in time.",
     "413": "The body is too large.",
     "415": "The body is not sent as JSON.",
     "429": "Too many texts wait; come again.",
+    "500": "The server failed on this request; its log says why.",
     "503": "The server still loads its model, or is shutting down.",
     "504": "The request took too long.",
 }
