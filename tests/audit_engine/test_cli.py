@@ -125,6 +125,18 @@ def test_diff_does_not_call_a_lossy_rule_a_bug(pair: Path) -> None:
     assert "BUG" not in said
 
 
+def test_more_rows_than_usual_are_had(monkeypatch: pytest.MonkeyPatch, pair: Path) -> None:
+    given: list[dict[str, Any]] = []
+
+    def load(*_: Any, **named: Any) -> Any:
+        given.append(named)
+        raise ConfigError("enough.")
+
+    monkeypatch.setattr("outpace.cli.audit.load_llm", load)
+    CliRunner().invoke(app, ["model", *models(pair), "--rows", "17"])
+    assert given == [{"texts": 17, "rows": 17}]
+
+
 def test_options_do_not_call_what_does_not_exist_refused() -> None:
     for flag, name, meant in (("--rule", "tokn", "token"), ("--drafter", "ngrm", "ngram")):
         done = CliRunner().invoke(app, ["options", flag, name])
