@@ -76,7 +76,7 @@ class Generation:
             self._leave(requests)
 
     def _leave(self, requests: Sequence[Request]) -> None:
-        """Takes unfinished requests out of the batch: an interruption leaves nothing after."""
+        """Takes unfinished requests out of the batch: an interruption leaves nothing in it."""
         left = [request for request in requests if not request.finished]
         if left:
             self._engine.remove(*left)

@@ -24,7 +24,7 @@ Whole = NDArray[np.int64]
 Truths = NDArray[np.bool_]
 
 KEPT = 64
-"""N of the most probable tokens of each distribution are remembered one by one."""
+"""How many of the most probable tokens of each distribution are remembered one by one."""
 CHECKPOINTS = 24
 """Moments of a simulated run at which its wealth is looked at."""
 RUNS = 50

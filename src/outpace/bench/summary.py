@@ -29,7 +29,7 @@ from outpace.bench.theory import Times, acceptance_of
 from outpace.core.account import Account
 
 LONG_ENOUGH = 8
-"""Tokens of a job that says how fast decoding is, if any job has so many: one of two or three is a
+"""Tokens of a job that says how fast decoding is, if any job has as many: one of two or three is a
 round or two, and may take no time at all beside its prompt's pass."""
 
 Seconds = Callable[[TimedRun], float]

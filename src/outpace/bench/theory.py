@@ -210,7 +210,7 @@ def roofline_times(work: PassWork, machine: Machine, c: float, longest: int) -> 
 
 
 def tokens_of_round(acceptance: Sequence[float], length: int) -> float:
-    """Returns the mean tokens of a round that drafts so many, the extra one included.
+    """Returns the mean tokens of a round that drafts ``length`` tokens, the extra one included.
 
     acceptance: by depth, the probability that a token is accepted if all before it were.
 
