@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -27,17 +26,6 @@ from outpace.targets.hf.runner import Runner
 
 PROMPT, END = 230, 540
 FED = (2, 5, 8, 13)
-
-
-@dataclass(frozen=True, eq=False)
-class OfOneWidth(FixedShapes):
-    columns: int = 16
-
-    def width(self, columns: int) -> int | None:
-        return self.columns if columns <= self.columns else None
-
-    def rows(self, count: int, most: int) -> int:
-        return most
 
 
 class Measured:
@@ -58,10 +46,7 @@ class Measured:
     def runner(self, rows: int, columns: int) -> Runner:
         """columns: of every pass; 0: as many as are fed."""
         steps = CudaGraphs() if self.device.type == "cuda" else AsTheyCome()
-        if columns:
-            fixed: FixedShapes = OfOneWidth(self.model, steps, pads=True, columns=columns)
-        else:
-            fixed = FixedShapes(self.model, steps, pads=True)
+        fixed = FixedShapes(self.model, steps, pads=True, columns=columns or None)
         return Runner(self.model, rows, 2048, fixed)
 
     def logits(self, runner: Runner, texts: Sequence[Sequence[int]], fed: int) -> Tensor:
@@ -97,12 +82,13 @@ class Measured:
         for row in range(rows):
             runner.prefill(row, [self.text()[:300]])
         token = torch.zeros(rows, 1, dtype=torch.long, device=self.device)
+        tree = Tree.chain(rows, 0, self.device)
         for _ in range(3):
-            runner.forward(token, keep=1)
+            runner.forward(token, tree=tree, keep=1)
         self._wait()
         begin = perf_counter()
         for _ in range(30):
-            runner.forward(token, keep=1)
+            runner.forward(token, tree=tree, keep=1)
         self._wait()
         return (perf_counter() - begin) / 30 * 1e3
 

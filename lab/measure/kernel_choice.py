@@ -51,14 +51,14 @@ with torch.inference_mode():
         kernels = {name: each.make for name, each in available().items() if dtype in each.dtypes}
         for shape in sys.argv[1:] or ("1024x1024", "2816x1024"):
             size = tuple(map(int, shape.split("x")))
-            random_streams = {
+            layers = {
                 name: [*layers_of(make, size, dtype, saved)] for name, make in kernels.items()
             }
             print(f"{shape} {dtype} saved as {saved}; the rule: {preferred(dtype, processor)[0]}")
-            print("| rows |", " | ".join(random_streams), "|")
+            print("| rows |", " | ".join(layers), "|")
             for rows in ROWS:
                 x = torch.randn(rows, size[1], dtype=dtype)
-                used = {n: each if rows < 64 else each[:2] for n, each in random_streams.items()}
+                used = {n: each if rows < 64 else each[:2] for n, each in layers.items()}
                 took = best_seconds({n: partial(product, each, x) for n, each in used.items()})
-                ms = (f"{took[name] / len(used[name]) * 1e3:.3f}" for name in random_streams)
+                ms = (f"{took[name] / len(used[name]) * 1e3:.3f}" for name in layers)
                 print(f"| {rows} |", " | ".join(ms), "|")

@@ -3,9 +3,8 @@
 The question of "Decoding Speculative Decoding" (Yan et al. 2024, arXiv 2402.01528).
 
     python lab/measure/latency_study.py train --data DATA --run RUN   # goes on where it was stopped
-    python lab/measure/latency_study.py count --data DATA --run RUN              # acceptance: no
-    clock python lab/measure/latency_study.py time --data DATA --run RUN               # on a quiet
-    machine
+    python lab/measure/latency_study.py count --data DATA --run RUN   # acceptance: no clock
+    python lab/measure/latency_study.py time --data DATA --run RUN    # on a quiet machine
 
 DATA holds ``corpus/``, ``corpus_heldout/`` and ``prompts/``. Four drafters with equally many
 parameters learn from the target, in the same steps from the same text. The target was trained with

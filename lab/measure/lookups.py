@@ -51,7 +51,12 @@ def drafters():
         for _ in range(100):
             suffix.past.add(text(1000))
         yield f"suffix, {'trees' if tree else 'chains'}", suffix
-    yield "recycling", RecyclingDrafter(VOCABULARY, TreeShape.branching([4, 1, 1]).first(BUDGET))
+    yield (
+        "recycling",
+        RecyclingDrafter(
+            VOCABULARY, torch.device("cpu"), TreeShape.branching([4, 1, 1]).first(BUDGET)
+        ),
+    )
     corpus = Datastore.of([text(1000) for _ in range(100)], VOCABULARY)
     yield "retrieval", RetrievalDrafter(corpus, RetrievalOptions(datastore=corpus))
     yield "lookahead", LookaheadDrafter(LookaheadOptions(), VOCABULARY)
@@ -63,20 +68,20 @@ def measure(drafter, length: int) -> tuple[float, float, float]:
     prompt, output = whole[:length], []
     drafter.admit([RowInfo(0, prompt)])
     options = RowOptions(SamplingParams(temperature=0).resolve({}), ())
-    distribution, seeds = LogitsPipeline([options], VOCABULARY), torch.zeros(1, dtype=torch.long)
+    pipeline, seeds = LogitsPipeline([options], VOCABULARY), torch.zeros(1, dtype=torch.long)
     took = []
     for number in range(ROUNDS):
-        rows = Rows(History([prompt], [output]), distribution, seeds, reproducible=[False])
+        rows = Rows(History([prompt], [output]), pipeline, seeds, reproducible=[False])
         begin = time.perf_counter()
         proposal = drafter.propose(rows, [BUDGET])
         took.append(time.perf_counter() - begin)
         nodes = torch.zeros(1, dtype=torch.long)
-        probs = aux_tokens = None
+        probs = aux_logits = None
         if drafter.needs.probs:
             probs = torch.rand(1, 1 + proposal.tree.size, VOCABULARY)
         if proposal.aux_tokens is not None:
-            aux_tokens = torch.rand(1, proposal.aux_tokens.parents.shape[1], VOCABULARY)
-        played = Round(proposal, Verdict(nodes, nodes), Seconds(0, 0, 0), probs, aux_tokens)
+            aux_logits = torch.rand(1, proposal.aux_tokens.parents.shape[1], VOCABULARY)
+        played = Round(proposal, Verdict(nodes, nodes), Seconds(0, 0, 0), probs, aux_logits)
         begin = time.perf_counter()
         drafter.observe(rows, played)
         took[-1] += time.perf_counter() - begin

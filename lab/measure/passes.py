@@ -18,7 +18,9 @@ class OneByte(quantize.Int8Linear):
     def forward(self, x):
         flat = x.reshape(-1, self.in_features)
         step = flat.abs().amax(-1, keepdim=True).clamp_min_(1e-30).div_(self.levels)
-        y = quantize._product(flat / step, self._packed, self.scale, self.zero, self.levels)
+        middle = self.levels + 1
+        x_bytes = (flat / step).add_(middle + 0.5).to(torch.uint8)
+        y = quantize._product(x_bytes, middle, self._packed, self.scale, self.zero)
         y = y.mul_(step) if self.bias is None else y.mul_(step).add_(self.bias)
         return y.view(*x.shape[:-1], -1)
 

@@ -15,7 +15,7 @@ import torch
 from usage import usage
 
 from outpace import LLM, SamplingParams
-from outpace.bench.peers.llamacpp import LlamaServer, samples
+from outpace.bench.peers.llamacpp import LLAMA_CPP, LlamaServer, samples
 
 usage(__doc__, needed=2)
 
@@ -24,7 +24,7 @@ LENGTHS = (100, 300, 1000)
 model, text, *rest = sys.argv[1:]
 turns = int(rest[0]) if rest else 5
 llm = LLM(model, speculative_config={"method": "none"}, max_num_seqs=1, max_model_len=4096)
-server = LlamaServer(model, None, 0, torch.get_num_threads())
+server = LlamaServer(LLAMA_CPP, model, None, 0, torch.get_num_threads())
 ids = llm.tokenizer(Path(text).read_text()[:40_000]).input_ids
 
 
