@@ -20,7 +20,7 @@ OPTIONS = ({}, {"presence_penalty": 0.3, "frequency_penalty": 0.3}, {"repetition
 def microseconds(vocabulary, nodes, options):
     torch.manual_seed(0)
     history = History([list(range(PROMPT))], [list(range(PROMPT // 2, PROMPT // 2 + OUTPUT))])
-    distribution = LogitsPipeline(
+    pipeline = LogitsPipeline(
         [RowOptions(SamplingParams(temperature=0, **options).resolve({}))], vocabulary
     )
     logits = torch.randn(1, nodes, vocabulary)
@@ -30,7 +30,7 @@ def microseconds(vocabulary, nodes, options):
     for token in range(ROUNDS):
         history.outputs[0].append(token)
         begin = time.perf_counter()
-        distribution.best(logits, branches, history)
+        pipeline.best(logits, branches, history)
         took.append(time.perf_counter() - begin)
     return statistics.median(took) * 1e6
 

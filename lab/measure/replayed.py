@@ -87,10 +87,10 @@ def what_is_drafted(
     """Returns for each token of an answer whether the drafter would have drafted it after those
     before it, and the probability of the token that it would have drafted."""
     params = SamplingParams(temperature=0).resolve({})
-    distribution = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)
+    pipeline = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)
     rows = Rows(
         History([prompt], [[]]),
-        distribution,
+        pipeline,
         torch.zeros(1, dtype=torch.long),
         reproducible=[False],
     )
@@ -186,7 +186,7 @@ class Player:
             record["prompt"], RowOptions(params), 0, record["most"], (answer[-1],) * record["ended"]
         )
         self._look_up.admit([RowInfo(next(self._numbers), record["prompt"])])
-        distribution, seeds = LogitsPipeline([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
+        pipeline, seeds = LogitsPipeline([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
         took, read = 0.0, self._beginnings.find(record["prompt"][:-1])[0]
         model_read = False
         self._controller.begin(
@@ -195,7 +195,7 @@ class Player:
         while not text.finished:
             rows = Rows(
                 History([text.prompt_ids], [text.output_ids]),
-                distribution,
+                pipeline,
                 seeds,
                 reproducible=[False],
             )

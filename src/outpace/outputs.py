@@ -49,7 +49,7 @@ class CompletionOutput:
         if self.logprobs is None:
             return None
         pairs = zip(self.token_ids, self.logprobs, strict=True)
-        return sum(probs[token].logprob for token, probs in pairs)
+        return sum(logprobs[token].logprob for token, logprobs in pairs)
 
 
 def _decoded(request: Request) -> list[dict[int, Logprob]]:
@@ -59,10 +59,10 @@ def _decoded(request: Request) -> list[dict[int, Logprob]]:
         return list(request.logprobs)
     return [
         {
-            token: replace(distribution, decoded_token=decoder.token(token))
-            for token, distribution in probs.items()
+            token: replace(logprob, decoded_token=decoder.token(token))
+            for token, logprob in logprobs.items()
         }
-        for probs in request.logprobs
+        for logprobs in request.logprobs
     ]
 
 

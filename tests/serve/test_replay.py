@@ -116,7 +116,7 @@ def joined(chunks: list[Any], n: int) -> dict[str, Any]:
             probs[at] += probs_of(choice.logprobs)
     used = chunks[-1].usage
     usage = (used.prompt_tokens, used.completion_tokens, used.total_tokens)
-    return {"texts": texts, "reasons": reasons, "usage": usage, "laws": probs}
+    return {"texts": texts, "reasons": reasons, "usage": usage, "logprobs": probs}
 
 
 def text_of(choice: Any) -> str:
@@ -154,7 +154,7 @@ def check_that_all_are_the_same(llm: LLM, requests: Sequence[dict[str, Any]]) ->
         shown = json.dumps(request)
         for part in ("texts", "reasons", "usage"):
             assert quick[part] == slow[part], shown
-        for theirs, ours in zip(slow["laws"], quick["laws"], strict=True):
+        for theirs, ours in zip(slow["logprobs"], quick["logprobs"], strict=True):
             assert [token for token, _ in ours] == [token for token, _ in theirs], shown
             expected = [value for _, value in theirs]
             assert [value for _, value in ours] == pytest.approx(expected, abs=2e-3), shown

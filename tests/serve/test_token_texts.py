@@ -34,11 +34,11 @@ def bytes_as(name: str) -> list[int]:
 
 def delta(tokens: list[int], *others: int) -> Delta:
     """Returns news of tokens, each with itself as the most probable and the others after it."""
-    probs = [
+    logprobs = [
         {t: Logprob(-float(rank), rank) for rank, t in enumerate([token, *others], 1)}
         for token in tokens
     ]
-    return Delta(0, "", tokens, probs, None)
+    return Delta(0, "", tokens, logprobs, None)
 
 
 def test_completions_name_parts_of_characters_as_openai_does() -> None:

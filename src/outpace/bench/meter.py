@@ -64,9 +64,9 @@ class Rehearsal:
     def rows(self) -> Rows:
         """Returns the batch as the drafter sees it when a round begins."""
         device, count = self._target.device, len(self._prompts)
-        distribution = LogitsPipeline([self._options] * count, self._vocabulary, device)
+        pipeline = LogitsPipeline([self._options] * count, self._vocabulary, device)
         history = History(self._prompts, self._outputs)
-        return Rows(history, distribution, torch.arange(count, device=device), self._terms)
+        return Rows(history, pipeline, torch.arange(count, device=device), self._terms)
 
     def propose(self, rows: Rows, nodes: int) -> Proposal:
         """Returns the drafter's proposal of at most n nodes in each row."""

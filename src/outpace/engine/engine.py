@@ -81,7 +81,7 @@ class Engine:
         self._leaving = False  # whether requests have ended that may still wait in the queue
         self._player: int | None = None  # the thread that is playing a step
         self._ids = itertools.count()
-        self._distribution: LogitsPipeline | None = None
+        self._pipeline: LogitsPipeline | None = None
         self._seeds: Tensor | None = None
         self._nothing: Proposal | None = None
 
@@ -370,7 +370,7 @@ class Engine:
         self._rows_changed()
 
     def _rows_changed(self) -> None:
-        self._distribution = self._seeds = self._nothing = None
+        self._pipeline = self._seeds = self._nothing = None
 
     def _texts_that_leave(self, keep: Sequence[int]) -> dict[int, list[int]]:
         """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
@@ -448,16 +448,16 @@ class Engine:
 
     def _rows(self, played: Sequence[Request], plan: RoundPlan) -> Rows:
         device = self.target.device
-        if self._distribution is None or self._seeds is None:
+        if self._pipeline is None or self._seeds is None:
             options = [request.options for request in played]
-            self._distribution = LogitsPipeline(options, self.vocabulary, device)
+            self._pipeline = LogitsPipeline(options, self.vocabulary, device)
             self._seeds = to_device([request.seed for request in played], device)
         history = History(
             [request.prompt_ids for request in played], [request.output_ids for request in played]
         )
         return Rows(
             history,
-            self._distribution,
+            self._pipeline,
             self._seeds,
             terms=plan.terms,
             shape=plan.shape,

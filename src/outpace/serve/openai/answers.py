@@ -147,16 +147,13 @@ class TextChoice(Choice):
 
     def _reported(self, delta: Delta) -> dict[str, list[Any]]:
         found = _no_logprobs()
-        for token, probs in zip(delta.tokens, delta.logprobs, strict=True):
-            ranked = dict(_ranked(probs, self._alternatives or 0, token))
+        for token, logprobs in zip(delta.tokens, delta.logprobs, strict=True):
+            ranked = dict(_ranked(logprobs, self._alternatives or 0, token))
             keys = self._texts.keys(ranked, token)
             found["tokens"].append(keys[token])
-            found["token_logprobs"].append(_finite(probs[token].logprob))
+            found["token_logprobs"].append(_finite(logprobs[token].logprob))
             found["top_logprobs"].append(
-                {
-                    keys[other]: _finite(distribution.logprob)
-                    for other, distribution in ranked.items()
-                }
+                {keys[other]: _finite(logprob.logprob) for other, logprob in ranked.items()}
             )
             found["text_offset"].append(self._place(token))
         for name, values in found.items():
@@ -245,21 +242,21 @@ class ChatChoice(Choice):
     def _reported(self, delta: Delta) -> list[dict[str, Any]]:
         found = [
             {
-                **self._distribution(token, probs[token]),
+                **self._as_openai(token, logprobs[token]),
                 "top_logprobs": [
-                    self._distribution(other, distribution)
-                    for other, distribution in _ranked(probs, self._alternatives or 0, None)
+                    self._as_openai(other, logprob)
+                    for other, logprob in _ranked(logprobs, self._alternatives or 0, None)
                 ],
             }
-            for token, probs in zip(delta.tokens, delta.logprobs, strict=True)
+            for token, logprobs in zip(delta.tokens, delta.logprobs, strict=True)
         ]
         self._logprobs += found
         return found
 
-    def _distribution(self, token: int, distribution: Logprob) -> dict[str, Any]:
+    def _as_openai(self, token: int, logprob: Logprob) -> dict[str, Any]:
         return {
             "token": self._texts.in_chat(token),
-            "logprob": _finite(distribution.logprob),
+            "logprob": _finite(logprob.logprob),
             "bytes": self._texts.bytes_of(token),
         }
 
@@ -269,10 +266,10 @@ def _no_logprobs() -> dict[str, list[Any]]:
 
 
 def _ranked(
-    probs: Mapping[int, Logprob], count: int, own: int | None
+    logprobs: Mapping[int, Logprob], count: int, own: int | None
 ) -> Sequence[tuple[int, Logprob]]:
     """Returns the most probable tokens, best first, and ``own``, which completions report too."""
-    ranked = sorted(probs.items(), key=lambda entry: entry[1].rank)
+    ranked = sorted(logprobs.items(), key=lambda entry: entry[1].rank)
     return [entry for entry in ranked if entry[1].rank <= count or entry[0] == own]
 
 

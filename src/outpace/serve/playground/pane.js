@@ -10,7 +10,7 @@ export class Pane {
     this.rounds = [];
     this.seconds = 0; // of all rounds
     this.tokens = []; // {text, origin, special, round}
-    this.laws = [];
+    this.logprobs = [];
     this.content = ""; // the text as the API tells it
     this.code = new CodeFinder();
     this.box = add(parent, "article", "pane");
@@ -45,7 +45,7 @@ export class Pane {
     if (event.error) throw new Error(event.error.message);
     const choice = event.choices[0];
     this.content += choice?.text ?? choice?.delta?.content ?? "";
-    if (choice?.logprobs) this.laws.push(...lawsOf(choice.logprobs));
+    if (choice?.logprobs) this.logprobs.push(...logprobsOf(choice.logprobs));
     for (const round of event.outpace?.rounds ?? []) {
       this.rounds.push(round);
       this.seconds += round.seconds;
@@ -162,7 +162,7 @@ async function* chunks(stream) { // not every browser can iterate over a stream
   for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;
 }
 
-function lawsOf(found) {
+function logprobsOf(found) {
   if (found.content) {
     return found.content.map((one) => ({
       token: one.token, top: one.top_logprobs.map((other) => [other.token, other.logprob]),

@@ -145,13 +145,13 @@ function tell(pane, index, span) {
   const tip = $("tip");
   tip.hidden = !pane;
   if (!pane) return;
-  const token = pane.tokens[index], laws = pane.laws[index];
+  const token = pane.tokens[index], logprobs = pane.logprobs[index];
   tip.replaceChildren();
   add(tip, "div", "", `${token.origin}, round ${token.round + 1}`);
-  if (laws) {
+  if (logprobs) {
     const table = add(tip, "table");
-    for (const [text, logprob] of laws.top) {
-      const row = add(table, "tr", text === laws.token ? "own" : "");
+    for (const [text, logprob] of logprobs.top) {
+      const row = add(table, "tr", text === logprobs.token ? "own" : "");
       add(row, "td", "", about?.ends.includes(text) ? "end" : JSON.stringify(text));
       add(row, "td", "", `${(100 * Math.exp(logprob)).toFixed(1)} %`);
     }

@@ -1,7 +1,7 @@
 // What two texts of one prompt say about speed.
 const GROUPS = 8; // into which a text's rounds are put to see how far its speed varies
 const LEAST = 4;
-const UNSURE = 1.1; // two runs one behind the other differ as much on a machine with other work
+const UNSURE = 1.1; // two runs one after the other differ as much on a machine with other work
 
 export function verdictOn(fast, plain, about) {
   const same = fast.tokens.map((t) => t.id).join() === plain.tokens.map((t) => t.id).join();
