@@ -74,7 +74,8 @@ def _renewed(page: Path, found: re.Match[str]) -> str:
 
 def _row(one: Option, page: Path) -> str:
     default = "needed" if one.needed else f"`{_python(one.default)}`"
-    return f"| `{one.name}` | {default} | {_markdown(one.text, page)} |"
+    bounds = f" ({one.range})" if one.range else ""
+    return f"| `{one.name}` | {default} | {_markdown(one.text, page)}{bounds} |"
 
 
 def _python(value: Any) -> str:

@@ -183,7 +183,8 @@ class EngineArgs:
 
     What cannot be computed so is refused (docs/decisions/0015-passes-of-one-shape.md)."""
     threads: Annotated[int | None, Ge(1)] = None
-    """Processor cores to compute on. Unset: as many as pay here.
+    """Processor cores to compute on. Unset: torch's own number, but no more than this process has
+    processors for.
 
     The number is torch's setting, which holds for the whole process."""
     progress: Annotated[Progress | None, Reads(_progress)] = None

@@ -56,4 +56,7 @@ def test_a_page_that_is_out_of_date_is_found(
     (tmp_path / "page.md").write_text("<!-- options of verify lenient -->\n<!-- end -->\n")
     monkeypatch.setattr(option_tables, "DOCS", tmp_path)
     ((_, renewed),) = option_tables.outdated()
-    assert "| `lenience` | `0.8` | What q is multiplied by; 1 is lossless. |" in renewed
+    assert (
+        "| `lenience` | `0.8` | What q is multiplied by; 1 is lossless. (above 0, up to 1) |"
+        in renewed
+    )

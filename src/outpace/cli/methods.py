@@ -113,5 +113,5 @@ def _table(options: list[Option]) -> Table:
     made = Table("option", "default", "")
     for one in options:
         default = "(needed)" if one.needed else json.dumps(one.default, default=str)
-        made.add_row(one.name, default, one.help)
+        made.add_row(one.name, default, f"{one.help} ({one.range})" if one.range else one.help)
     return made

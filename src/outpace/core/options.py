@@ -152,9 +152,9 @@ class Option:
                 raise error(f"{name} must be a text, not {shown(value)}.")
             return value
         if kind == Sequence[int]:
-            return token_ids(name, value)
+            return token_ids(name, value, error)
         if kind == Sequence[str]:
-            return texts(name, value)
+            return texts(name, value, error)
         raise TypeError(f"no values of the type {kind} are read: say how with Reads")
 
     def _allowed(self, words: list[str], kinds: list[Any]) -> list[str]:
@@ -168,6 +168,18 @@ class Option:
         if float in kinds:
             found.append(interval(*self._bounds()))
         return [*found, "None"] if self.may_be_none and self.default is not None else found
+
+    @property
+    def range(self) -> str:
+        """Its bounds in words; empty without any.
+
+        >>> Option(None, "top_p", float, (Gt(0), Le(1)), None, True, False).range
+        'above 0, up to 1'
+        """
+        low, high, closed, below = self._bounds()
+        words = [] if math.isinf(low) else [f"{'from' if closed else 'above'} {_plain(low)}"]
+        words += [] if math.isinf(high) else [f"{'below' if below else 'up to'} {_plain(high)}"]
+        return ", ".join(words)
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -196,9 +208,18 @@ class Option:
         return low, high, closed, below
 
     def _whole_bounds(self) -> tuple[int | None, int | None]:
-        low = next((bound.ge for bound in self.bounds if isinstance(bound, Ge)), None)
-        high = next((bound.le for bound in self.bounds if isinstance(bound, Le)), None)
-        return low, high  # type: ignore[return-value]
+        low: Any = None
+        high: Any = None
+        for bound in self.bounds:
+            if isinstance(bound, Ge):
+                low = bound.ge
+            elif isinstance(bound, Gt):
+                low = bound.gt + 1  # type: ignore[operator]
+            elif isinstance(bound, Le):
+                high = bound.le
+            elif isinstance(bound, Lt):
+                high = bound.lt - 1  # type: ignore[operator]
+        return low, high
 
     def _schema_bounds(self, kind: Any) -> dict[str, Any]:
         if kind not in (int, float):
@@ -209,6 +230,10 @@ class Option:
             for bound in self.bounds
             if type(bound) in names
         }
+
+
+def _plain(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 _SCHEMAS: Mapping[Any, Mapping[str, Any]] = {

@@ -131,7 +131,9 @@ def flag(name: str, value: Any, *, error: type[OutpaceError] = ParamsError) -> b
     return bool(value)
 
 
-def items(name: str, value: Any, what: str) -> tuple[Any, ...]:
+def items(
+    name: str, value: Any, what: str, error: type[OutpaceError] = ParamsError
+) -> tuple[Any, ...]:
     """Returns the items of a list, tuple, set, array or tensor; () for None.
 
     Texts, bytes and mappings are refused: they can be iterated over, but nobody means that.
@@ -142,29 +144,29 @@ def items(name: str, value: Any, what: str) -> tuple[Any, ...]:
     if isinstance(value, (str, bytes, bytearray, memoryview, dict)) or not isinstance(
         value, Iterable
     ):
-        raise ParamsError(f"{name} must be a list of {what}, not {shown(value)}.").about(name)
+        raise error(f"{name} must be a list of {what}, not {shown(value)}.").about(name)
     return tuple(value)
 
 
-def token_ids(name: str, value: Any) -> tuple[int, ...]:
+def token_ids(name: str, value: Any, error: type[OutpaceError] = ParamsError) -> tuple[int, ...]:
     """Returns token ids: whole numbers from 0 up."""
-    return tuple(_token(name, token) for token in items(name, value, "token ids"))
+    return tuple(_token(name, token, error) for token in items(name, value, "token ids", error))
 
 
-def _token(name: str, value: Any) -> int:
+def _token(name: str, value: Any, error: type[OutpaceError]) -> int:
     if type(value) is int and value >= 0:  # the common case, of which there may be thousands
         return value
     token = plain(value)
     if not is_whole(token) or token < 0:
-        raise ParamsError(f"{name} must hold token ids (0 or positive), not {shown(value)}.")
+        raise error(f"{name} must hold token ids (0 or positive), not {shown(value)}.")
     return int(token)
 
 
-def texts(name: str, value: Any) -> tuple[str, ...]:
+def texts(name: str, value: Any, error: type[OutpaceError] = ParamsError) -> tuple[str, ...]:
     """Returns non-empty strings that can be encoded."""
-    found = items(name, value, "non-empty strings")
+    found = items(name, value, "non-empty strings", error)
     for text in found:
         if not isinstance(text, str) or not text:
-            raise ParamsError(f"{name} must be a list of non-empty strings, not {shown(value)}.")
-        check_unicode(name, text, error=ParamsError)
+            raise error(f"{name} must be a list of non-empty strings, not {shown(value)}.")
+        check_unicode(name, text, error=error)
     return found

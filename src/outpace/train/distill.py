@@ -34,7 +34,7 @@ class ModelRecipe(Recipe):
     there is something to learn.
 
     Distributions are made for a few places at once and thrown away: those of a whole batch over a
-    large vocabulary would take more memory than both models (`pieces`).
+    large vocabulary would take more memory than both models (`losses.in_pieces`).
     """
 
     def __init__(self, model: nn.Module, teacher: Teacher, loss: str, depths: int) -> None:

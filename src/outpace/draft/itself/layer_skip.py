@@ -22,7 +22,8 @@ EVEN = "even"
 
 
 def _layers(name: str, value: Any) -> Any:
-    if value == EVEN or isinstance(value, (ChosenLayers, SubLayers)):
+    even = isinstance(value, str) and value == EVEN  # an array would compare by element
+    if even or isinstance(value, (ChosenLayers, SubLayers)):
         return value
     return read_chosen(value) if isinstance(value, (str, os.PathLike)) else sub_layers(value)
 

@@ -41,7 +41,7 @@ class SuffixOptions(Options):
     suffix_decoding_max_cached_requests: Annotated[int, Ge(0), Le(10**9)] = 10_000
     """Finished texts that are kept for others; 0: each request knows itself only."""
     max_cached_tokens: Annotated[int, Ge(0), Le(10**9)] = 1_000_000
-    """Tokens of these texts, at most."""
+    """Tokens of these texts, at most; each takes some 20 bytes."""
     tree: bool = False
     """Whether several continuations are drafted at once."""
 

@@ -44,7 +44,7 @@ WARPERS: tuple[tuple[type, str, str], ...] = (
     (hf.TypicalLogitsWarper, "typical_p", "mass"),
 )
 """Class, option of `SamplingParams`, attribute that holds its value; in the order in which
-``generate`` appends them, which is the order of `core.distribution`."""
+``generate`` appends them, which is the order of `core.logits_pipeline`."""
 
 
 def check(processors: Sequence[Processor], ids: Tensor, vocabulary: int) -> None:
@@ -90,7 +90,7 @@ def split(processors: Sequence[Processor]) -> tuple[list[Processor], dict[str, A
     """Returns the processors that have to be called, and options that replace the others.
 
     The temperature and the truncations that ``generate`` puts at the end become options of
-    `SamplingParams`, which `core.distribution` applies to all rows and positions at once.
+    `SamplingParams`, which `core.logits_pipeline` applies to all rows and positions at once.
 
     >>> split([hf.TemperatureLogitsWarper(0.5), hf.TopKLogitsWarper(7)])
     ([], {'top_k': 7, 'temperature': 0.5})
@@ -119,7 +119,7 @@ def _is_taken(option: str, value: Any) -> bool:
 
 def _ordinary(warper: Any) -> bool:
     """Whether a truncation removes tokens entirely and may leave a single one, as
-    `core.distribution`'s."""
+    `core.logits_pipeline`'s."""
     removes = getattr(warper, "filter_value", float("-inf")) == float("-inf")
     return removes and getattr(warper, "min_tokens_to_keep", 1) == 1
 

@@ -154,7 +154,7 @@ class _Reader:
         """Returns where the next ``count`` bytes begin, and steps after them."""
         begin = self.at
         if count > self.size - begin:
-            raise _Damaged(f"{what} would end after the end of the file")
+            raise _Damaged(f"{what} would end beyond the end of the file")
         self.at = begin + count
         return begin
 
@@ -174,11 +174,11 @@ class _Reader:
         unpack, found = struct.Struct("<Q").unpack_from, []
         for _ in range(count):
             if at + 8 > size:
-                raise _Damaged("a list of texts would end after the end of the file")
+                raise _Damaged("a list of texts would end beyond the end of the file")
             begin = at + 8
             at = begin + unpack(data, at)[0]
             if at > size:
-                raise _Damaged("a text would end after the end of the file")
+                raise _Damaged("a text would end beyond the end of the file")
             found.append(data[begin:at].decode("utf-8", "replace"))
         self.at = at
         return found
@@ -186,7 +186,7 @@ class _Reader:
     def _room(self, count: int, each: int, what: str) -> None:
         """Raises unless n things of at least n bytes may follow."""
         if count > (self.size - self.at) // each:
-            raise _Damaged(f"{what} would end after the end of the file")
+            raise _Damaged(f"{what} would end beyond the end of the file")
 
     # -- values --------------------------------------------------------------------------------
 
@@ -246,7 +246,7 @@ class _Reader:
                 raise _Damaged(f"its tensor {shown(name)} lies where none can")
             end = offset + nbytes
             if start + end > self.size:
-                raise _Damaged(f"its tensor {shown(name)} would end after the end of the file")
+                raise _Damaged(f"its tensor {shown(name)} would end beyond the end of the file")
             raw = torch.frombuffer(
                 self.data, dtype=torch.uint8, count=nbytes, offset=start + offset
             )
