@@ -104,7 +104,7 @@ class Proposal:
     soft: Tensor | None = None  # [B, N, V]
     """The drafter's distributions before any argmax, if the rule asked for them
     (`DraftingTerms.probs`). They are not what the tokens were drawn from where the tokens are
-    points."""
+    deterministic."""
     methods: Sequence[str] = ()
     """By row, the name of the drafter that made it, where one drafter stands for several."""
     sure: Sequence[Sequence[float]] = ()

@@ -133,8 +133,9 @@ def seeds_of_stream(seeds: Tensor, random_stream: int) -> Tensor:
     """Returns the seeds ``[...]`` of one of several drafters that draw for the same rows.
 
     Two drafters that drew with the same seeds would draw the same numbers, and what they draft
-    would not be independent. Random stream 0 has the rows' own seeds. The seeds are hashed before the random
-    stream is added: those of the n texts of one request may lie as far apart as two random streams.
+    would not be independent. Random stream 0 has the rows' own seeds. The seeds are hashed before
+    the random stream is added: those of the n texts of one request may lie as far apart as two
+    random streams.
 
     >>> seeds_of_stream(torch.tensor([7]), 0).tolist()
     [7]

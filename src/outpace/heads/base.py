@@ -241,3 +241,11 @@ class TargetOutput(Head):
         super().let_learn()
         if self.lm_head is not None:
             self.lm_head.requires_grad_(False)
+
+
+@torch.no_grad()
+def begin_as_last(linear: nn.Module) -> None:
+    """Has a map of several joined states begin as the identity on the last of them."""
+    weight = linear.get_parameter("weight")
+    weight.zero_()
+    weight[:, -len(weight) :].copy_(torch.eye(len(weight)))

@@ -44,9 +44,7 @@ class Evidence:
     """One round's answer to `RuleNeeds`; fields that nobody asked for stay ``None``."""
 
     states: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
-    second: Tensor | None = (
-        None  # [B, M, V], the target's distributions at the nodes of the second copy
-    )
+    second: Tensor | None = None  # [B, M, V], the target's at the nodes of the second copy
     soft: Tensor | None = None  # [B, M, V]
     draft: Tensor | None = None  # [B, N, V]
 

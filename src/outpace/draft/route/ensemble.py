@@ -1,8 +1,8 @@
 """Several drafters at once.
 
 precedence: Saxena 2023 and SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) with a model
-after. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun et al. 2023, arXiv
-2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.15678), Smurfs.
+where the look-up finds nothing. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun
+et al. 2023, arXiv 2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.15678), Smurfs.
 """
 
 from __future__ import annotations

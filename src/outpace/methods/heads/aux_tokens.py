@@ -57,22 +57,22 @@ class AuxHead(Head):
         meaning where they join at the first layer.
         """
 
-    def aux_tokens(self, behind: Tensor, first: int, rows: int) -> AuxTokens:
+    def aux_tokens(self, after: Tensor, first: int, rows: int) -> AuxTokens:
         """Returns the columns after P nodes, the same in all rows.
 
         after: ``[P]``, their numbers (0 is the root). first: the number of the first column.
         """
-        places, depths = len(behind), self.config.depths
-        number = first + torch.arange(places * depths, device=behind.device).view(places, depths)
-        parents = torch.cat([behind[:, None], number[:, :-1]], 1)
+        places, depths = len(after), self.config.depths
+        number = first + torch.arange(places * depths, device=after.device).view(places, depths)
+        parents = torch.cat([after[:, None], number[:, :-1]], 1)
         parents = parents.flatten().expand(rows, -1)
         if self.enter:
             return AuxTokens(
                 parents,
                 enter=self.enter,
-                made=lambda states: self.columns(states[:, behind]).flatten(1, 2),
+                made=lambda states: self.columns(states[:, after]).flatten(1, 2),
             )
-        nowhere = torch.empty(rows, places, 0, device=behind.device)
+        nowhere = torch.empty(rows, places, 0, device=after.device)
         return AuxTokens(parents, embeddings=self.columns(nowhere).flatten(1, 2))
 
 
@@ -85,7 +85,7 @@ gradients go through all that the target computes of them."""
 
 
 class AuxRecipe(Recipe):
-    """The loss of a `AuxHead`: copies of its columns ride after places all over the text.
+    """The loss of an `AuxHead`: copies of its columns ride after places all over the text.
 
     While it is measured, they ride after all places but the first, some at a time.
     """
@@ -135,16 +135,19 @@ class _Lost:
     """Which texts outside the batch had guesses, by their ids: leaving it has cost these."""
 
     def __init__(self) -> None:
-        self._behind: dict[int, int] = {}  # the length of the text that had guesses
+        self._had_guesses: dict[int, int] = {}  # the length of the text that had guesses
         self._boarded: dict[int, int] = {}  # the length in whose round columns rode
 
     def enter(self, texts: Sequence[_Text], boarded: Mapping[int, int]) -> None:
         """Learns of texts that leave, and of those with columns in a round that may not have
         ended."""
         known = (text for text in texts if text.missing or text.guesses is not None)
-        self._behind |= {text.id: text.end for text in known}
+        self._had_guesses |= {text.id: text.end for text in known}
         self._boarded |= boarded
-        for lost in (self._behind, self._boarded):  # some of them have ended, and do not come again
+        for lost in (
+            self._had_guesses,
+            self._boarded,
+        ):  # some of them have ended, and do not come again
             for oldest in list(lost)[: max(0, len(lost) - KEPT)]:
                 del lost[oldest]
 
@@ -153,7 +156,7 @@ class _Lost:
         length = len(info.prompt)
         # The round has ended for a text if tokens were appended to it.
         ended = self._boarded.pop(info.id, length) < length
-        return self._behind.pop(info.id, None) == length or ended
+        return self._had_guesses.pop(info.id, None) == length or ended
 
 
 class AuxHeadDrafter(HeadDrafter):

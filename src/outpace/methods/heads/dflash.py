@@ -13,7 +13,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, config_of
+from outpace.heads.base import (
+    Head,
+    HeadConfig,
+    Shared,
+    TargetOutput,
+    TargetShape,
+    begin_as_last,
+    config_of,
+)
 from outpace.heads.checkpoint import Content, Format, architectures
 from outpace.heads.folder import Folder
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
@@ -119,9 +127,7 @@ class DFlash(TargetOutput, BlockHead):
         """The text begins as the highest of the states; a copy of the target's rows stays as it
         is."""
         super().begin_from(shared_head)
-        size = self.target.hidden_size
-        self.fc.weight.zero_()
-        self.fc.weight[:, -size:].copy_(torch.eye(size))
+        begin_as_last(self.fc)
 
     @property
     def first_layer(self) -> DecoderLayer:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, config_of
+from outpace.heads.base import (
+    Head,
+    HeadConfig,
+    Shared,
+    TargetOutput,
+    TargetShape,
+    begin_as_last,
+    config_of,
+)
 from outpace.heads.checkpoint import Content, Format, architectures
 from outpace.heads.folder import Folder
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Sight
@@ -99,9 +107,7 @@ class Eagle(TargetOutput, AttendingHead):
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The guess begins as the state before it; a copy of the target's rows stays as it is."""
         super().begin_from(shared_head)
-        size = self.target.hidden_size
-        self.fc.weight.zero_()
-        self.fc.weight[:, size:].copy_(torch.eye(size))
+        begin_as_last(self.fc)
 
 
 # -- how it is trained -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, config_of
+from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, begin_as_last, config_of
 from outpace.heads.checkpoint import Content, Format, architectures
 from outpace.heads.folder import Folder
 from outpace.heads.layers import Attention, Entries, FeedForward, LayerConfig, Norm, Sight
@@ -96,9 +96,7 @@ class Eagle3(AttendingHead):
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The guide begins as the highest of the three states, the head as the target's."""
-        size = self.target.hidden_size
-        self.fc.weight.zero_()
-        self.fc.weight[:, 2 * size :].copy_(torch.eye(size))
+        begin_as_last(self.fc)
         if shared_head is not None:
             self.lm_head.weight.copy_(shared_head)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from outpace.core.options import Reads
 from outpace.draft.base import Setup
 from outpace.errors import ConfigError
-from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape
+from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
 from outpace.methods.heads.base import TreeHeadOptions, trained_head
@@ -113,10 +113,7 @@ class Mtp(TargetOutput, AttendingHead):
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The layer begins on the state as it is; a copy of the target's rows stays as it is."""
         super().begin_from(shared_head)
-        size = self.target.hidden_size
-        weight = self.eh_proj.get_parameter("weight")
-        weight.zero_()
-        weight[:, size:].copy_(torch.eye(size))
+        begin_as_last(self.eh_proj)
 
 
 # -- how it drafts ---------------------------------------------------------------------------------

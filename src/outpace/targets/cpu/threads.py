@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from outpace.core.values import shown
+from outpace.core.values import whole
 from outpace.errors import ConfigError
 
 LOGGER = logging.getLogger("outpace")
@@ -66,15 +66,11 @@ def use_threads(wanted: int | None) -> int:
         count = min(present, processors())
         if count < present:
             LOGGER.info("%d threads, because this process may use no more processors", count)
-    elif isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1:
-        raise ConfigError(f"threads must be a whole number from 1 up, not {shown(wanted)}.")
-    elif wanted > MOST * processors():
+    elif (count := whole("threads", wanted, 1, error=ConfigError)) > MOST * processors():
         raise ConfigError(
             f"threads must be at most {MOST * processors()}, not {wanted}: this process may use "
             f"{processors()} processors, and more threads only wait for each other."
         )
-    else:
-        count = wanted
     set_threads(count)
     _asked = count
     return count

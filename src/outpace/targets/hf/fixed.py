@@ -170,7 +170,8 @@ class FixedPasses:
 
     def reserve(self, first: int, slots: Sequence[int]) -> None:
         """As `SlotCache.reserve`. Recordings end where buffers move: with any, these only grow."""
-        self._cache.reserve(first, slots, shrink=not self.shapes.pads)
+        keeps = self.shapes.pads and (self.records or self.shapes.columns is not None)
+        self._cache.reserve(first, slots, shrink=not keeps)
         if self._cache.generation != self._generation:
             self._generation = self._cache.generation
             self.shapes.steps.forget()

@@ -1,8 +1,9 @@
 """Parts of a causal LM that stand for the whole in a pass: without some sub-layers, only its first
 layers, or only the others; and views of a target through them.
 
-They share the model's weights. Where outpace's own code computes the model (`cpu.native_layers.model`), it
-computes its parts too; elsewhere the model's modules are exchanged while the pass runs.
+They share the model's weights. Where outpace's own code computes the model
+(`cpu.native_layers.model`), it computes its parts too; elsewhere the model's modules are exchanged
+while the pass runs.
 """
 
 from __future__ import annotations
