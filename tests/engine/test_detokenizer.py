@@ -21,7 +21,7 @@ ALL = {**KINDS, "byte_level": byte_level}
 
 def pushed(tokenizer: Any, ids: list[int], behind: tuple[int, ...] = ()) -> str:
     """Returns the text of tokens that come one by one; nothing shown may be taken back."""
-    growing = Detokenizer(tokenizer, behind=behind)
+    growing = Detokenizer(tokenizer, after=behind)
     for token in ids:
         shown = growing.text
         growing.push(token)
@@ -166,7 +166,7 @@ def test_a_character_that_the_prompt_begins_comes_out_once(kind: str) -> None:
     ids = tokenizer.convert_tokens_to_ids(spelt)
     assert tokenizer.decode(ids) == "\u65e5"
     dog = tokenizer(" dog", add_special_tokens=False).input_ids[-1:]
-    growing = Detokenizer(tokenizer, behind=ids[:2])
+    growing = Detokenizer(tokenizer, after=ids[:2])
     for token in [*ids[2:], *dog]:
         growing.push(token)
     assert growing.text == "\u65e5" + tokenizer.decode([*ids, *dog])[1:]

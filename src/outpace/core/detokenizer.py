@@ -35,7 +35,7 @@ class Detokenizer:
         self,
         tokenizer: Any,
         skip_special_tokens: bool = True,
-        behind: Sequence[int] = (),
+        after: Sequence[int] = (),
         clean: Clean | None = None,
     ) -> None:
         """after: tokens that the sequence goes on from. Their text is left out. clean: what cleans
@@ -45,7 +45,7 @@ class Detokenizer:
         self._clean_up = None if clean is None else CleanUp(clean)
         self._options = {} if clean is None else {"clean_up_tokenization_spaces": False}
         # The tokens that were shown last: a piece may depend on the one before it.
-        self._context = list(behind)
+        self._context = list(after)
         self._before = self._decode(self._context)
         """What the context decodes to, without what was not shown yet."""
         self._new: list[int] = []  # tokens after them, whose text was not shown yet
@@ -95,9 +95,9 @@ class Detokenizer:
     def _read(self) -> None:
         """Decodes the new tokens."""
         self._now = self._decode([*self._context, *self._new])
-        self._waiting = self._behind_context(self._now, self._new)
+        self._waiting = self._after_context(self._now, self._new)
 
-    def _behind_context(self, text: str, ids: Sequence[int]) -> str:
+    def _after_context(self, text: str, ids: Sequence[int]) -> str:
         """Returns the part of a text that belongs to the tokens after the context.
 
         Tokenizers that spell in bytes decode a run of them as a whole, and one byte that belongs to
@@ -138,7 +138,7 @@ class Detokenizer:
             twice = self._decode([*own, *own])
             character = twice[len(alone) :]
             if character:
-                text = self._behind_context(self._decode([*self._context, *others]), others)
+                text = self._after_context(self._decode([*self._context, *others]), others)
                 self._show(len(others), text)
                 self._show(count, character)
                 self._context, self._now, self._before = [*own, *own], twice, twice
@@ -152,7 +152,7 @@ class Detokenizer:
         count, text = len(self._new), ""
         for end in range(count - 1, count - LONGEST - 1, -1):
             ids = self._new[:end]
-            text = self._behind_context(self._decode([*self._context, *ids]), ids)
+            text = self._after_context(self._decode([*self._context, *ids]), ids)
             if text and not text.endswith(UNFINISHED):
                 return self._show(end, text)
         # No character ends between two of the last tokens. What the tokens before them decode to

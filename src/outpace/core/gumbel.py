@@ -14,7 +14,7 @@ from outpace.core.logits.pieces import pieces
 from outpace.core.rng import FEW, Role, keys, uniform, uniforms_at
 
 SPARSE = 16
-"""Noise is made for the tokens with mass alone where at most one token in n has any."""
+"""Noise is made for the tokens with mass alone where at most one token in this many has any."""
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:

@@ -47,8 +47,8 @@ class TextDecoder:
     def growing(self, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
         """Returns the empty text of a sequence that grows. continues: whether it goes on from
         another text, blanks included; else it begins anew."""
-        behind = self.anchor if continues else ()
-        return Detokenizer(self._of_texts, skip_special_tokens, behind, self._clean)
+        after = self.anchor if continues else ()
+        return Detokenizer(self._of_texts, skip_special_tokens, after, self._clean)
 
     def text(
         self, ids: Sequence[int], skip_special_tokens: bool = True, continues: bool = False

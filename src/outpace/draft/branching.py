@@ -18,8 +18,8 @@ from outpace.errors import ConfigError, did_you_mean
 
 AUTO, DYNAMIC = "auto", "dynamic"
 TOP_K, DEPTH = 10, 6
-"""What dynamic trees have where the options say nothing else, as EAGLE-2's: n nodes of a
-level are expanded, each into as many children; and n levels at most."""
+"""What dynamic trees have where the options say nothing else, as EAGLE-2's: ``TOP_K`` nodes of a
+level are expanded, each into as many children, and there are ``DEPTH`` levels at most."""
 
 
 @dataclass(frozen=True, kw_only=True)

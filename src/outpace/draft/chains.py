@@ -34,7 +34,7 @@ class Chains:
         ends_after: EndsAfter | None = None,
     ) -> None:
         """counts: how many tokens each row may draft; some row at least one. random_stream: the
-        drafter's random streams. ends_behind: the drafter's own, besides that of the round's
+        drafter's. ends_after: the drafter's own, besides that of the round's
         terms."""
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
@@ -92,7 +92,7 @@ class Chains:
             self.counts = rows.pipeline.silenced(self.counts)
         self.tokens = torch.cat([self.tokens, token], 1)
         if soft is not None:
-            self._end_behind(soft[:, 0], token[:, 0])
+            self._end_after(soft[:, 0], token[:, 0])
         self._end_texts(token[:, 0])
         return self.length < max(self.counts)
 
@@ -120,7 +120,7 @@ class Chains:
         self._soft.append(soft)
         return True
 
-    def _end_behind(self, soft: Tensor, token: Tensor) -> None:
+    def _end_after(self, soft: Tensor, token: Tensor) -> None:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""
         for ends in self._ends_after:
             if self.length < max(self.counts):

@@ -60,7 +60,7 @@ class _Trial:
 
     def logits(self, rows: int, drafted: int) -> Tensor:
         """Returns the logits ``[T, V]`` after each token of the first text from the last one of
-        its prompt on, with n drafted ones in a pass, and n texts: the others have
+        its prompt on, with ``drafted`` drafted ones in a pass, and ``rows`` texts: the others have
         shorter prompts."""
         target = self._target
         target.retain([])

@@ -37,7 +37,7 @@ TRIAL = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
 
 
 def trial_prompts(tokenizer: Any, vocabulary: int, longest: int) -> list[list[int]]:
-    """Returns prompts of at most n tokens. Without a tokenizer they are arbitrary tokens:
+    """Returns prompts of at most ``longest`` tokens. Without a tokenizer they are arbitrary tokens:
     the target goes on with something all the same."""
     if tokenizer is None:
         arbitrary = [[(7 + 31 * row + 13 * at) % vocabulary for at in range(8)] for row in range(4)]

@@ -268,8 +268,8 @@ class _References:
         if not isinstance(least, (int, float)) or least < 1:
             return []
         first = first if isinstance(first, list) else rest if isinstance(rest, list) else []
-        behind = [rest] if isinstance(rest, Mapping) and least > len(first) else []
-        return [*first[: int(least)], *behind]
+        further = [rest] if isinstance(rest, Mapping) and least > len(first) else []
+        return [*first[: int(least)], *further]
 
     def _target(self, reference: str) -> Any:
         """What a reference leads to; True where it leads out of the schema, or nowhere."""

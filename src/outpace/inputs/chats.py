@@ -238,14 +238,14 @@ def check_template(tokenizer: Any, name: str, remedy: str = "use generate() inst
 def end_of_turn(tokenizer: Any, template: Any) -> tuple[int, str] | None:
     """Returns the special token that a chat template writes after an answer, and its text; None
     where it writes none. template: a text, or whatever else the tokenizer's own one is."""
-    rest = _behind_an_answer(tokenizer, template).lstrip()
+    rest = _after_an_answer(tokenizer, template).lstrip()
     added = getattr(tokenizer, "added_tokens_decoder", {})
     names = {token: entry.content for token, entry in added.items() if entry.content}
     known = [entry for entry in names.items() if rest.startswith(entry[1])]
     return max(known, key=lambda entry: len(entry[1]), default=None)
 
 
-def _behind_an_answer(tokenizer: Any, template: Any) -> str:
+def _after_an_answer(tokenizer: Any, template: Any) -> str:
     """What a template writes after the answer at the end of a chat; "" where it takes none."""
     asked = {"chat_template": template} if isinstance(template, str) else {}
     for in_parts in (False, True):  # some vision-language models take lists of parts only

@@ -105,14 +105,14 @@ class JudgeStudent(ClassifierStudent):
         tokens, window = own.tokens, self._window
         places = torch.arange(window, tokens.shape[1] - window, 2 * window, device=tokens.device)
         changed = self._drafted.put_into(tokens, places)
-        behind = teacher.read(changed)
-        same = (own.top_tokens == behind.top_tokens)[..., 0]  # [B, T]
+        theirs = teacher.read(changed)
+        same = (own.top_tokens == theirs.top_tokens)[..., 0]  # [B, T]
         agreed = torch.stack([same[:, places + step] for step in range(window)]).all(0)
         # Where it is the text's own token, only drafted ones before it can make a difference.
         right = (agreed | (changed == tokens)[:, places]).flatten().float()
         count = right.sum().clamp_min(1)
         others = (1 - right).sum().clamp_min(1)
-        states = behind.states[:, places].flatten(0, 1)
+        states = theirs.states[:, places].flatten(0, 1)
         return Examples(states, right, 0.5 / float(count), 0.5 / float(others))
 
 

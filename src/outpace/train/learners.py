@@ -90,13 +90,13 @@ class Optimistic(Learner):
 
     def learn(self, loss: Loss) -> float:
         used = self._copied()
-        behind = [value - hint for value, hint in zip(used, self._hint, strict=True)]
+        before = [value - hint for value, hint in zip(used, self._hint, strict=True)]
         value, made = self._step(self._own, loss)
         if not made:
             return value
         with torch.no_grad():
             self._hint = [new - old for new, old in zip(self._weights, used, strict=True)]
-            self._set([old + 2 * hint for old, hint in zip(behind, self._hint, strict=True)])
+            self._set([old + 2 * hint for old, hint in zip(before, self._hint, strict=True)])
         return value
 
 

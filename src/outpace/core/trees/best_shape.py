@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from outpace.core.trees.tree_shape import Chances, TreeShape
 
 Price = Callable[[int, int], float]
-"""What a round costs with n nodes in n levels."""
+"""What a round costs, by its nodes and its levels."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from outpace.core.trees.tree_shape import LARGEST
 
 LEAST, SHARE = 64, 8
-"""Slots of a context that are kept free for drafts: so many, or one in n if that is more."""
+"""Slots of a context that are kept free for drafts: LEAST, or one in SHARE if that is more."""
 
 
 def reserve(context: int) -> int:

@@ -36,7 +36,7 @@ class BeamSearch:
         self, target: Target, groups: Iterable[Group], width: int, tokens_at_once: int
     ) -> None:
         """target: nobody else uses its rows. width: rows that one prompt may need.
-        tokens_at_once: about n tokens of prompts are read before the next pass is begun."""
+        tokens_at_once: about this many tokens of prompts are read before the next pass is begun."""
         self._target = target
         self._width = width
         self._tokens_at_once = tokens_at_once

@@ -220,7 +220,7 @@ class AttendingHeadDrafter(HeadDrafter):
     def _compute(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Puts the first entries that wait into the cache, those that have these tokens after
         them; returns their outputs ``[B, W, H]``, each row's first."""
-        behind = padded(tokens, self._target.device)  # [B, W]
+        following = padded(tokens, self._target.device)  # [B, W]
         blank = self._no_states(rows)
         states = pad_sequence(
             [
@@ -229,8 +229,8 @@ class AttendingHeadDrafter(HeadDrafter):
             ],
             batch_first=True,
         )
-        sight = self._cache.next_of(rows, behind.shape[1])
-        outputs, entries = self.head.step(self.head.guide(states), behind, sight, self._target)
+        sight = self._cache.next_of(rows, following.shape[1])
+        outputs, entries = self.head.step(self.head.guide(states), following, sight, self._target)
         self._cache.append(rows, entries, [len(each) for each in tokens])
         return outputs
 

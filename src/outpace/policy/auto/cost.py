@@ -244,8 +244,8 @@ class CostModel:
         was tried, and drafting must not look free.
 
         levels: passes of the drafter for each width. What was not measured is put together from
-        what n passes, and the rest of a round with n nodes, take. A round that was
-        hardly ever measured counts with what the well-known ones make expect, if that is less:
+        what the passes of a width take, and the rest of a round with as many nodes. A round that
+        was hardly ever measured counts with what the well-known ones make expect, if that is less:
         another process may have held it up, and only what seems to pay is measured again.
 
         None until both a plain round and a drafting one have been measured, here or, for what a

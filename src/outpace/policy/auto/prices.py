@@ -56,7 +56,7 @@ class Prices:
         )
 
     def round(self, nodes: int, levels: int) -> float:
-        """Returns the price of a round that drafts n nodes in n levels."""
+        """Returns the price of a round that drafts ``nodes`` in ``levels``."""
         if not nodes:
             return 1.0
         drafted = self.started + self.level * levels + self.forked * (nodes > levels)

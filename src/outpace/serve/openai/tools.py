@@ -101,10 +101,10 @@ class ToolParser:
     def _close(self) -> bool:
         """Takes the end tag of a call, and braces before it, of which small models write too many;
         returns whether it is known that the tag comes or does not."""
-        behind = _SURPLUS.sub("", self._held, count=1)
-        if END.startswith(behind) and behind != END:
+        rest = _SURPLUS.sub("", self._held, count=1)
+        if END.startswith(rest) and rest != END:
             return False
-        self._held = behind.removeprefix(END)
+        self._held = rest.removeprefix(END)
         self._closing = False
         return True
 
@@ -219,23 +219,23 @@ def _members(text: str) -> dict[str, tuple[Any, str]]:
     """Returns the members of a JSON object by name: each value, and how it is written; a
     ``ValueError`` for what is no object."""
     found: dict[str, tuple[Any, str]] = {}
-    at = _behind(text, _behind(text, 0), "{")
+    at = _after(text, _after(text, 0), "{")
     if text[at:] == "}":
         return found
     while True:
         name, at = STRICT.raw_decode(text, at)
         if not isinstance(name, str):
             raise ValueError("a member has no name")
-        begin = _behind(text, at, ":")
+        begin = _after(text, at, ":")
         value, end = STRICT.raw_decode(text, begin)
         found[name] = (value, text[begin:end])
-        at = _behind(text, end)
+        at = _after(text, end)
         if text[at:] == "}":
             return found
-        at = _behind(text, at, ",")
+        at = _after(text, at, ",")
 
 
-def _behind(text: str, at: int, mark: str = "") -> int:
+def _after(text: str, at: int, mark: str = "") -> int:
     """Returns where a text goes on after a mark, and the blanks before and after it."""
     blanks = _BLANKS.match(text, at)
     at = blanks.end() if blanks else at

@@ -29,7 +29,7 @@ from outpace.targets.hf.partial.parts import (
     PartView,
     UpperLayers,
     WithoutSubLayers,
-    pass_behind,
+    pass_after,
 )
 from outpace.targets.hf.plain import forward_mask, rounds_inputs
 from outpace.targets.hf.prefixes import SavedTexts
@@ -289,7 +289,7 @@ class HFTarget(Target):
         lower, upper = self._halves[precomputed.layers]
         states, rest = precomputed.states, tokens[:, precomputed.states.shape[1] :]
         if rest.shape[1]:
-            pass_behind(self.runner, states.shape[1], rest, 1, lower)
+            pass_after(self.runner, states.shape[1], rest, 1, lower)
             states = torch.cat([states, lower.states], 1)
         through = partial(upper, states=states)
         output = self.runner.forward(tokens, keep=1 + plan.tree.size, through=through)

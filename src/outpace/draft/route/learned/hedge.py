@@ -53,7 +53,7 @@ class HedgeOptions(LearningOptions):
     memory: Annotated[float, Gt(0), Lt(1)] = 0.97
     """What is kept of the gains at each token; 1 / (1 - memory) count."""
     every: Annotated[int, Ge(1)] = 4
-    """Models that did not draft are asked in one of n rounds at most."""
+    """Models that did not draft are asked in one of this many rounds at most."""
     asking: Annotated[float, Gt(0), Le(1)] = 0.01
     """The share of the price of all rounds that asking may take, reading included."""
 

@@ -260,7 +260,7 @@ def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Nat
 
 def _grows(attention: Any) -> bool:
     """Whether queries grow with their position, as those of Ministral 3 do from a position on that
-    lies behind all those of a trial."""
+    lies after all those of a trial."""
     config = getattr(attention, "config", None)
     rope = getattr(config, "rope_parameters", None) or {}
     return bool(rope.get("llama_4_scaling_beta"))

@@ -70,7 +70,7 @@ class Family:
 
 def windows(model: GGUFModel, period: int) -> Options:
     """Returns the window of a model and which of its layers have it: those that the file says,
-    else all but each n-th."""
+    else all but each ``period``-th."""
     size, count = model.number("attention.sliding_window"), model.number("block_count")
     if not size:
         return {"sliding_window": None, "layer_types": [FULL] * count}

@@ -184,7 +184,7 @@ class _Reader:
         return found
 
     def _room(self, count: int, each: int, what: str) -> None:
-        """Raises unless n things of at least n bytes may follow."""
+        """Raises unless ``count`` things of ``each`` bytes or more may follow."""
         if count > (self.size - self.at) // each:
             raise _Damaged(f"{what} would end beyond the end of the file")
 

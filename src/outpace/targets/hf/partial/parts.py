@@ -171,7 +171,7 @@ class PartView(View):
 
     def forward(self, tokens: Tensor, keep: int | None = None) -> Tensor:
         runner, rows = self._target, self._ready()
-        logits: Tensor = pass_behind(
+        logits: Tensor = pass_after(
             runner, self._fed, tokens[:rows], keep or tokens.shape[1], self._part
         ).logits
         self._fed += tokens.shape[1]
@@ -200,7 +200,7 @@ class LowerLayersView(PartView, LowerView):
         return Precomputed(self._lower.count, torch.cat(self._states, 1))
 
 
-def pass_behind(
+def pass_after(
     runner: Runner, fed: int, tokens: Tensor, keep: int, part: Callable[..., Any]
 ) -> Any:
     """Returns what a part of the model makes of tokens ``[A, T]`` that follow ``fed`` others after

@@ -161,7 +161,7 @@ class InArgument(Places):
         name = self.shift.name
         before = cache.at_start(name, self._empty[name])
         assert cache.reading is not None
-        shifted = _behind_parents(columns, before, cache.reading.parents)
+        shifted = _after_parents(columns, before, cache.reading.parents)
         with exchanged_forward(self.shift.part, lambda _: shifted):
             yield arguments
 
@@ -183,7 +183,7 @@ class _OfAnyLayer:
         self.state.copy_(state)
 
 
-def _behind_parents(columns: Tensor, before: Tensor, parents: Columns) -> Tensor:
+def _after_parents(columns: Tensor, before: Tensor, parents: Columns) -> Tensor:
     """Returns, for each of the columns ``[A, T, H]``, the one of its parent; ``before`` ``[A, H]``
     is what stood there before the pass."""
     rows, _, width = columns.shape

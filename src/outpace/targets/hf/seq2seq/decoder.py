@@ -213,7 +213,7 @@ class Places:
 
     @cached_property
     def distances(self) -> Tensor:
-        """``[A, T, S]``: how far behind each column each slot stands, before it if negative."""
+        """``[A, T, S]``: how far after each column each slot stands, before it if negative."""
         return self.slot_positions[:, None, :] - self.positions[:, :, None]
 
 
@@ -260,7 +260,7 @@ def _exchanged(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, Placed]]:
     if isinstance(table, nn.Embedding):
         yield table, "forward", lambda places: looked_up(table, places.positions)
     elif hasattr(table, "create_position_ids_from_input_ids"):
-        yield table, "forward", lambda places: _behind_padding(table, places)
+        yield table, "forward", lambda places: _after_padding(table, places)
     for module in decoder.modules():
         if getattr(module, "has_relative_attention_bias", False):
             yield module, "compute_bias", _of_module(module)
@@ -270,7 +270,7 @@ def _of_module(module: nn.Module) -> Placed:
     return lambda places: _by_distance(module, places)
 
 
-def _behind_padding(table: Any, places: Places) -> Callable[..., Tensor]:
+def _after_padding(table: Any, places: Places) -> Callable[..., Tensor]:
     """M2M100's table: position 0 is the one after the number of the padding token, and padding
     has no position."""
     rows = places.positions + table.padding_idx + 1
