@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from outpace.audit.gate.enumeration import TOLERANCE, DistributionRow, LawReport
+from outpace.audit.gate.enumeration import TOLERANCE, DistributionReport, DistributionRow
 
 HEAD = ("rule", "drafted", "worst TV", "mean TV", "chain 3", "one", "best", "of two", "best")
 
 
-def markdown(report: LawReport) -> str:
+def markdown(report: DistributionReport) -> str:
     """Returns one line for each rule and way of drafting.
 
     worst and mean TV, the total variation from the target's distribution, are over all shapes.

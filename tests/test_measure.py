@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
 import runpy
 import sys
@@ -38,6 +39,38 @@ def test_a_script_uses_only_what_there_is(script: Path) -> None:
             owner = known.get(node.value.id)
             there = owner is None or isinstance(node.ctx, ast.Store) or hasattr(owner, node.attr)
             assert there, f"line {node.lineno}: {node.value.id} has no {node.attr}"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+def test_a_script_calls_functions_as_they_are(script: Path) -> None:
+    tree = ast.parse(script.read_text(encoding="utf-8"))
+    known = dict(imported(tree))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = _called(node.func, known)
+        if called is None or any(isinstance(one, ast.Starred) for one in node.args):
+            continue
+        if any(keyword.arg is None for keyword in node.keywords):
+            continue
+        try:
+            expected = inspect.signature(called)
+        except ValueError:  # a function of another language
+            continue
+        try:
+            expected.bind(*node.args, **{one.arg or "": one.value for one in node.keywords})
+        except TypeError as error:
+            pytest.fail(f"line {node.lineno}: {ast.unparse(node)}: {error}")
+
+
+def _called(function: ast.expr, known: dict[str, Any]) -> Any:
+    """What a call calls; None where that is nothing of outpace, or is not known."""
+    if isinstance(function, ast.Name):
+        return known.get(function.id)
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        owner = known.get(function.value.id)
+        return getattr(owner, function.attr, None) if inspect.ismodule(owner) else None
+    return None
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

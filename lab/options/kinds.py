@@ -156,7 +156,7 @@ class Kind:
     of plain forwards writes under a coupled rule."""
 
 
-LAW = Kind(
+PROBS = Kind(
     f"distribution at every node to {EXACT:g}",
     "text of plain forwards",
     reaches_probs=True,

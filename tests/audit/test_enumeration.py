@@ -11,7 +11,7 @@ from outpace.audit.gate.drafting import BUILT_IN, ENDING
 from outpace.audit.gate.enumeration import audit_law
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.world import KINDS, make_world, with_small_numbers
-from outpace.audit.report import law_findings
+from outpace.audit.report import distribution_findings
 from outpace.core.proposal import Proposal
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.verify.lossless import block
@@ -140,7 +140,7 @@ def test_what_has_not_the_shape_of_a_distribution_fails_by_its_name(function: st
     assert [row.passed for row in report.rows] == [False, False]
     assert all(row.fault.startswith(f"`{function}` returns the shape [") for row in report.rows)
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(law_findings(report))
+    console.print(distribution_findings(report))
     assert f"narrow: `{function}` returns the shape" in console.export_text()
 
 

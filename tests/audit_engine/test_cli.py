@@ -88,7 +88,7 @@ def test_the_audited_model_is_loaded_as_by_other_verbs(
         given.append(arguments)
         raise SystemExit(0)
 
-    monkeypatch.setattr("outpace.cli.audit.load_llm", lambda m, a, *_: llm(m, **a))
+    monkeypatch.setattr("outpace.cli.audit.load_llm", lambda m, a, *_, **__: llm(m, **a))
     flags = ["--quantization", "int8", "--threads", "1", "--max-model-len", "64"]
     flags += ["--llm", '{"max_num_batched_tokens": 64}']
     done = CliRunner().invoke(app, [verb, *models(pair), *flags])

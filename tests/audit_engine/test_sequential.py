@@ -19,8 +19,8 @@ from outpace.audit.sequential import (
     tilt_gains,
 )
 
-LAW = np.array([0.5, 0.25, 0.15, 0.1])
-EDGES = np.concatenate([[0.0], LAW.cumsum()])
+PROBS = np.array([0.5, 0.25, 0.15, 0.1])
+EDGES = np.concatenate([[0.0], PROBS.cumsum()])
 
 
 def mean_wealth(play, outcomes: np.ndarray) -> np.ndarray:
@@ -37,7 +37,7 @@ def tilted(token: int, slack: float = 0.0) -> Tilts:
 
 def chanced(token: int, slack: float = 0.0) -> Chances:
     chances = Chances(slack)
-    chances.observe(LAW[1], token == 1)
+    chances.observe(PROBS[1], token == 1)
     return chances
 
 
@@ -49,23 +49,23 @@ def echoed(token: int, slack: float = 0.0) -> Echoes:
 
 def tabled(token: int, slack: float = 0.0) -> Tables:
     tables = Tables(slack)
-    tables.observe("", LAW, 2)
+    tables.observe("", PROBS, 2)
     tables.log_wealth = np.zeros_like(tables.log_wealth)
-    tables.observe("", LAW, token)
+    tables.observe("", PROBS, token)
     return tables
 
 
 @pytest.mark.parametrize("play", [tilted, chanced, echoed, tabled])
 def test_a_bet_has_mean_one_under_the_claim(play) -> None:
-    assert mean_wealth(play, LAW) == pytest.approx(1.0, abs=1e-12)
+    assert mean_wealth(play, PROBS) == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("play", [tilted, chanced, echoed, tabled])
 def test_with_slack_a_bet_is_fair_under_every_distribution_within_rounding(play) -> None:
     tau = 0.05
     for seed in range(20):
-        shift = np.random.default_rng(seed).uniform(-tau, tau, len(LAW))
-        near = LAW * np.exp(shift)
+        shift = np.random.default_rng(seed).uniform(-tau, tau, len(PROBS))
+        near = PROBS * np.exp(shift)
         near /= near.sum()
         wealth = mean_wealth(lambda token: play(token, math.expm1(2 * tau)), near)
         assert (wealth <= 1 + 1e-12).all()
@@ -88,9 +88,9 @@ def test_the_alarm_keeps_its_rate() -> None:
         tilts = test.stake("rank", 0.5, Tilts())
         tables = test.stake("table", 0.5, Tables())
         for _ in range(40):
-            token = int(generator.choice(len(LAW), p=LAW))
+            token = int(generator.choice(len(PROBS), p=PROBS))
             tilts.observe(EDGES[token], EDGES[token + 1])
-            tables.observe("", LAW, token)
+            tables.observe("", PROBS, token)
             test.settle()
         alarms += test.alarm
     assert alarms <= 25

@@ -22,8 +22,7 @@ from transformers import (
 )
 from typer.testing import CliRunner, Result
 
-from outpace.bench import contest as schedule
-from outpace.bench import roofline
+from outpace.bench import contest, roofline
 from outpace.bench.builtin import CHATS
 from outpace.bench.contest import BatchJob, Ours, run_interleaved
 from outpace.bench.peers.registry import Models, peers
@@ -112,7 +111,7 @@ def test_draft_lengths_are_compared_with_an_engine_without_a_drafter(
 def test_a_run_that_is_stopped_writes_what_it_has(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: int, found: list[str]
 ) -> None:
-    timed, timing = 0, schedule._timed
+    timed, timing = 0, contest._timed
 
     def until_stopped(*given: Any) -> Any:
         nonlocal timed
@@ -121,7 +120,7 @@ def test_a_run_that_is_stopped_writes_what_it_has(
         timed += 1
         return timing(*given)
 
-    monkeypatch.setattr(schedule, "_timed", until_stopped)
+    monkeypatch.setattr(contest, "_timed", until_stopped)
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--again",
         "--num-prompts", "4", "--max-prompt-tokens", "8", "--max-tokens", "24", "--batch", "1,2",
@@ -144,7 +143,7 @@ def test_a_run_that_is_stopped_at_once_writes_nothing(
     def stopped(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(schedule, "_timed", stopped)
+    monkeypatch.setattr(contest, "_timed", stopped)
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "2",
         "--max-prompt-tokens", "8", "--max-tokens", "8", "--json", str(tmp_path / "r.json"),

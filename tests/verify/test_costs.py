@@ -23,7 +23,7 @@ NODES = 60
 WIDE = 152_064
 SHAPE = list(TreeShape.branching([4, 2, 2, 1, 1]).parents)
 ONE = torch.tensor([1])
-RULE_LIMIT, LAW_LIMIT = 24_000_000, 24_000_000
+RULE_LIMIT, DISTRIBUTION_LIMIT = 24_000_000, 24_000_000
 """Bytes beyond p and q: see docs/rules/README.md."""
 
 
@@ -113,7 +113,7 @@ def test_distributions_take_little_more_than_themselves(options: dict[str, float
     memory.ignore(logits)
     with memory:
         made = maker(logits, branches, History([[1]], [[2, 3]]))
-    assert memory.peak <= made.nbytes + LAW_LIMIT
+    assert memory.peak <= made.nbytes + DISTRIBUTION_LIMIT
 
 
 def test_the_greedy_tokens_take_no_distributions() -> None:

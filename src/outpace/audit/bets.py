@@ -75,7 +75,7 @@ class PlainProbs:
 
 
 BINS = 7
-"""N of the most probable tokens have a bin of their own in the tables; all others share
+"""How many of the most probable tokens have a bin of their own in the tables; all others share
 one."""
 CUT = 1e-4
 """Share of tokens that may be among those that top_k, top_p and the like cut off: rounding can

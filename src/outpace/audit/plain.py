@@ -67,14 +67,14 @@ class Choice:
         """The greatest gap that rounding can explain."""
         # A penalty multiplies what rounding does to a logit.
         worst = max(self._params.repetition_penalty or 1.0, 1.0)
-        return 2 * self._law_slack if self.coupled else self.tolerance * worst
+        return 2 * self._slack if self.coupled else self.tolerance * worst
 
     @property
     def _params(self) -> SamplingParams:
         return self.options.params
 
     @property
-    def _law_slack(self) -> float:
+    def _slack(self) -> float:
         """What rounding may do to a log-probability: to the logit itself, and to the others."""
         worst = max(self._params.repetition_penalty or 1.0, 1.0)
         return 2 * self.tolerance * worst / (self._params.temperature or 1.0)
@@ -83,7 +83,7 @@ class Choice:
         # What the options cut off by less than rounding may be in the other way's distribution.
         lifted = logits.clone()
         lifted[other] += 2 * self.tolerance
-        relaxed = _relaxed(self._params, self._law_slack)
+        relaxed = _relaxed(self._params, self._slack)
         distribution = self._maker(relaxed)(*self._inputs(lifted, past))[0, 0]
         return distribution.log() + self._noise(past, len(distribution))
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:  # torch is only loaded by tests that use the fixture
-    from outpace.audit.gate.enumeration import LawReport
+    from outpace.audit.gate.enumeration import DistributionReport
     from outpace.verify.base import Rule
 
 
 @pytest.fixture
-def outpace_audit() -> Callable[..., LawReport]:
+def outpace_audit() -> Callable[..., DistributionReport]:
     """A function that enumerates a rule's distribution and fails the test if it is not what the
     rule says.
 
@@ -30,7 +30,7 @@ def outpace_audit() -> Callable[..., LawReport]:
     """
     from outpace.audit.gate.enumeration import audit_law
 
-    def audit(rules: Rule | str | Iterable[Rule | str], **options: Any) -> LawReport:
+    def audit(rules: Rule | str | Iterable[Rule | str], **options: Any) -> DistributionReport:
         chosen = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules
         report = audit_law(chosen, **options)
         if not report.passed:
@@ -40,7 +40,7 @@ def outpace_audit() -> Callable[..., LawReport]:
     return audit
 
 
-def _story(report: LawReport) -> str:
+def _story(report: DistributionReport) -> str:
     rows = [
         f"  {row.rule}, drafted {row.drafted}, {row.shape}: "
         + (row.fault or f"total variation {row.worst_tv:.2g}")

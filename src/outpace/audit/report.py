@@ -13,19 +13,21 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.audit.diff import DiffReport
-from outpace.audit.gate.enumeration import LawReport
+from outpace.audit.gate.enumeration import DistributionReport
 from outpace.audit.model import ModelReport, Reading
 
 
 def as_dict(report: Any) -> dict[str, Any]:
     """Returns a report's fields and its verdict, fit for JSON."""
-    found = report.as_dict() if isinstance(report, LawReport) else dataclasses.asdict(report)
+    found = (
+        report.as_dict() if isinstance(report, DistributionReport) else dataclasses.asdict(report)
+    )
     return {"ok": is_good(report), **_plain(found)}
 
 
 def is_good(report: Any) -> bool:
     """Returns a report's verdict."""
-    return bool(report.passed if isinstance(report, LawReport) else report.ok)
+    return bool(report.passed if isinstance(report, DistributionReport) else report.ok)
 
 
 def _plain(value: Any) -> Any:
@@ -40,7 +42,7 @@ def _plain(value: Any) -> Any:
 # -- distribution ----------------------------------------------------------------------------------
 
 
-def law_findings(report: LawReport) -> Group:
+def distribution_findings(report: DistributionReport) -> Group:
     """Returns what `audit law` prints."""
     title = f"joint distribution of the next tokens, exact to {report.tolerance:g}"
     table = Table(title=title, box=SIMPLE_HEAD)  # without lines it fits into 80 columns
@@ -191,7 +193,7 @@ def _token(token: int | None, text: str) -> str:
 
 
 _PRINTED: Mapping[type, Callable[[Any], Group]] = {
-    LawReport: law_findings,
+    DistributionReport: distribution_findings,
     ModelReport: model_findings,
     DiffReport: diff_findings,
 }

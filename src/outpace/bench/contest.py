@@ -327,7 +327,7 @@ class BenchmarkPlan:
     pace: Pace = field(default_factory=Pace)
     seed: int = 0
     samples: int = 1
-    """Texts of each prompt, written side by side: a batch holds so many times fewer prompts."""
+    """Texts of each prompt, written side by side: a batch holds 1 / ``samples`` as many prompts."""
     sweep: tuple[int, ...] = ()
     """Draft lengths that are also run, at the first batch size and temperature, for the curve of
     speed-up by draft length."""

@@ -31,7 +31,7 @@ from outpace.train.settings import TrainSettings
 from outpace.train.state_cache import StateCache
 from outpace.train.teacher import Teacher, answered, origin_of
 
-Report = Callable[["Progress"], None]
+Report = Callable[[Progress], None]
 
 
 class TrainingRun:

@@ -240,12 +240,12 @@ class Readout:
         self._head = model.get_output_embeddings()  # type: ignore[operator]
         if self._head is None:
             raise UnsupportedModel(f"{name} has no output head to learn from.")
-        self._sharpness = LogitScaling.of(config)
+        self._scaling = LogitScaling.of(config)
         self._check(model, int(config.vocab_size), name)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last states ``[..., H]``."""
-        return self._sharpness(self._head(states))
+        return self._scaling(self._head(states))
 
     def with_gradients(self, states: Tensor) -> Tensor:
         """Returns the same. Gradients go through it, and leave none behind on the weights."""
@@ -254,7 +254,7 @@ class Readout:
 
     def bounded(self, logits: Tensor) -> Tensor:
         """Returns scaled logits, of any tokens, with the soft bound of the model's."""
-        return self._sharpness.bounded(logits)
+        return self._scaling.bounded(logits)
 
     def rows(self, tokens: Tensor) -> Tensor | None:
         """Returns what a head that has a copy of some rows of the output matrix begins with

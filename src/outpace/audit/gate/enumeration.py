@@ -72,7 +72,7 @@ class DistributionRow:
 
 
 @dataclass(frozen=True)
-class LawReport:
+class DistributionReport:
     """What the gate found, a row for each rule, way of drafting and tree."""
 
     seed: int
@@ -105,7 +105,7 @@ def audit_law(
     seed: int = 0,
     shapes: Sequence[GateTree] | None = None,
     pairs: int | None = None,
-) -> LawReport:
+) -> DistributionReport:
     """Returns the report of these rules (unset: all), each with every way of drafting it takes.
 
     drafters: names in `drafting.BUILT_IN`, or functions of your own by name. fast: fewer trees and
@@ -148,7 +148,7 @@ def audit_law(
         )
     order = [rule.name for rule in chosen]
     rows.sort(key=lambda row: order.index(row.rule))
-    return LawReport(seed, tuple(rows))
+    return DistributionReport(seed, tuple(rows))
 
 
 def audit_one(
