@@ -21,7 +21,9 @@ for draft in DRAFTS:
     for chance in (0.3, 0.5, 0.75, 0.9):
         cost = flat(draft)
         rates = [
-            Simulation(Auto(CHAINS), cost, lambda *_, p=chance: p, seed).play([request()], 1500).speed
+            Simulation(Auto(CHAINS), cost, lambda *_, p=chance: p, seed)
+            .play([request()], 1500)
+            .speed
             / best_fixed(cost, chance)
             for seed in range(4)
         ]

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outpace.cli import conversation as files
-from outpace.cli.conversation import Conversation, Exchange, fitted
+from outpace.cli.conversation import Conversation, Exchange, file_of, fitted, load, save
 from outpace.cli.flags.groups import SAMPLING, STOPPING
 from outpace.cli.printing import cost, merged
 from outpace.core.options import options_of
@@ -317,17 +316,17 @@ def _stats(session: Session, argument: str) -> None:
 
 
 def _save(session: Session, argument: str) -> None:
-    file = files.file_of(argument)
+    file = file_of(argument)
     if os.path.exists(file) and file != session.file:
         raise PromptError(f"{argument!r} exists already: name another file, or remove it first.")
-    files.save(session.conversation, file, session.llm.target.name)
+    save(session.conversation, file, session.llm.target.name)
     session.file = file
     session.screen.notice(f"saved {len(session.conversation.exchanges)} exchanges")
 
 
 def _load(session: Session, argument: str) -> None:
-    file = files.file_of(argument)
-    session.conversation = files.load(file)
+    file = file_of(argument)
+    session.conversation = load(file)
     session.file, session.used = file, 0
     session.screen.notice(f"loaded {len(session.conversation.exchanges)} exchanges")
 

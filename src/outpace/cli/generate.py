@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from outpace.cli.flags.groups import (
     SpeculationFlags,
     Stopping,
     check_search,
-    searching,
 )
 from outpace.cli.flags.prompts import Entry, read_prompts
 from outpace.cli.loading import ROWS, ChatTemplate, load_llm
@@ -131,7 +130,8 @@ def generate(
         options["max_tokens"] = COMPARED_TOKENS
     texts, rows, searched = output.n * len(entries), ROWS, None
     if (width := beams["beam_width"]) is not None:
-        searched = searching({**options, **beams})
+        asked = {**options, **beams}
+        searched = BeamSearchParams(**{k: v for k, v in asked.items() if v is not None})
         options, arguments = {}, {**arguments, "speculative_config": {"method": "none"}}
         texts, rows = width * len(entries), max(ROWS, width)
     template = ChatTemplate(source.chat_template) if source.chat else None
@@ -146,7 +146,7 @@ def generate(
     stream = not output.no_stream
     job = Job(entries, source.chat, source.system, plain, output.as_json, stream)
     if searched is not None:
-        searched(llm, job)
+        search(searched, llm, job)
     else:
         run(llm, params, job)
 
@@ -278,12 +278,6 @@ def _compared(
 
 
 # -- beam search -----------------------------------------------------------------------------------
-
-
-def params_of(options: Mapping[str, Any]) -> BeamSearchParams:
-    """Returns the params of flags, of which None says nothing; ``ParamsError`` for one that a beam
-    search cannot honour."""
-    return BeamSearchParams(**{name: value for name, value in options.items() if value is not None})
 
 
 def search(params: BeamSearchParams, llm: LLM, job: Job) -> None:

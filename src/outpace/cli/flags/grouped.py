@@ -92,7 +92,7 @@ class Flags:
             given = _by_token(name, given)
         if isinstance(given, str) and bool in get_args(one.kind):
             given = _WORDS.get(given, given)
-        one.read(given, ConfigError, _flag(name))
+        one.read(given, ConfigError, flag_name(name))
         return given
 
     def _default(self, one: Option) -> Any:
@@ -102,7 +102,8 @@ class Flags:
 def flag_of(kind: type[Any], name: str, panel: str | None = None) -> Any:
     """Returns the flag of one option of a dataclass, for the annotation of a parameter."""
     one = _option(kind, name)
-    declared = [f"{_flag(name)}/{_flag(f'no_{name}')}" if _may_be_unset(one) else _flag(name)]
+    flag = flag_name(name)
+    declared = [f"{flag}/{flag_name(f'no_{name}')}" if _may_be_unset(one) else flag]
     declared += ["-m"] if name == "model" else []
     return typer.Option(
         *declared,
@@ -179,7 +180,7 @@ def _option(kind: type[Any], name: str) -> Option:
     return next(one for one in options_of(kind) if one.name == name)
 
 
-def _flag(name: str) -> str:
+def flag_name(name: str) -> str:
     return f"--{CALLED.get(name, name).replace('_', '-')}"
 
 

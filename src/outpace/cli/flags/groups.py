@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import typer
 
 from outpace.arguments import EngineArgs
 from outpace.cli.flags import options as opt
-from outpace.cli.flags.grouped import Flags
+from outpace.cli.flags.grouped import Flags, flag_name
 from outpace.cli.flags.speculation import parse_object, speculation
-from outpace.cli.loading import starting
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import options_of
 from outpace.core.params import SamplingParams
@@ -106,8 +104,9 @@ def check_search(beams: Mapping[str, Any], compare: bool, config: Mapping[str, A
     if beams["beam_width"] is None:
         for name, value in beams.items():
             if value is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise ParamsError(f"{flag} needs --num-beams, which asks for a beam search.")
+                raise ParamsError(
+                    f"{flag_name(name)} needs --num-beams, which asks for a beam search."
+                )
         return
     if compare:
         raise ParamsError(
@@ -118,13 +117,6 @@ def check_search(beams: Mapping[str, Any], compare: bool, config: Mapping[str, A
             "--num-beams does not go with a drafter: a beam search draws nothing, so that no rule "
             "can verify drafts against a distribution; drop what asks for one, or --num-beams."
         )
-
-
-def searching(options: Mapping[str, Any]) -> Callable[..., None]:
-    """Returns what searches, with an `LLM` and a `Job`; ``ParamsError`` for bad options."""
-    with starting():
-        from outpace.cli.generate import params_of, search
-    return partial(search, params_of(options))
 
 
 SAMPLING = (

@@ -24,7 +24,7 @@ from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, Shared
 from outpace.heads.layers import Entries, Sight
 from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, of_parents
-from outpace.methods.heads.text_cache import TextCache
+from outpace.methods.heads.text_cache import WAITING, TextCache
 from outpace.targets.base import Target
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
 from outpace.train.teacher import Batch
@@ -106,10 +106,6 @@ class AttendingRecipe(Recipe):
 
 
 # -- how it drafts ---------------------------------------------------------------------------------
-
-
-WAITING = 32
-"""Entries of a row that wait for the next draft, at most: more are computed as they come."""
 
 
 @dataclass

@@ -259,9 +259,7 @@ def _config(about: Mapping[str, Any], target_layers: int) -> DFlashConfig:
         "own_mask": False,
         "mask_token": inside["mask_token_id"],
     }
-    found = config_of(DFlashConfig, given)
-    assert isinstance(found, DFlashConfig)
-    return found
+    return config_of(DFlashConfig, given)
 
 
 def _about(head: DFlash) -> dict[str, Any]:

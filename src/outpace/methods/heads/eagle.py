@@ -239,5 +239,4 @@ def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle
         "draft_vocab_size": about["vocab_size"] if "lm_head.weight" in weights else 0,
     }
     config = config_of(EagleConfig, given)
-    assert isinstance(config, EagleConfig)
     return Eagle(TargetShape(about["hidden_size"], about["vocab_size"], 0), config)

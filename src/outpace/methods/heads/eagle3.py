@@ -210,9 +210,7 @@ def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle3Co
         "normed": "midlayer.self_attn.q_norm.weight" in weights,
         "norm_before_residual": about.get("norm_before_residual", False),
     }
-    found = config_of(Eagle3Config, given)
-    assert isinstance(found, Eagle3Config)
-    return found
+    return config_of(Eagle3Config, given)
 
 
 def _to_target(weights: dict[str, Tensor], head: Eagle3) -> Tensor:

@@ -138,7 +138,6 @@ class MlpSpeculatorFormat(Format):
                 "centred": False,
             }
             config = config_of(MlpSpeculatorConfig, given)
-            assert isinstance(config, MlpSpeculatorConfig)
             head = MlpSpeculator(target, config)
             weights = _once(found, head)
         return folder.fill(head, {**weights, "d2t": head.d2t})

@@ -108,7 +108,8 @@ class TextCache:
 
 
 WAITING = 32
-"""States of a row that wait until they are asked for, at most: more are computed as they come."""
+"""States or entries of a row that wait until they are asked for, at most: more are computed as
+they come."""
 
 
 class PrefixTexts:

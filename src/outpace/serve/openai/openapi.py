@@ -7,13 +7,10 @@ from typing import Any
 
 from outpace import __version__
 from outpace.serve.openai import schemas
+from outpace.serve.openai.schemas import COUNT, TEXT, Schema
 
 # -- answers ---------------------------------------------------------------------------------------
 
-Schema = dict[str, Any]
-
-TEXT: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
 ANY: Schema = {}
 
 

@@ -316,10 +316,11 @@ class Runner:
                     stack.enter_context(extra.around(given))
                 output = (through or self.model)(**arguments)
             # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
-            logits = output.logits[:, -(keep + added) :][:, :keep]
+            logits = output.logits[:, -(keep + added) :]
             states = self._states(output, arguments)
-            if states is not None and added:
-                states = tuple(layer[:, :columns] for layer in states)
+            if added:
+                logits = logits[:, :keep]
+                states = states and tuple(layer[:, :columns] for layer in states)
             return PassOutput(logits=logits, hidden_states=states)
 
     def _states(self, output: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, ...] | None:

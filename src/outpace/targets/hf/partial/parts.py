@@ -9,7 +9,7 @@ while the pass runs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from outpace.core.proposal import Precomputed
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import NOTHING, LowerView, SubLayers, View
 from outpace.targets.cpu.native_layers.model import NativeModel, NativePart
+from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.partial.layers import (
     Joining,
     changing,
@@ -29,12 +30,6 @@ from outpace.targets.hf.partial.layers import (
 from outpace.targets.hf.plain import read_plainly, some_tokens
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.weights import pass_bytes
-
-
-class PartOutput(NamedTuple):
-    """The output of a pass."""
-
-    logits: Tensor  # [A, keep, V]
 
 
 def try_without(model: nn.Module, skipped: SubLayers) -> None:
@@ -67,7 +62,7 @@ class WithoutSubLayers:
     def __call__(self, **options: Any) -> Any:
         """Takes and returns what the model does."""
         if self._native is not None and self._native.takes(**options):
-            return PartOutput(self._native.logits(**options))
+            return PassOutput(self._native.logits(**options))
         with skipping(self._model, self._skipped):
             return self._model(**options)
 
@@ -100,7 +95,7 @@ class LowerLayers:
             keep = options["logits_to_keep"]
             if self._stops:
                 return self._no_logits(keep)
-            return PartOutput(self._native.head(self.states[:, -keep:]))
+            return PassOutput(self._native.head(self.states[:, -keep:]))
         seen: list[Tensor] = []
         output: Any = None
         with (
@@ -111,8 +106,8 @@ class LowerLayers:
         (self.states,) = seen
         return self._no_logits(options["logits_to_keep"]) if output is None else output
 
-    def _no_logits(self, keep: int) -> PartOutput:
-        return PartOutput(self.states.new_empty(self.states.shape[0], keep, 0))
+    def _no_logits(self, keep: int) -> PassOutput:
+        return PassOutput(self.states.new_empty(self.states.shape[0], keep, 0))
 
 
 class UpperLayers:
@@ -127,7 +122,7 @@ class UpperLayers:
     def __call__(self, states: Tensor, **options: Any) -> Any:
         """Takes what the model does, and what `LowerLayers` made of its tokens, ``[A, T, H]``."""
         if self._native is not None and self._native.takes(**options):
-            return PartOutput(self._native.logits(states=states, **options))
+            return PassOutput(self._native.logits(states=states, **options))
         joining = Joining.of(self._count, states)
         with skipping(self._model, self._others), changing(self._model, joining):
             return self._model(**options)

@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from outpace.errors import PromptError, UnsupportedModel, reason_of
 from outpace.targets.hf.attention import as_attended
 from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.plain import reads_forward
 
 _OURS = frozenset({"input_ids", "past_key_values", "use_cache", "labels"})
@@ -30,13 +31,6 @@ anew."""
 
 Seen = Tensor | Mapping[str, Tensor]
 """Which tokens see which, ``[T, T]`` booleans; where layers differ, by the type of layer."""
-
-
-class PieceOutput(NamedTuple):
-    """The output of a pass over a piece; nobody needs its logits."""
-
-    logits: Tensor  # [1, keep, 0]
-    hidden_states: Sequence[Tensor] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +109,7 @@ class Piece:
     def __init__(self, prompt: ImagePrompt, begin: int, end: int) -> None:
         self._prompt, self._begin, self._end = prompt, begin, end
 
-    def __call__(self, **options: Any) -> PieceOutput:
+    def __call__(self, **options: Any) -> PassOutput:
         """Takes what the model does; tokens, positions and masks are the prompt's own."""
         prompt, part = self._prompt, slice(self._begin, self._end)
         keep = options.pop("logits_to_keep")
@@ -127,7 +121,7 @@ class Piece:
         embeddings = prompt.embeddings[:, part]
         more = {name: self._cut(name, value) for name, value in prompt.more.items()}
         output: Any = prompt.decoder(inputs_embeds=embeddings, **{**more, **options})
-        return PieceOutput(embeddings.new_empty(1, keep, 0), getattr(output, "hidden_states", None))
+        return PassOutput(embeddings.new_empty(1, keep, 0), getattr(output, "hidden_states", None))
 
     def _mask(self, seen: Seen) -> Any:
         if isinstance(seen, Mapping):
