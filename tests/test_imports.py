@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
     "verify": {"core", "heads"},
-    "heads": {"core"},
+    "heads": {"core", "targets"},
     "targets": {"core"},
     "train": {"core", "files", "heads", "inputs", "targets"},
     "draft": {"config", "core", "files", "heads", "targets", "train"},

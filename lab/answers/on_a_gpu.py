@@ -2,7 +2,7 @@
 
     python lab/answers/on_a_gpu.py MODEL.gguf PROMPTS.npz --out ANSWERS.npz [--first 100] [--slots 1024]
 
-PROMPTS.npz is what `python lab/answers/tokens.py` writes. Every second answer is greedy, the others are drawn at
+PROMPTS.npz is what `python lab/answers/arrays.py prompts` writes. Every second answer is greedy, the others are drawn at
 a temperature of .7; each ends by itself or at 512 tokens, as those of `write.py`. Long prompts come first, so
 that what a step has to attend to shrinks. ANSWERS.npz holds `numbers`, `lengths` and all `tokens` in a row;
 it is written every half minute.

@@ -29,3 +29,19 @@ def test_a_head_is_written_in_another_format_and_a_full_folder_is_kept(
     wrong = run("convert", str(source), "--to", "medsa", "--out", str(tmp_path / "x"))
     assert wrong.exit_code == 2
     assert "did you mean 'medusa'" in wrong.stderr
+
+
+def test_weights_are_kept_in_4_bits_where_that_is_asked(run: Run, tmp_path: Path) -> None:
+    source, out = tmp_path / "own", tmp_path / "small"
+    save_head(Medusa(TargetShape(32, 64, 2, "a model"), MedusaConfig(depths=2)), source)
+    wrong = run(
+        "convert", str(source), "--to", "medusa", "--quantization", "int4", "--out", str(out)
+    )
+    assert wrong.exit_code == 2
+    assert "keeps no weights in 4 bits: use --to outpace" in wrong.stderr
+    assert not out.exists()
+    found = run(
+        "convert", str(source), "--to", "outpace", "--quantization", "int4", "--out", str(out)
+    )
+    assert found.exit_code == 0
+    assert json.loads((out / "config.json").read_text())["weights_in_blocks"] == "Q4_1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,14 +13,25 @@ from outpace.cli.loading import starting
 from outpace.errors import ConfigError
 
 
+class Quantization(StrEnum):
+    """How weights may be kept."""
+
+    INT4 = "int4"
+
+
 def convert(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder with a trained head.")],
     to: Annotated[
         str, typer.Option(metavar="FORMAT", help="outpace, or the name of a published format.")
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder to write it into.")],
+    quantization: Annotated[
+        Quantization | None,
+        typer.Option(help="Keep weights in 4 bits: a third of the file. Format outpace only."),
+    ] = None,
 ) -> None:
-    """Write a trained head in another format. Its weights stay the same, bit by bit.
+    """Write a trained head in another format. Without --quantization its weights stay the same, bit
+    by bit.
 
     The format of SRC is told by its config.json. Every format can be drafted with as it is
     (--draft), so a published head need not be converted for that.
@@ -31,6 +43,6 @@ def convert(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{str(out)!r} exists already: name a new folder with --out.")
     head = load_head(source)
-    save_head(head, out, to)
+    save_head(head, out, to, four_bits=quantization is not None)
     said = f"{out}: the {head.kind} head, in the format {to}"
     Console(stderr=True).print(said, highlight=False, markup=False)

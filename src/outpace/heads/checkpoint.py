@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape, config_of, shape_of
 from outpace.heads.folder import CONFIG, Folder
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
+from outpace.targets.cpu.weights.blocks import BLOCK, BlockLinear, Blocks, to_four_bits
 
 
 def architectures(about: Mapping[str, Any]) -> set[str]:
@@ -37,6 +38,10 @@ class Content:
     weights: Mapping[str, Tensor]
     file: str = "model.safetensors"
     """Where the weights are."""
+
+
+FOUR_BITS = "Q4_1"
+"""The kind of blocks of 4 bits that heads are kept in."""
 
 
 class Format(ABC):
@@ -74,6 +79,9 @@ class Format(ABC):
 KIND = "outpace_head"
 """The entry of the configuration that holds the kind of head."""
 
+IN_BLOCKS = "weights_in_blocks"
+"""The entry that names the kind of blocks which linear layers' weights are kept in, if they are."""
+
 
 class Outpace(Format):
     """The head's sizes and its target's shape; weights by the names of its parameters."""
@@ -91,11 +99,13 @@ class Outpace(Format):
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         given = dict(about)
-        kind = find_head(given.pop(KIND))
+        kind, blocks = find_head(given.pop(KIND)), given.pop(IN_BLOCKS, None)
         with folder.describing(kind.kind):
             target = shape_of(given.pop("target"))
             head = kind(target, config_of(kind.Config, given))
         weights = folder.read_weights("model.safetensors")
+        if blocks is not None:
+            weights = keep_in_blocks(head, weights, blocks, folder)
         d2t = weights.get("d2t", head.d2t)
         if d2t.dtype != torch.long or bool(((d2t < 0) | (d2t >= target.vocab_size)).any()):
             raise folder.damaged(f"d2t does not lead to the {target.vocab_size} tokens")
@@ -109,21 +119,93 @@ class Outpace(Format):
         return Content(about, head.state_dict())
 
 
+def in_four_bits(head: Head) -> Content:
+    """Returns a head in our format, the weights of its linear layers in blocks of 4 bits: a third
+    of the bytes that 16 bits take. ``ConfigError`` where it has no such layers."""
+    content = Outpace.write(head)
+    weights = dict(content.weights)
+    chosen = [name for name, layer in head.named_modules() if _fits_blocks(layer)]
+    if not chosen:
+        raise ConfigError(
+            f"a head of the kind {head.kind!r} has no linear layers that blocks of {BLOCK} weights "
+            "fit: leave quantization out."
+        )
+    for name in chosen:
+        weights[f"{name}.weight"] = to_four_bits(weights[f"{name}.weight"]).raw
+    return Content({**content.about, IN_BLOCKS: FOUR_BITS}, weights)
+
+
+def _fits_blocks(layer: nn.Module) -> bool:
+    return type(layer) is nn.Linear and layer.in_features % BLOCK == 0
+
+
+def keep_in_blocks(
+    head: Head, weights: Mapping[str, Tensor], kind: Any, folder: Folder
+) -> dict[str, Tensor]:
+    """Puts the weights that a file holds in blocks into a head, and returns the others."""
+    if kind != FOUR_BITS:
+        raise folder.damaged(f"{IN_BLOCKS} is {kind!r}, and only {FOUR_BITS!r} is known")
+    others = dict(weights)
+    for name, layer in list(head.named_modules()):
+        raw = others.get(f"{name}.weight")
+        if not _fits_blocks(layer) or raw is None or raw.dtype != torch.uint8:
+            continue
+        blocks = Blocks(FOUR_BITS, others.pop(f"{name}.weight"))
+        if raw.dim() != 2 or (blocks.outputs, blocks.inputs) != layer.weight.shape:
+            raise folder.damaged(f"{name} does not have the size of its layer")
+        # Of each block the scale and the smallest value come first.
+        numbers = raw.view(-1, raw.shape[1] // (layer.in_features // BLOCK))[:, :4].contiguous()
+        if not bool(numbers.view(torch.float16).isfinite().all()):
+            raise folder.damaged(f"{name} holds numbers that are not finite")
+        head.set_submodule(name, BlockLinear(blocks, layer.bias))
+    return others
+
+
+def holds_blocks(head: nn.Module) -> bool:
+    """Returns whether some of a head's weights are in blocks."""
+    return any(type(layer) is BlockLinear for layer in head.modules())
+
+
+@torch.no_grad()
+def widened(head: Head) -> Head:
+    """Returns a head with plain weights in the place of those in blocks."""
+    for name, layer in list(head.named_modules()):
+        if type(layer) is BlockLinear:
+            plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
+            plain.weight = nn.Parameter(layer.weight.to(head.dtype), requires_grad=False)
+            plain.bias = layer.bias
+            head.set_submodule(name, plain.train(layer.training))
+    return head
+
+
 WEIGHTS = "model.safetensors"
 
 
-def save_head(head: Head, folder: str | os.PathLike[str], form: str = "outpace") -> None:
+def save_head(
+    head: Head,
+    folder: str | os.PathLike[str],
+    form: str = "outpace",
+    *,
+    four_bits: bool = False,
+) -> None:
     """Writes a head in a format; ``ConfigError`` where that has no words for it. Each file is
-    replaced at once."""
-    content = find_format(form).write(head)
+    replaced at once. four_bits: whether weights are kept in blocks of 4 bits, which our own format
+    alone can do."""
+    if four_bits and form != Outpace.name:
+        raise ConfigError(f"the format {form!r} keeps no weights in 4 bits: use --to outpace.")
+    content = in_four_bits(head) if four_bits else find_format(form).write(head)
     Folder(Path(folder)).write(content.about, content.weights, content.file)
 
 
-def load_head(folder: str | os.PathLike[str]) -> Head:
-    """Returns the head in a folder. Raises ``ModelLoadError`` with the cause and the remedy."""
+def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
+    """Returns the head in a folder. Raises ``ModelLoadError`` with the cause and the remedy.
+
+    blocks: whether weights that are kept in blocks stay in them; else they are widened.
+    """
     place = Folder(Path(folder))
     about = place.read_config()
-    return _format(place, about).read(place, about)
+    head = _format(place, about).read(place, about)
+    return head if blocks else widened(head)
 
 
 def read_kind(folder: str | os.PathLike[str]) -> str | None:

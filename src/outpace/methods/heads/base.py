@@ -25,10 +25,11 @@ from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, load_head
+from outpace.heads.checkpoint import fit, holds_blocks, load_head, widened
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import LEFT_OPEN
+from outpace.targets.cpu.native_layers.blocks import use_block_kernels
 from outpace.targets.cpu.native_layers.linear import lay_out_weights
 from outpace.targets.cpu.weights.layers import linear_layers
 from outpace.targets.cpu.weights.quantize import Quantization, check, pays, quantize
@@ -112,6 +113,8 @@ class TrainedDrafter(Drafter):
             head = copy.deepcopy(head)  # what was handed over stays as it is
         if online is None:
             head = rounded(head, setup, handed_over=isinstance(given, Head))
+        else:
+            widened(head)
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
@@ -129,7 +132,7 @@ class TrainedDrafter(Drafter):
     def head_for(cls, setup: Setup) -> Head:
         """Returns the head that the options name, once it fits the target."""
         given = setup.options.model
-        head = given if isinstance(given, Head) else load_head(given)
+        head = given if isinstance(given, Head) else load_head(given, blocks=True)
         what = _named(given)
         if head.kind != cls.name:
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
@@ -280,12 +283,20 @@ class ByDepth:
 def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     """Returns a head as the option ``quantization`` wants it.
 
+    A head that is kept in blocks of 4 bits drafts from these where our own products can.
+
     handed_over: the head is its owner's. It is rounded only where the option names how, and then a
     copy is. Raises ``ConfigError`` for a kind of rounding that there is not here, and
     ``UnsupportedModel`` where most of the head's weights are not in linear layers.
     """
     asked: Quantization | Literal["auto"] | None = setup.options.quantization
     left_open = setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
+    if holds_blocks(head):
+        on_cpu = setup.target.device.type == "cpu" and head.dtype == torch.float32
+        as_it_is = asked == "int4" or (asked == "auto" and left_open)
+        if on_cpu and as_it_is and use_block_kernels(head):
+            return head
+        widened(head)
     worth = not handed_over and left_open and pays(head)
     rounds: Quantization | None = "int8" if worth else None
     wanted = rounds if asked == "auto" else asked
