@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.core.params import SamplingParams
-from outpace.draft.base import Drafter
+from outpace.draft.base import Drafter, Round
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
-from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.policy.lengths.constant import Constant
@@ -66,10 +65,10 @@ def try_out(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> No
     """
     record = _Record()
 
-    def count(trace: RoundTrace) -> None:
-        for decision in trace.decisions:
-            record.drafted += decision.drafted
-            record.accepted += len(decision.path)
+    def count(round: Round) -> None:
+        for outcome in round.outcomes:
+            record.drafted += outcome.drafted
+            record.accepted += len(outcome.path)
 
     # The user's own rule may be a lossy one, which refuses or accepts for other reasons.
     verifier = Verifier(make_rule("match"))
