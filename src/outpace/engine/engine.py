@@ -17,7 +17,7 @@ from outpace.core.logits_pipeline import History, LogitsPipeline, RowFault
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter, Round, Rows
-from outpace.engine.order.base import Order
+from outpace.engine.orders import Order
 from outpace.engine.request import Request
 from outpace.engine.rounds import Stopwatch, count, deliver_part, deliver_round, emit
 from outpace.engine.scheduler import Queue, Room
