@@ -18,9 +18,7 @@ import numpy as np
 
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.order.base import Order
-from outpace.engine.order.shortest import Shortest
-from outpace.engine.order.simple import FirstCome
+from outpace.engine.orders import FirstCome, Order, Shortest
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Queue
 

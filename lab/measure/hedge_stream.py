@@ -89,7 +89,7 @@ def played(
     def count(trace: Any) -> None:
         nonlocal spent
         segment.passes += 1
-        segment.tokens += trace.emitted[0]
+        segment.tokens += trace.outcomes[0].emitted
         drafted = int(trace.proposal.counts[0])
         who = trace.proposal.methods[0] if drafted and trace.proposal.methods else ""
         segment.rounds[who] = segment.rounds.get(who, 0) + 1

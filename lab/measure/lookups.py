@@ -14,9 +14,10 @@ from usage import usage
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Verdict
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.base import Outcome, Round, Rows
 from outpace.draft.itself.lookahead import LookaheadDrafter, LookaheadOptions
 from outpace.draft.lookup.datastore import Datastore
 from outpace.draft.lookup.ngram import NgramDrafter, NgramOptions
@@ -66,12 +67,13 @@ def measure(drafter, length: int) -> tuple[float, float, float]:
     """Returns us to take a prompt in, and of a round: median and 95th percentile."""
     whole = text(length + 2 * ROUNDS)
     prompt, output = whole[:length], []
-    drafter.admit([RowInfo(0, prompt)])
     options = RowOptions(SamplingParams(temperature=0).resolve({}), ())
+    request = Request(prompt, options, 0, 2 * ROUNDS, output_ids=output)
+    drafter.begin([request])
     pipeline, seeds = LogitsPipeline([options], VOCABULARY), torch.zeros(1, dtype=torch.long)
     took = []
     for number in range(ROUNDS):
-        rows = Rows(History([prompt], [output]), pipeline, seeds, reproducible=[False])
+        rows = Rows(History([prompt], [output]), pipeline, seeds, requests=[request])
         begin = time.perf_counter()
         proposal = drafter.propose(rows, [BUDGET])
         took.append(time.perf_counter() - begin)
@@ -81,12 +83,15 @@ def measure(drafter, length: int) -> tuple[float, float, float]:
             probs = torch.rand(1, 1 + proposal.tree.size, VOCABULARY)
         if proposal.aux_tokens is not None:
             aux_logits = torch.rand(1, proposal.aux_tokens.parents.shape[1], VOCABULARY)
-        played = Round(proposal, Verdict(nodes, nodes), Seconds(0, 0, 0), probs, aux_logits)
+        said = whole[length + 2 * number]
+        outcomes = [Outcome(int(proposal.counts[0]), 0, 0, 1, tokens=[said])]
+        verdict, nothing = Verdict(nodes, nodes), Seconds(0, 0, 0)
+        played = Round(rows, [BUDGET], proposal, verdict, outcomes, nothing, probs, aux_logits)
         begin = time.perf_counter()
-        drafter.observe(rows, played)
+        drafter.observe(played)
         took[-1] += time.perf_counter() - begin
         output += whole[length + 2 * number : length + 2 * number + 2]
-    drafter.retain([])
+    drafter.end([request])
     first, rest = took[0], sorted(took[1:])
     return first * 1e6, statistics.median(rest) * 1e6, rest[int(len(rest) * 0.95)] * 1e6
 

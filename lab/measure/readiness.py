@@ -30,7 +30,7 @@ rounds = defaultdict(list)
 
 def note(trace):
     """Keeps what a round took, by drafted tokens."""
-    rounds[max(one.drafted for one in trace.decisions)].append(trace.seconds)
+    rounds[max(one.drafted for one in trace.outcomes)].append(trace.seconds)
 
 
 def seconds(llm, text, speculative):

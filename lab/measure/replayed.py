@@ -32,10 +32,11 @@ import torch
 from usage import usage
 
 from outpace import LLM, SamplingParams
+from outpace.core import request as requests
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
-from outpace.core.proposal import DraftingTerms
+from outpace.core.proposal import DraftingTerms, Proposal
 from outpace.core.stats import Seconds
-from outpace.draft.base import Find, RowInfo, Rows
+from outpace.draft.base import Find, Round, Rows
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.draft.models.beginnings import TEXTS, TOKENS
 from outpace.draft.models.chain import DraftModel
@@ -88,15 +89,12 @@ def what_is_drafted(
     before it, and the probability of the token that it would have drafted."""
     params = SamplingParams(temperature=0).resolve({})
     pipeline = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)
-    rows = Rows(
-        History([prompt], [[]]),
-        pipeline,
-        torch.zeros(1, dtype=torch.long),
-        reproducible=[False],
-    )
-    drafter.admit([RowInfo(0, prompt)])
+    request = requests.Request(prompt, RowOptions(params, ()), 0, len(answer))
+    seeds = torch.zeros(1, dtype=torch.long)
+    rows = Rows(History([prompt], [[]]), pipeline, seeds, requests=[request])
+    drafter.begin([request])
     probs = drafter.probs_of(rows, torch.tensor([answer]))
-    drafter.retain([])
+    drafter.end([request])
     sure, best = probs[0].max(-1)
     pairs = zip(best.tolist(), answer, strict=True)
     return [a == b for a, b in pairs], [round(one, 4) for one in sure.tolist()]
@@ -185,7 +183,8 @@ class Player:
         text = Request(
             record["prompt"], RowOptions(params), 0, record["most"], (answer[-1],) * record["ended"]
         )
-        self._look_up.admit([RowInfo(next(self._numbers), record["prompt"])])
+        text.id = next(self._numbers)
+        self._look_up.begin([text])
         pipeline, seeds = LogitsPipeline([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
         took, read = 0.0, self._beginnings.find(record["prompt"][:-1])[0]
         model_read = False
@@ -194,10 +193,7 @@ class Player:
         )
         while not text.finished:
             rows = Rows(
-                History([text.prompt_ids], [text.output_ids]),
-                pipeline,
-                seeds,
-                reproducible=[False],
+                History([text.prompt_ids], [text.output_ids]), pipeline, seeds, requests=[text]
             )
             name, draft = self._draft(text, rows, record)
             place = len(text.output_ids)
@@ -216,8 +212,8 @@ class Player:
             told = Seconds(seconds.draft * noise, seconds.score * noise, 0.0)
             outcome = Outcome(drafted, drafted, accepted, emitted, method=name)
             self._controller.record([text], [outcome], told)
-            self._look_up.observe(rows, None)
-        self._look_up.retain([])
+            self._look_up.observe(Round(rows, [], Proposal.empty(1), None, [outcome], told))
+        self._look_up.end([text])
         if model_read:
             self._beginnings.add(text.token_ids[: min(read, TOKENS)], SavedText())
         return len(answer) / took
@@ -234,10 +230,8 @@ class Player:
         if LOOK_UP in self._drafters and any(budgets):
             proposal = self._look_up.propose(rows, budgets)
             found = Find(proposal.tokens[0, : proposal.counts[0]].tolist(), *proposal.sure)
-        if plan.route is None:
-            name, budget = self._drafters[0], budgets[0]
-        else:
-            (pick,) = plan.route({LOOK_UP: [found]}, budgets)
+        name, budget = self._drafters[0], budgets[0]
+        for pick in self._controller.pick([text], {LOOK_UP: [found]}, budgets):
             name, budget = pick.name, pick.budget
         if name == LOOK_UP:
             return name, found.tokens[:budget]

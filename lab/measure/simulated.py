@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace import LLM, SamplingParams
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import load_head
 from outpace.targets.hf.loading.load import load
@@ -72,11 +72,11 @@ def _written(
     answer were still to come before it."""
     rounds: list[tuple[int, int]] = []
 
-    def see(trace: RoundTrace) -> None:
-        for row, decision in enumerate(trace.decisions):
+    def see(trace: Round) -> None:
+        for row, decision in enumerate(trace.outcomes):
             if decision.drafted:
                 left = len(asked[len(texts)]) + count - trace.rows.length(row)
-                rounds.append((1 + len(decision.accepted), left))
+                rounds.append((1 + len(decision.path), left))
 
     llm = LLM(target, speculative_config=config, max_num_seqs=1, max_model_len=ROOM)
     greedy = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)

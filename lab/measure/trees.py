@@ -81,7 +81,7 @@ def seen(llm: LLM, temperature: float) -> Chances:
     request = acceptance.new()
 
     def learn(trace: Any) -> None:
-        for count, decision in zip(trace.proposal.counts.tolist(), trace.decisions, strict=True):
+        for count, decision in zip(trace.proposal.counts.tolist(), trace.outcomes, strict=True):
             acceptance.learn(request, shape.first(count).trail(decision.path))
 
     with llm.engine.observing(learn):

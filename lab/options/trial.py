@@ -14,7 +14,7 @@ from lab.options.kinds import EXACT, SEEDS, Ran
 from lab.options.reference import OF_TWO_TOKENS, RAGGED, Case, Prompts, Reference
 from outpace.core.logits_pipeline import RowFault, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 from outpace.engine.verifier import branches_of
 from outpace.llm import LLM
 from outpace.outputs import RequestOutput
@@ -48,10 +48,10 @@ class Spy:
     def __init__(self) -> None:
         self.rounds: list[SeenProbs] = []
 
-    def __call__(self, trace: RoundTrace) -> None:
-        if trace.probs is None:
+    def __call__(self, trace: Round) -> None:
+        probs, proposal = trace.verdict.probs, trace.proposal
+        if probs is None:
             return
-        proposal = trace.proposal
         branches = branches_of(proposal)
         root = proposal.valid.new_ones(proposal.tree.rows, 1)
         prompts = trace.rows.history.prompts
@@ -68,7 +68,7 @@ class Spy:
                 possible.append((row, node, path))
         self.rounds.append(
             SeenProbs(
-                torch.stack([trace.probs[row, node] for row, node, _ in possible]).clone(),
+                torch.stack([probs[row, node] for row, node, _ in possible]).clone(),
                 [list(prompts[row]) for row, _, _ in possible],
                 [[*committed[row], *path] for row, _, path in possible],
                 [len(path) for _, _, path in possible],

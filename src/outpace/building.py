@@ -19,7 +19,7 @@ from outpace.draft.registry import find_drafter
 from outpace.draft.route.base import Several
 from outpace.engine.capture import AsTheyCome, capture_for
 from outpace.engine.engine import Engine
-from outpace.engine.order.registry import ORDERS
+from outpace.engine.orders import ORDERS
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.intake import Intake

@@ -7,8 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from outpace.core.beam_params import BeamSearchParams
-from outpace.engine.beams.group import Group
-from outpace.engine.beams.search import BeamSearch
+from outpace.engine.beams import BeamSearch, Group
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.errors import ParamsError

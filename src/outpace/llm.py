@@ -19,9 +19,8 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import takes
 from outpace.core.params import SamplingParams
 from outpace.core.progress import part, rising, silent
-from outpace.engine.alike import try_alike
 from outpace.engine.request import Request
-from outpace.engine.trial import TRIAL, trial_prompts, try_out
+from outpace.engine.trials import TRIAL, trial_prompts, try_alike, try_out
 from outpace.errors import ConfigError, OutpaceError, reason_of
 from outpace.generation import BeamGeneration, Generation
 from outpace.inputs import chats

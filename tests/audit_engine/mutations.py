@@ -23,7 +23,7 @@ from outpace.draft.models.chain import DraftModel
 from outpace.engine import engine
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
-from outpace.engine.verifier import Judgement, Verifier
+from outpace.engine.verifier import Verifier
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.masks import Layout, tree_layout
 from outpace.targets.hf.runner import Runner
@@ -270,12 +270,11 @@ def any_dead_end_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     not."""
     emit = engine.emit
 
-    def ending(played, decisions, reported, dead_ends):
-        emitted = emit(played, decisions, reported, dead_ends)
+    def ending(played, outcomes, reported, dead_ends):
+        emit(played, outcomes, reported, dead_ends)
         for row, nodes in dead_ends.items():
             if not played[row].finished:
                 played[row].fail(next(iter(nodes.values())))
-        return emitted
 
     monkeypatch.setattr(engine, "emit", ending)
 
@@ -291,7 +290,7 @@ def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None
     def best(self, scores, proposal, rows):
         branches = judging.branches_of(proposal)
         best = rows.pipeline.best(scores.logits, branches, rows.history)
-        return Judgement(walk(best, proposal), self.rule, None)
+        return walk(best, proposal)
 
     monkeypatch.setattr(Verifier, "__call__", best)
 
@@ -311,7 +310,7 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         p = rows.pipeline(scores.logits, branches, rows.history)
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
         verdict = draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
-        return Judgement(verdict, self.rule, p)
+        return replace(verdict, probs=p, rule=self.rule)
 
     monkeypatch.setattr(Verifier, "__call__", call)
 
@@ -363,13 +362,16 @@ def better_of_two(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     propose = DraftModel.propose
 
     def better(self, rows: Rows, budgets: Any) -> Proposal:
-        rows = replace(rows, last_ids=())  # both chains have the same length
+        rows = replace(rows)
+        rows.__dict__["last_ids"] = ()  # both chains have the same length
         lengths = list(self.runner.lengths)
         one = propose(self, rows, budgets)
         if not isinstance(one.distribution, Sampled):
             return one
         self.runner.lengths = lengths
-        two = propose(self, replace(rows, seeds=rows.seeds + 7777), budgets)
+        other = replace(rows, seeds=rows.seeds + 7777)
+        other.__dict__["last_ids"] = ()
+        two = propose(self, other, budgets)
         scores = [
             made.distribution.q.gather(-1, made.tokens[..., None])[..., 0].prod(1)
             for made in (one, two)
@@ -401,7 +403,7 @@ def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> No
     def at_least_one(self, row, start):
         return since(self, row, start) or since(self, row, self.length(row) - 1)
 
-    monkeypatch.setattr(DraftModel, "observe", lambda self, rows, round: None)
+    monkeypatch.setattr(DraftModel, "observe", lambda self, round: None)
     monkeypatch.setattr(Rows, "since", at_least_one)
 
 

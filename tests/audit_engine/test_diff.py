@@ -58,10 +58,11 @@ def test_in_float64_there_is_no_difference(setup: str) -> None:
 def test_a_wrong_token_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     emit = engine.emit
 
-    def worse(played, decisions, *rest):
+    def worse(played, outcomes, *rest):
         if played[0].params.speculative != "off":
-            decisions = [replace(d, next_token=(d.next_token + 1) % 5) for d in decisions]
-        return emit(played, decisions, *rest)
+            for one in outcomes:
+                one.tokens = [*one.tokens[:-1], (one.tokens[-1] + 1) % 5]
+        emit(played, outcomes, *rest)
 
     monkeypatch.setattr(engine, "emit", worse)
     report = diff_of()
@@ -85,12 +86,12 @@ def test_a_tie_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
         model.lm_head.weight[twin] = model.lm_head.weight[common]
     emit = engine.emit
 
-    def other(played, decisions, *rest):
+    def other(played, outcomes, *rest):
         if played[0].params.speculative != "off":
-            decisions = [
-                replace(d, next_token=twin) if d.next_token == common else d for d in decisions
-            ]
-        return emit(played, decisions, *rest)
+            for one in outcomes:
+                if one.tokens[-1] == common:
+                    one.tokens = [*one.tokens[:-1], twin]
+        emit(played, outcomes, *rest)
 
     monkeypatch.setattr(engine, "emit", other)
     report = audit_diff({"greedy": llm}, prompts, params)

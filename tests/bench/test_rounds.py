@@ -28,8 +28,8 @@ from outpace.bench.statistics import acceptance, predicted_seconds, rounds_of, s
 from outpace.bench.synthetic import Pair
 from outpace.bench.theory import Times
 from outpace.core.stats import Metrics
+from outpace.draft.base import Round
 from outpace.engine.request import Request
-from outpace.engine.trace import RoundTrace
 
 
 def metrics(*rounds: tuple[int, int]) -> Metrics:
@@ -163,12 +163,10 @@ def test_the_task_of_a_prompt_is_its_tag_where_tags_choose_the_drafter(pair: Pai
     job = BatchJob(prompts, 12, 0.0, tasks=("code", "chat"))
     drafted: dict[str | None, set[str]] = {}
 
-    def note(trace: RoundTrace) -> None:
-        for request, name, decision in zip(
-            trace.requests, trace.methods, trace.decisions, strict=True
-        ):
-            if decision.drafted:
-                drafted.setdefault(request.params.tag, set()).add(name)
+    def note(trace: Round) -> None:
+        for request, outcome in zip(trace.requests, trace.outcomes, strict=True):
+            if outcome.drafted:
+                drafted.setdefault(request.params.tag, set()).add(outcome.method)
 
     with ours.llm.engine.observing(note):
         ours.run(job)

@@ -11,7 +11,9 @@ import torch
 from devices import on_device
 from engine.test_interruptions import FAULTS, Stops
 from outpace import LLM, SamplingParams
+from outpace.core.faults import RowFault
 from outpace.core.proposal import AuxTokens
+from outpace.core.request import Request
 from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
@@ -52,14 +54,14 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
     def walk(self: AuxHeadDrafter, rows: Rows) -> object:
         nonlocal checked
         for row in range(len(rows)):
-            if self.knows(row):
+            if self.knows(rows, row):
                 before = on_device([rows.since(row, 0)[:-1]])
                 length = before.shape[1]
                 with torch.no_grad():
                     aux_tokens = head.aux_tokens(on_device([length - 1]), length, 1)
                     said = teacher.forward_aux(before, aux_tokens)[0]
                 # The norms of some models compute in float32.
-                assert torch.allclose(self._texts[row].guesses, said, atol=1e-5)
+                assert torch.allclose(self._found(rows, row), said, atol=1e-5)
                 checked += 1
         return begin(self, rows)
 
@@ -83,36 +85,95 @@ def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> 
     assert torch.allclose(found, torch.stack(alone), atol=1e-5)
 
 
+def added(llm: LLM, asked: list[SamplingParams]) -> list[Request]:
+    pairs = zip(PROMPTS, asked, strict=True)
+    requests = [llm.intake.requests(prompt, params)[0] for prompt, params in pairs]
+    for request in requests:
+        llm.engine.add(request)
+    return requests
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
-    """What rode in earlier rounds is lost then, and found again."""
     # A recorded pass is one operation, and cannot be stopped within.
     llm, asked = decoder(method, target("llama"), compile=False), [SAMPLED, greedy(6)] * 2
     expected = ids(llm.generate(PROMPTS, asked))
-    carried: list[int] = []
-    inner = llm.engine.target.forward_aux
-
-    def forward_aux(text: list[int], aux_tokens: AuxTokens) -> torch.Tensor:
-        carried.append(len(text))
-        return inner(text, aux_tokens)
-
-    llm.engine.target.forward_aux = forward_aux  # type: ignore[method-assign]
     counting = Stops(0, KeyboardInterrupt)
     with counting:
         llm.generate(PROMPTS, asked)
-    assert not carried
     choose = random.Random(3)
     for number in range(15):
-        pairs = zip(PROMPTS, asked, strict=True)
-        played = [llm.intake.requests(prompt, params)[0] for prompt, params in pairs]
-        for request in played:
-            llm.engine.add(request)
+        played = added(llm, asked)
         fault = FAULTS[number % len(FAULTS)]
         with pytest.raises(fault), Stops(choose.randrange(1, -counting.left), fault):
             play(llm)
         play(llm)
         assert [request.output_ids for request in played] == expected
-    assert carried, "some stop came when there were guesses"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_guesses_that_an_interruption_has_cost_are_computed_anew(method: str) -> None:
+    """The texts have the tokens of a round, and the drafter has not seen it."""
+    llm, asked = decoder(method, target("llama")), [SAMPLED, greedy(6)] * 2
+    expected = ids(llm.generate(PROMPTS, asked))
+    drafter, carried = llm.engine.drafter, list[int]()
+    forward_aux, observe = llm.engine.target.forward_aux, drafter.observe
+
+    def noted(text: list[int], aux_tokens: AuxTokens) -> torch.Tensor:
+        carried.append(len(text))
+        return forward_aux(text, aux_tokens)
+
+    llm.engine.target.forward_aux = noted  # type: ignore[method-assign]
+    for number in range(1, 5):
+        rounds = iter(range(1, 1000))
+
+        def interrupted(round: Round, number: int = number, rounds: Any = rounds) -> None:
+            if next(rounds) == number:
+                raise KeyboardInterrupt
+            observe(round)
+
+        drafter.observe = interrupted
+        played = added(llm, asked)
+        with pytest.raises(KeyboardInterrupt):
+            play(llm)
+        play(llm)
+        assert [request.output_ids for request in played] == expected
+    assert carried
+
+
+@pytest.mark.parametrize("number", range(1, 6))
+@pytest.mark.parametrize("method", METHODS)
+def test_a_round_that_comes_to_nothing_leaves_no_guesses(method: str, number: int) -> None:
+    """Another text ends in the middle of a round, whose columns nobody reads, and the round that is
+    played in its place is interrupted."""
+    llm, asked = decoder(method, target("llama")), [SAMPLED, greedy(6), SAMPLED, greedy(9)]
+    expected = ids(llm.generate(PROMPTS, asked))
+    drafter = llm.engine.drafter
+    propose, observe = drafter.propose, drafter.observe
+    rounds = iter(range(1, 1000))
+    failed: list[Request] = []
+    interrupted: list[Round] = []
+
+    def fail(rows: Rows, budgets: Any) -> Any:
+        made = propose(rows, budgets)
+        if next(rounds) == number:
+            failed.append(rows.requests[1])
+            raise RowFault(1, "no token is left")
+        return made
+
+    def interrupt(round: Round) -> None:
+        if failed and not interrupted:
+            interrupted.append(round)
+            raise KeyboardInterrupt
+        observe(round)
+
+    drafter.propose, drafter.observe = fail, interrupt
+    played = added(llm, asked)
+    with pytest.raises(KeyboardInterrupt):
+        play(llm)
+    play(llm)
+    for request, text in zip(played, expected, strict=True):
+        assert request.output_ids == text or request in failed
 
 
 def test_a_round_without_columns_leaves_no_guesses() -> None:
@@ -121,9 +182,9 @@ def test_a_round_without_columns_leaves_no_guesses() -> None:
     drafter, seen = llm.engine.drafter, []
     inner = drafter.observe
 
-    def observe(rows: Rows, round: Round) -> None:
-        inner(rows, round)
-        seen.append([drafter.knows(row) for row in range(len(rows))])
+    def observe(round: Round) -> None:
+        inner(round)
+        seen.append([drafter._guesses[request] is not None for request in round.requests])
 
     drafter.observe = observe
     off = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, speculative="off")

@@ -13,7 +13,8 @@ import torch
 from engine.test_law import FALSE_ALARM, exact, p_value
 from outpace import LLM, SamplingParams
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
-from outpace.draft.base import RowInfo, Rows
+from outpace.core.request import Request
+from outpace.draft.base import Rows
 from outpace.draft.lookup.consensus import KEPT, ConsensusDrafter, ConsensusOptions
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, build, plain, target
@@ -55,10 +56,11 @@ def test_the_others_are_asked_only_without_a_seed() -> None:
 
 def test_a_sample_that_was_put_aside_has_one_vote() -> None:
     drafter = ConsensusDrafter(ConsensusOptions(max_token_span=4))
-    first, second = (RowInfo(id=number, prompt=[1, 2, 3], group="g") for number in (7, 8))
-    drafter.admit([first, second])
-    drafter.retain([0])
-    drafter.admit([second])
+    options = RowOptions(SamplingParams().resolve({}))
+    first, second = (Request([1, 2, 3], options, 0, 8, id=n, group="g") for n in (7, 8))
+    drafter.begin([first, second])
+    drafter.end([second])
+    drafter.begin([second])
     assert len(drafter._groups["g"]) == 2
 
 
@@ -83,13 +85,18 @@ def _drafts(
 ) -> list[list[tuple[int, int]]]:
     """Returns each row's nodes, with their parents, where these are the samples of one prompt."""
     options = [RowOptions(SamplingParams(temperature=1).resolve({}))] * len(texts)
+    requests = [
+        Request(text[:prompt], one, 0, 64, id=number, group="all", output_ids=text[prompt:])
+        for number, (text, one) in enumerate(zip(texts, options, strict=True))
+    ]
     rows = Rows(
         History([text[:prompt] for text in texts], [text[prompt:] for text in texts]),
         LogitsPipeline(options, vocabulary=16),
         seeds=torch.zeros(len(texts), dtype=torch.long),
+        requests=requests,
     )
-    drafter.reset()
-    drafter.admit([RowInfo(n, text[:prompt], group="all") for n, text in enumerate(texts)])
+    drafter.end([], interrupted=True)
+    drafter.begin(requests)
     proposal = drafter.propose(rows, [8] * len(texts))
     pairs = zip(proposal.tokens.tolist(), proposal.tree.parents.tolist(), strict=True)
     counts = proposal.counts.tolist()

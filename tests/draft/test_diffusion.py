@@ -8,7 +8,7 @@ import torch
 from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Deterministic, Sampled
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 from outpace.heads.base import TargetShape
 from outpace.methods.heads.diffusion import Diffusion, DiffusionConfig, DiffusionDrafter
 from outpace.targets.hf.loading.loaded import Loaded
@@ -63,7 +63,7 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
     head, seen = options["model"], 0
     params = SamplingParams(temperature=temperature, top_k=20, max_tokens=12, ignore_eos=True)
 
-    def look(trace: RoundTrace) -> None:
+    def look(trace: Round) -> None:
         nonlocal seen
         proposal = trace.proposal
         if not proposal.tree.size:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from outpace import LLM
 from outpace.core.trees.tree_shape import TreeShape
+from outpace.draft.base import Round
 from outpace.draft.branching import shape_of
 from outpace.draft.registry import find_drafter
-from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -27,7 +27,7 @@ def test_the_tree_that_is_given_is_drafted(method: str) -> None:
     specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
     config = {"method": method, **specimen, "branching": PATHS, "num_speculative_tokens": 6}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
-    drafted: list[RoundTrace] = []
+    drafted: list[Round] = []
     llm.engine.observers.append(drafted.append)
     expected = plain("llama", 24, tuple(map(tuple, PROMPTS)))
     assert ids(llm.generate(PROMPTS, greedy(24))) == expected

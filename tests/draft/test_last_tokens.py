@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 
 PROMPTS = ["Once upon a time", "Lily had a red ball."]
 LENGTH = 6
@@ -30,7 +30,7 @@ def test_nothing_is_drafted_behind_a_token_that_ends_the_text(
     drafts: list[list[list[int]]] = [[], []]  # of either text
     ended = gone_on = 0
 
-    def look(trace: RoundTrace) -> None:
+    def look(trace: Round) -> None:
         tokens, counts = trace.proposal.tokens.tolist(), trace.proposal.counts.tolist()
         for request, row, count in zip(trace.requests, tokens, counts, strict=True):
             drafts[request.params.stop_token_ids == ()].append(row[:count])

@@ -83,7 +83,7 @@ def test_the_window_is_the_jacobi_iteration(width: int, levels: int) -> None:
             said([*text, *window[0][: column + 1], *(row[column] for row in window[1:])])
             for column in range(width)
         ]
-        emitted = trace.decisions[0].tokens
+        emitted = trace.outcomes[0].tokens
         text += emitted
         before = [*window[1:], tops], len(emitted)
     assert checked > 20 * width
@@ -101,8 +101,8 @@ def test_what_the_window_wrote_is_tried() -> None:
         for node in range(1, count + 1):
             new = parents[node - 1] > 0 and (tokens[parents[node - 1]], tokens[node]) not in pairs
             foreign += new
-            right += new and node in trace.decisions[0].path
-        text += trace.decisions[0].tokens
+            right += new and node in trace.outcomes[0].path
+        text += trace.outcomes[0].tokens
     assert 0 < right < foreign
 
 

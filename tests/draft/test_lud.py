@@ -49,7 +49,7 @@ def test_the_first_branch_of_a_sure_draft_is_the_text(params: SamplingParams) ->
     rounds: list[tuple[int, int]] = []
 
     def see(trace: Any) -> None:
-        rounds.extend((len(each.accepted), each.depth) for each in trace.decisions)
+        rounds.extend((len(each.path), each.depth) for each in trace.outcomes)
 
     with llm.engine.observing(see):
         outputs = llm.generate(PROMPTS, params)

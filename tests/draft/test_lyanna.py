@@ -36,7 +36,7 @@ def test_a_draft_from_kept_states_is_the_guess_behind_the_right_tokens(
 
     def walk(self: LyannaDrafter, rows: Rows) -> Any:
         nonlocal again
-        kept = list(self._kept)
+        kept = [self._kept[request] for request in rows.requests]
         made = begin(self, rows)
         found = made.first()
         for row in range(len(rows)):

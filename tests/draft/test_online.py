@@ -221,6 +221,7 @@ ITS_OWN = {
     "default_rule": "the class of the drafter inside is asked",
     "Options": "the class of the drafter inside is asked",
     "file": "it is what one that stands for several drafters keeps, which none of these is",
+    "look": "one that stands for several drafters is asked, which none of these is",
     "asked_anywhere": "it remembers its rounds, to learn from them",
 }
 """What it does not hand on to the drafter inside, and why."""

@@ -65,7 +65,7 @@ def test_the_paper_greedy_tree_is_drafted_from_the_latest_distributions() -> Non
         ]
         assert tokens[1:] == expected
         checked += count
-        path = trace.decisions[0].path
+        path = trace.outcomes[0].path
         order = [n for n in range(count + 1) if n not in (0, *path)] + [0, *path]
         for node in order:
             leading = []
@@ -77,7 +77,7 @@ def test_the_paper_greedy_tree_is_drafted_from_the_latest_distributions() -> Non
                 whole = on_device([[*text, *reversed(leading)]])
                 logits = target("llama")(input_ids=whole, use_cache=False).logits[0, -1]
             known[tokens[node]] = logits.topk(3).indices.tolist()
-        text += trace.decisions[0].tokens
+        text += trace.outcomes[0].tokens
     assert checked > LENGTH
 
 

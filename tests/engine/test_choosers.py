@@ -20,7 +20,7 @@ from lab.options.walk import audit_options
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.base import Round, Rows
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
@@ -160,7 +160,7 @@ def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
     """Rows that are asked about at once share a purse, and only their prompts are read."""
     llm = decoder(method="hedge", drafters=[NGRAM, NEAR], every=1)
     drafter: Any = llm.engine.drafter
-    drafter._best = lambda rows, row: 0
+    drafter._best = lambda request, length: 0
     probs_of, read = drafter.children[1].probs_of, []
 
     def watched(rows: Rows, tokens: torch.Tensor, wanted: Any) -> Any:
@@ -173,7 +173,7 @@ def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
     drafter.children[1].probs_of = watched
     llm.generate(PROMPTS * 3, greedy(LENGTH))
     assert read
-    assert drafter.spent <= AT_FIRST + 0.01 * drafter._purses.shared.earned
+    assert drafter.spent <= AT_FIRST + 0.01 * drafter._purse.earned
 
 
 def test_hedge_does_not_ask_what_learns_from_others_about_a_seeded_row() -> None:
@@ -194,21 +194,21 @@ def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
     chosen."""
     llm = decoder(method="hedge", drafters=[NGRAM, specimen("medusa")], asking=1.0, every=1)
     drafter: Any = llm.engine.drafter
-    drafter._best = lambda rows, row: 0  # the look-up drafts, whatever is learned
+    drafter._best = lambda request, length: 0  # the look-up drafts, whatever is learned
     heard: list[int] = []
-    learn = drafter._learned.shared.learn
+    learn = drafter.learned.learn
 
     def listen(ended: Any, count: int) -> None:
         heard.append(0 if ended[1] is None else len(ended[1]))
         learn(ended, count)
 
-    drafter._learned.shared.learn = listen
+    drafter.learned.learn = listen
     methods: list[str] = []
-    with llm.engine.observing(lambda trace: methods.extend(trace.methods)):
+    with llm.engine.observing(lambda trace: methods.extend(one.method for one in trace.outcomes)):
         assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert set(methods) <= {"ngram", "hedge"}
     assert sum(map(bool, heard)) > len(heard) / 2
-    assert drafter.gains["medusa"] != 1 / drafter._learned.shared.prices[1]
+    assert drafter.gains["medusa"] != 1 / drafter.learned.prices[1]
     assert drafter.spent > 0
 
 
@@ -225,11 +225,12 @@ def test_hedge_has_a_model_read_a_text_only_where_it_is_repaid() -> None:
         drafter: Any = llm.engine.drafter
         drafter._shares[1] = 4.0
         drafter.restore({"gains": [1.0, 1.03], "best": [1]})
-        drafter._learned.shared.learn = lambda ended, count: None  # nothing is learned in between
-        methods: list[str] = []
-        with llm.engine.observing(lambda trace: methods.extend(trace.methods)):  # noqa: B023
+        drafter.learned.learn = lambda ended, count: None  # nothing is learned in between
+        rounds: list[Round] = []
+        with llm.engine.observing(rounds.append):
             llm.generate([prompt], greedy(8))
-        assert set(methods) - {"hedge"} == {who}  # at the end of a text nobody drafts
+        methods = {one.method for each in rounds for one in each.outcomes}
+        assert methods - {"hedge"} == {who}  # at the end of a text nobody drafts
 
 
 def test_what_asking_costs_stays_below_its_share() -> None:
@@ -244,10 +245,10 @@ def test_what_asking_costs_stays_below_its_share() -> None:
         return probs_of(rows, tokens, wanted)
 
     drafter.children[1].probs_of = watched
-    drafter._learned.shared.learn = lambda ended, count: None  # the look-up leads for good
+    drafter.learned.learn = lambda ended, count: None  # the look-up leads for good
     for prompt in PROMPTS:
         llm.generate([prompt], greedy(LENGTH))
-    purse = drafter._purses.shared
+    purse = drafter._purse
     assert 0 < len(asked) <= purse.spent  # a pass of this model costs one of the target
     assert purse.spent <= AT_FIRST + 0.1 * purse.earned
 
@@ -259,9 +260,7 @@ def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:
     llm = decoder(method="hedge", drafters=[NEAR, NGRAM], memory=0.5)
     drafter: Any = llm.engine.drafter
     ended: list[float] = []
-    drafter._learned.shared.learn = lambda rounds, count: ended.extend(
-        rounds[1]
-    )  # nobody takes over
+    drafter.learned.learn = lambda rounds, count: ended.extend(rounds[1])  # nobody takes over
     llm.generate(prompt, greedy(40))
     assert sum(ended) == pytest.approx(alone.num_target_passes, abs=2)
 
@@ -302,14 +301,14 @@ def test_a_drafter_is_not_shown_the_columns_of_another_one(
 ) -> None:
     """Both ask for columns; those of one ride."""
     shown: list[bool] = []
-    keep = AuxHeadDrafter._keep
+    new_guesses = AuxHeadDrafter._new_guesses
 
-    def kept(self: AuxHeadDrafter, rows: Rows, round: Round, *rest: Any) -> None:
+    def noted(self: AuxHeadDrafter, round: Round, *rest: Any) -> Any:
         aux_tokens = round.proposal.aux_tokens
         shown.append(aux_tokens is not None and aux_tokens.enter == self.head.enter)
-        keep(self, rows, round, *rest)
+        return new_guesses(self, round, *rest)
 
-    monkeypatch.setattr(AuxHeadDrafter, "_keep", kept)
+    monkeypatch.setattr(AuxHeadDrafter, "_new_guesses", noted)
     llm = decoder(method=method, drafters=[specimen("pass"), specimen(other)])
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert all(shown)
@@ -323,8 +322,8 @@ def test_a_seeded_row_learns_the_same_beside_columns_that_ride(seed: int) -> Non
     asked, learned = [5, 6, 7] * 4, []
 
     def note(trace: Any) -> None:
-        rows = [row for row, request in enumerate(trace.requests) if request.prompt_ids == asked]
-        learned.extend(drafter._learned.of(trace.rows, row).gains for row in rows)
+        found = [request for request in trace.requests if request.prompt_ids == asked]
+        learned.extend(drafter._learned[request].gains for request in found)
 
     with llm.engine.observing(note):
         llm.generate([asked], params)
@@ -342,7 +341,8 @@ def test_what_is_heard_of_one_row_does_not_depend_on_others() -> None:
     drafter: Any = llm.engine.drafter
     seen = []
 
-    def listen(rows: Rows, round: Round) -> None:
+    def listen(round: Round) -> None:
+        rows = round.rows
         tokens = torch.zeros(len(rows), 3, dtype=torch.long)
         probs = drafter.probs_of(rows, tokens)
         told = [False] * len(rows) if probs is None else probs.sum((1, 2)).tolist()
@@ -461,7 +461,7 @@ def test_what_was_learned_is_kept_and_another_ones_refused(method: str, tmp_path
     kept = json.loads(path.read_text())
     assert kept["method"] == method
     again: Any = decoder(**config).engine.drafter
-    shared = again._learned.shared
+    shared = again.learned
     values = shared.gains if method == "hedge" else shared.sums
     assert values == pytest.approx(kept["state"]["gains" if method == "hedge" else "sums"])
     assert max(values) > 0
@@ -771,19 +771,18 @@ def test_a_text_that_joins_again_is_not_classified_again() -> None:
     routes = {"long": NGRAM, "short": {"method": "suffix"}}
     llm = decoder(method="task", routes=routes, router=by_length)
     drafter: Any = llm.engine.drafter
-    for prompt in ([5, 6], [5, 6, 7, 8, 9]):
-        info = RowInfo(id=7, prompt=prompt)
-        drafter.expect(info)
-        drafter.admit([info])
-        assert drafter.names[drafter._rows[0]] == "suffix"
-        drafter.retain([])
-    drafter.reset()
-    drafter.expect(RowInfo(id=7, prompt=[5, 6, 7, 8, 9, 10]))
+    request, other = (llm.requests(prompt)[0] for prompt in ([5, 6], [5, 6, 7, 8, 9]))
+    for written in ([], [7, 8, 9]):
+        request.output_ids += written
+        drafter.check(request)
+        drafter.begin([request])
+        assert drafter.names[drafter._routes[request]] == "suffix"
+        drafter.end([request])
+    request.recover()
+    drafter.check(request)
     assert asked == [2]
-    other = RowInfo(id=8, prompt=[5, 6, 7, 8, 9])
-    drafter.expect(other)
-    drafter.admit([other])
-    assert drafter.names[drafter._rows[0]] == "ngram"
+    drafter.check(other)
+    assert drafter.names[drafter._routes[other]] == "ngram"
 
 
 @pytest.mark.parametrize("combine", ["merge", "vote"])

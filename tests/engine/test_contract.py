@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM, RequestOutput, SamplingParams
+from outpace.draft.base import Round
 from outpace.draft.registry import drafter_names, find_drafter
-from outpace.engine.trace import RoundTrace
 from outpace.engine.verifier import Verifier
 from outpace.errors import IncompatibleRule
 from outpace.targets.hf.loading.loaded import Loaded
@@ -105,7 +105,7 @@ def test_rows_write_while_others_still_read_their_prompts(method: str) -> None:
     prompts = [[5, 6, 7], [2, 3] * 10, [11, 12] * 5, [1]]
     llm, waiting = default(method, max_num_batched_tokens=6), []
 
-    def watch(trace: RoundTrace) -> None:
+    def watch(trace: Round) -> None:
         waiting.append(len(llm.engine.running) - len(trace.requests))
 
     with llm.engine.observing(watch):

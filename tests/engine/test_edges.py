@@ -18,6 +18,7 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.models.window import reserve
+from outpace.targets.base import Plan
 from outpace.targets.hf.runner import Runner
 from targets.families import build, noised
 
@@ -150,15 +151,21 @@ def test_a_contradiction_at_the_root_takes_back_what_the_drafter_read(
             temperature=temperature, seed=1, max_tokens=12, ignore_eos=True,
             logits_processors=[GivesUpAfter(tokens, prompts[1])],
         )  # fmt: skip
-        rewind = llm.engine.drafter.rewind
+        score, commit = llm.engine.target.score, llm.engine.target.commit
         with pytest.MonkeyPatch.context() as patch:
 
-            def counted(rows: Rows, rewind: Any = rewind) -> None:
+            def scored(plan: Plan, score: Any = score) -> Any:
                 nonlocal rounds_undone
                 rounds_undone += 1
-                rewind(rows)
+                return score(plan)
 
-            patch.setattr(llm.engine.drafter, "rewind", counted)
+            def committed(paths: Any, commit: Any = commit) -> None:
+                nonlocal rounds_undone
+                rounds_undone -= 1
+                commit(paths)
+
+            patch.setattr(llm.engine.target, "score", scored)
+            patch.setattr(llm.engine.target, "commit", committed)
             found = llm.generate(prompts, [asked[0], broken, asked[2]])
         assert found[1].finish_reason == "error"
         assert [found[0].token_ids, found[2].token_ids] == [expected[0], expected[2]], tokens

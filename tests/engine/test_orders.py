@@ -15,11 +15,8 @@ from lab.queueing import END, TOPICS, TextTimes, played, texts
 from outpace import LLM
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.order.base import Order
-from outpace.engine.order.fair import Fair
-from outpace.engine.order.lengths import ENOUGH, LengthEstimator
-from outpace.engine.order.shortest import PATIENCE, Shortest
-from outpace.engine.order.simple import FirstCome
+from outpace.engine.lengths import ENOUGH, LengthEstimator
+from outpace.engine.orders import PATIENCE, Fair, FirstCome, Order, Shortest
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Queue
 from targets.families import CONTEXT, PROMPTS, target
@@ -105,7 +102,7 @@ def test_long_texts_count_more_than_short_ones() -> None:
 
 
 def test_clients_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.engine.order.fair.REMEMBERED", 5)
+    monkeypatch.setattr("outpace.engine.orders.REMEMBERED", 5)
     order = Fair()
     queue = Queue(order)
     for number in range(40):
@@ -115,7 +112,7 @@ def test_clients_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_more_clients_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.engine.order.fair.REMEMBERED", 2)
+    monkeypatch.setattr("outpace.engine.orders.REMEMBERED", 2)
     queue = queue_of(*"abcd")
     assert joins(queue, 4) == [*"abcd"]
 

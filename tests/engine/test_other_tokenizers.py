@@ -383,7 +383,8 @@ def test_a_short_context_slides(monkeypatch: pytest.MonkeyPatch, method: str) ->
         logits, states = feed(live, *more)  # [B, 1, V]
         for row, drafting in enumerate(live):
             if drafting:
-                read.append((model._own[row][model._begins[row] :], logits[row, 0]))
+                text = model._rows[row]
+                read.append((text.own[text.begin :], logits[row, 0]))
         return logits, states
 
     monkeypatch.setattr(model, "_feed", noting)

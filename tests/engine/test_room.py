@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
+from outpace.draft.base import Round
 from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.engine.scheduler import AHEAD, Queue, Room
-from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy
@@ -41,7 +41,7 @@ def played(llm: LLM) -> list[Request]:
     requests = [one for prompt, params in asked for one in llm.requests(prompt, params)]
     held: list[int] = []
 
-    def note(trace: RoundTrace) -> None:
+    def note(trace: Round) -> None:
         held.append(sum(llm.engine.target.lengths))
 
     for request in requests:

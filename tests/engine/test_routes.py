@@ -14,10 +14,10 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.draft.base import Round
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
-from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.plain import read_plainly
@@ -117,7 +117,7 @@ def test_equal_models_of_one_distribution_read_the_same_part_of_a_long_text() ->
     assert llm.engine.drafter.draws == {Drawn.IID}
     forks = 0
 
-    def watch(trace: RoundTrace) -> None:
+    def watch(trace: Round) -> None:
         nonlocal forks
         made = trace.proposal
         for row, nodes in enumerate(guesses_of(made)):
@@ -212,7 +212,7 @@ def test_rows_may_be_drafted_for_by_different_children() -> None:
     llm = decoder("precedence")
     mixed = []
 
-    def watch(trace: RoundTrace) -> None:
+    def watch(trace: Round) -> None:
         mixed.append(set(trace.proposal.methods))
         distribution = trace.proposal.distribution
         if isinstance(distribution, Sampled) and distribution.given is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from outpace import LLM, SamplingParams
 from outpace.core.faults import NotFinite
 from outpace.core.logits_pipeline import RowOptions
+from outpace.draft.base import Round
 from outpace.engine.request import Request
 from targets.families import drafter, target
 
@@ -86,16 +87,17 @@ def test_a_prompt_that_cannot_be_begun_ends_alone(
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
     fine = SamplingParams(temperature=1.0, seed=1, max_tokens=8, ignore_eos=True)
     expected = [output.token_ids for output in llm.generate(PROMPTS, fine)]
-    begin = {"target": llm.engine.target.admit, "drafter": llm.engine.drafter.admit}[room]
+    begin = {"target": llm.engine.target.admit, "drafter": llm.engine.drafter.begin}[room]
 
     def admit(asked: Any) -> Any:
-        prompt = asked.token_ids if room == "target" else asked[0].prompt
+        prompt = asked.token_ids if room == "target" else asked[0].prompt_ids
         done = begin(asked)  # what it leaves behind is half a row
         if list(prompt) == PROMPTS[place]:
             raise RuntimeError("not enough memory")
         return done
 
-    monkeypatch.setattr(getattr(llm.engine, room), "admit", admit)
+    name = "admit" if room == "target" else "begin"
+    monkeypatch.setattr(getattr(llm.engine, room), name, admit)
     found = llm.generate(PROMPTS, fine)
     for row, output in enumerate(found):
         assert output.finish_reason == ("error" if row == place else "length")
@@ -112,22 +114,22 @@ def test_a_drafter_that_fails_behind_a_round_leaves_the_tokens(
     expected = [output.token_ids for output in llm.generate(PROMPTS, fine)]
     observe, rounds = llm.engine.drafter.observe, 0
 
-    def fails_once(rows: Any, round: Any) -> None:
+    def fails_once(round: Any) -> None:
         nonlocal rounds
         rounds += 1
         if rounds == 1:
             raise NotFinite(1, "the drafter's weights are damaged")
-        observe(rows, round)
+        observe(round)
 
     monkeypatch.setattr(llm.engine.drafter, "observe", fails_once)
-    seen: list[int] = []
-    with llm.engine.observing(lambda trace: seen.append(sum(trace.emitted))):
+    seen: list[Round] = []
+    with llm.engine.observing(seen.append):
         found = llm.generate(PROMPTS, fine)
     assert [output.finish_reason for output in found] == ["length", "error", "length"]
     assert [found[row].token_ids for row in (0, 2)] == [expected[0], expected[2]]
     assert found[1].token_ids == expected[1][: len(found[1].token_ids)] != []
     written = [output.metrics.num_emitted_tokens for output in found]
-    assert sum(seen) == sum(written)
+    assert sum(one.emitted for each in seen for one in each.outcomes) == sum(written)
     assert written == [len(output.token_ids) for output in found]
 
 

@@ -7,10 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from outpace import LLM
-from outpace.engine.order.base import Order
-from outpace.engine.order.fair import Fair
-from outpace.engine.order.shortest import Shortest
-from outpace.engine.order.simple import ByPriority, FirstCome
+from outpace.engine.orders import ByPriority, Fair, FirstCome, Order, Shortest
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Queue
 from targets.families import CONTEXT, PROMPTS, target

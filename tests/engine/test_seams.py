@@ -23,9 +23,10 @@ from outpace.core.logits.categorical import Categorical
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.options import Options
 from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Sampled
+from outpace.core.request import Request
 from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.vocabulary import Vocabulary
@@ -66,33 +67,35 @@ class StatesDrafter(Drafter):
 
     def __init__(self, decoder: Target) -> None:
         self.target = decoder
-        self.texts: list[tuple[list[int], list[Tensor]]] = []
         self.ended: list[tuple[list[int], Tensor]] = []
 
     @classmethod
     def build(cls, setup: Setup) -> StatesDrafter:
         return cls(setup.target)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        self.texts += [([], []) for _ in rows]
+    def begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            request.state[self] = [], []
 
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
-        for place, row in enumerate(rows):
-            text, seen = self.texts[row]
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        for place, request in enumerate(requests):
+            text, seen = request.state[self]
             text += tokens[place]
             seen.append(states[place, : len(tokens[place])])
 
-    def retain(self, rows: Sequence[int]) -> None:
-        for row, (text, seen) in enumerate(self.texts):
-            if row not in rows:
-                self.ended.append((text, torch.cat(seen)))
-        self.texts = [self.texts[row] for row in rows]
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        for request in requests:
+            text, seen = request.state.pop(self)
+            self.ended.append((text, torch.cat(seen)))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         drafts = []
         for row, budget in enumerate(budgets):
-            states = [x for x in self.texts[row][1] if len(x)]
-            assert len(self.texts[row][0]) == rows.length(row) - 1 or not states
+            text, seen = rows.requests[row].state[self]
+            states = [x for x in seen if len(x)]
+            assert len(text) == rows.length(row) - 1 or not states
             size = states[-1].shape[-1] // 2 if states else 0
             guess = int(self.target.head(states[-1][-1, size:]).argmax()) if states else 0
             drafts.append([guess, (guess + 1) % 64][:budget])
@@ -204,10 +207,10 @@ class AuxDrafter(Drafter):
         states = [hidden([*rows.since(row, 0), *self.RIDING], 1)[-2:] for row in range(len(rows))]
         return AuxTokens(parents, embeddings=torch.stack(states), enter=1)
 
-    def observe(self, rows: Rows, round: Round) -> None:
+    def observe(self, round: Round) -> None:
         if round.aux_logits is not None:
             for row, logits in enumerate(round.aux_logits):
-                self.seen.append((rows.since(row, 0), logits))
+                self.seen.append((round.rows.since(row, 0), logits))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "embeddings", "states"])
@@ -265,24 +268,13 @@ class SeveralDrafter(Drafter):
                 child.random_stream = 1
         return cls(children)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
+    def begin(self, requests: Sequence[Request]) -> None:
         for child in self.children:
-            child.admit(rows)
+            child.begin(requests)
 
-    def retain(self, rows: Sequence[int]) -> None:
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         for child in self.children:
-            child.retain(rows)
-
-    def reset(self) -> None:
-        for child in self.children:
-            child.reset()
-
-    def rewind(self, rows: Rows) -> None:
-        for child in self.children:
-            child.rewind(rows)
-
-    def observe(self, rows: Rows, round: Round) -> None:
-        self.rewind(rows)
+            child.end(requests, interrupted)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         made = [child.propose(rows, [min(1, most) for most in budgets]) for child in self.children]
@@ -397,6 +389,18 @@ def test_a_smaller_vocabulary_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < report.acceptance < 1
 
 
+def test_a_drafter_for_the_former_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Former(FewTokensDrafter):
+        name: ClassVar[str] = "former"
+
+        def admit(self, rows: Any) -> None:
+            """Nobody calls this any more."""
+
+    register(monkeypatch, Former)
+    with pytest.raises(ConfigError, match=r"'former' .* an earlier version of outpace \(admit\)"):
+        LLM(target("llama"), speculative_config={"method": "former"})
+
+
 # -- the target without some of its layers ---------------------------------------------------------
 
 
@@ -435,15 +439,20 @@ def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
 
 
 def test_one_request_may_have_a_tag_and_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    admitted: list[RowInfo] = []
+    begun: list[Request] = []
+    forked: list[bool] = []
     llm = decoder({"method": "draft_model", "model": drafter("llama")})
-    real = llm.engine.drafter.admit
-    monkeypatch.setattr(
-        llm.engine.drafter, "admit", lambda rows: (admitted.extend(rows), real(rows))
-    )
+    real = llm.engine.drafter.begin
+
+    def begin(requests: Sequence[Request]) -> None:
+        begun.extend(requests)
+        forked.extend(request.forked_from is not None for request in requests)
+        real(requests)
+
+    monkeypatch.setattr(llm.engine.drafter, "begin", begin)
     llm.generate([[1, 2], [1, 2]], greedy(4))
     llm.generate([[1, 2, 3]], SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=4))
-    assert len({info.id for info in admitted}) == 5
-    assert admitted[0].group is None
-    assert len({info.group for info in admitted[2:]}) == 1
-    assert [info.forked_from is not None for info in admitted] == [False] * 3 + [True] * 2
+    assert len({request.id for request in begun}) == 5
+    assert begun[0].group is None
+    assert len({request.group for request in begun[2:]}) == 1
+    assert forked == [False] * 3 + [True] * 2

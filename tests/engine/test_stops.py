@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, RequestOutput, SamplingParams
-from outpace.engine.text import StopStrings
+from outpace.engine.request import StopStrings
 from targets.generating import decoder, greedy
 
 from .texts import END, ids_of, spelled, text_decoder

@@ -11,9 +11,9 @@ import pytest
 
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
+from outpace.draft.base import Round
 from outpace.draft.registry import drafter_names, drafters, find_drafter
 from outpace.draft.route.base import Several
-from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
@@ -85,9 +85,8 @@ def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: 
         return
     llm, drafted = decoder(**config), set()
 
-    def see(trace: RoundTrace) -> None:
-        pairs = zip(trace.methods, trace.decisions, strict=True)
-        drafted.update(name for name, decision in pairs if decision.drafted)
+    def see(trace: Round) -> None:
+        drafted.update(outcome.method for outcome in trace.outcomes if outcome.drafted)
 
     with llm.engine.observing(see):
         check_texts(llm)
@@ -110,9 +109,9 @@ def test_a_tree_that_gives_its_tokens_stays_whole(rule: str) -> None:
     shape, drafts = TreeShape((0, 0, 1, 2, 1)), []
     llm.engine.controller = Constant(5, shape=shape)
 
-    def see(trace: RoundTrace) -> None:
-        for row, (name, one) in enumerate(zip(trace.methods, trace.decisions, strict=True)):
-            if name == "draft_tree" and one.drafted:
+    def see(trace: Round) -> None:
+        for row, one in enumerate(trace.outcomes):
+            if one.method == "draft_tree" and one.drafted:
                 parents = trace.proposal.tree.parents[row, : one.drafted].tolist()
                 drafts.append(parents == list(shape.parents[: one.drafted]))
 

@@ -16,9 +16,9 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.config import SpeculativeConfig
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.proposal import DraftingTerms
+from outpace.draft.base import Round
 from outpace.draft.models.specimen import noisy_copy
 from outpace.engine.request import Request
-from outpace.engine.trace import RoundTrace
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import StopHead, StopHeadConfig
 from outpace.policy.base import Outcome
@@ -35,7 +35,9 @@ PURE = {"temperature": 1.0, "seed": 5}
 
 def request(**options: Any) -> Request:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return Request([1] * 8, RowOptions(params), seed=0, max_tokens=10_000)
+    return Request(
+        [1] * 8, RowOptions(params), seed=0, max_tokens=10_000, reproducible=params.seeded
+    )
 
 
 def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
@@ -245,8 +247,8 @@ def test_the_text_is_the_same_and_seeds_repeat_it(name: str) -> None:
     llm = decoder(named(name))
     drafted: list[int] = []
 
-    def watch(trace: RoundTrace) -> None:
-        drafted.extend(decision.drafted for decision in trace.decisions)
+    def watch(trace: Round) -> None:
+        drafted.extend(decision.drafted for decision in trace.outcomes)
 
     with llm.engine.observing(watch):
         texts = ids(llm.generate(PROMPTS, greedy(LENGTH)))

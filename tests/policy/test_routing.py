@@ -127,8 +127,7 @@ def as_finds(found: Sequence[Sequence[int]]) -> list[Find]:
 def picked(of: Routing, rows: Sequence[Request], found: Sequence[Sequence[int]]) -> list[Pick]:
     """Who drafts in the coming round, and how much. found: by the look-up, in each row."""
     plan = of.plan(rows, DraftingTerms())
-    assert plan.route is not None
-    return plan.route({"look-up": as_finds(found)}, affordable(rows, plan.budgets))
+    return of.pick(rows, {"look-up": as_finds(found)}, affordable(rows, plan.budgets))
 
 
 def automatic(

@@ -145,7 +145,7 @@ def test_texts_are_the_same_where_chains_end(config: dict[str, Any], temperature
         ]
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 
-    with llm.engine.observing(lambda trace: drafted.extend(d.drafted for d in trace.decisions)):
+    with llm.engine.observing(lambda trace: drafted.extend(d.drafted for d in trace.outcomes)):
         written = texts(None)
     assert len(set(drafted)) > 3, "chains of several lengths"
     llm.engine.controller = Constant(0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from devices import cpu_only
 from outpace import LLM, SamplingParams
-from outpace.engine.alike import try_alike
+from outpace.engine.trials import try_alike
 from outpace.errors import ConfigError, ParamsError
 from outpace.targets.base import Plan, Scores
 from outpace.targets.cpu.threads import ThreadLimit

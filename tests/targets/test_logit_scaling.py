@@ -12,8 +12,8 @@ from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Sampled
 from outpace.core.trees.tree import Tree
+from outpace.draft.base import Round
 from outpace.draft.registry import find_drafter
-from outpace.engine.trace import RoundTrace
 from outpace.heads.base import TargetShape
 from outpace.heads.registry import find_head
 from outpace.targets.base import Plan, PromptInputs
@@ -65,7 +65,7 @@ def test_the_distribution_of_a_draft_is_that_of_scaled_and_bounded_logits(family
         found: Tensor = inner(outputs, shared)
         return found
 
-    def watch(trace: RoundTrace) -> None:
+    def watch(trace: Round) -> None:
         if (
             isinstance(distribution := trace.proposal.distribution, Sampled)
             and trace.proposal.tree.size

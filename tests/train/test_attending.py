@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outpace import LLM, SamplingParams
-from outpace.draft.base import Rows
+from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.heads.layers import Sight
 from outpace.methods.heads.attending import WAITING, AttendingHeadDrafter
@@ -65,8 +65,8 @@ def test_what_a_row_remembers_of_its_prompt_keeps_no_whole_pass_alive() -> None:
     drafter: Any = llm.engine.drafter
     seen: list[int] = []
 
-    def watch(_: object) -> None:
-        held = drafter._texts[0].of_prompt.states
+    def watch(round: Round) -> None:
+        held = drafter._texts[round.requests[0]].of_prompt.states
         assert held
         seen.extend(one.untyped_storage().nbytes() - one.nbytes for one in held)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outpace import LLM
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import WEIGHTS, load_head
 from outpace.heads.registry import head_names
@@ -91,10 +91,10 @@ def measured_length(llm: LLM, last: int) -> float:
     that was read goes on far enough after it."""
     rounds: list[int] = []
 
-    def see(trace: RoundTrace) -> None:
-        for row, decision in enumerate(trace.decisions):
+    def see(trace: Round) -> None:
+        for row, decision in enumerate(trace.outcomes):
             if decision.drafted and trace.rows.length(row) - 1 <= last:
-                rounds.append(1 + len(decision.accepted))
+                rounds.append(1 + len(decision.path))
 
     with llm.engine.observing(see):
         drafted = llm.generate(PROMPTS, greedy(BLOCK - 2 + DEPTHS))

@@ -24,8 +24,7 @@ from outpace.audit.sequential import (
 )
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.proposal import Proposal, Sampled
-from outpace.draft.base import Rows
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round, Rows
 from outpace.targets.base import Target
 
 
@@ -200,11 +199,11 @@ class ClaimTest:
         self._echoes = self.test.stake("draws that repeat an earlier round's", 0.3, Echoes())
         self._earlier: dict[tuple[int, int], float] = {}
 
-    def __call__(self, trace: RoundTrace) -> None:
+    def __call__(self, trace: Round) -> None:
         self.breaches.update(self._too_much(trace))
         self.observe(trace.rows, trace.proposal)
 
-    def _too_much(self, trace: RoundTrace) -> Iterator[str]:
+    def _too_much(self, trace: Round) -> Iterator[str]:
         proposal = trace.proposal
         depths = torch.where(proposal.valid, proposal.tree.depth[:, 1:], 0)
         for row, nodes in enumerate(proposal.counts.tolist()):

@@ -15,7 +15,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 from outpace.inputs.prompts import Prompt
 from outpace.llm import LLM
 from outpace.verify.base import Evidence, Rule
@@ -53,18 +53,19 @@ class Watch:
     blocked: bool = False
     """Whether a draft was met that cannot be measured."""
 
-    def see(self, trace: RoundTrace) -> None:
+    def see(self, round: Round) -> None:
         """Asks the rule, at every root, what it would do with every token that might have been
         drafted there."""
-        if trace.probs is None:
+        probs, rule, proposal = round.verdict.probs, round.verdict.rule, round.proposal
+        if probs is None:
             return
-        for row in range(trace.probs.shape[0]):
-            if len(self.found) >= self.limit or not trace.decisions[row].drafted:
+        for row, outcome in enumerate(round.outcomes):
+            if len(self.found) >= self.limit or not outcome.drafted:
                 continue
-            if _peeks(trace.rule) and isinstance(trace.proposal.distribution, Sampled):
+            if _peeks(rule) and isinstance(proposal.distribution, Sampled):
                 self.blocked = True
                 continue
-            variation, unseen = one_step(trace.rule, trace.probs[row], trace.proposal, row)
+            variation, unseen = one_step(rule, probs[row], proposal, row)
             self.found.append(variation)
             self.unseen.append(unseen)
 

@@ -20,8 +20,8 @@ from outpace.bench.session import Engines, Given, lineup
 from outpace.bench.theory import PlayedDraft, Times
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
+from outpace.draft.base import Round
 from outpace.draft.route.auto import LOOK_UPS
-from outpace.engine.trace import RoundTrace
 from outpace.errors import PromptError
 from outpace.heads.checkpoint import kind_in
 from outpace.llm import LLM
@@ -48,13 +48,13 @@ def play(llm: LLM, prompt: Sequence[int], tokens: int) -> list[TextRound]:
     """Returns the rounds of a greedy text of at most n tokens, drafted as ``llm`` drafts."""
     found: list[TextRound] = []
 
-    def note(trace: RoundTrace) -> None:
-        (decision,) = trace.decisions
-        if len(trace.requests[0].output_ids) == trace.emitted[0]:
+    def note(round: Round) -> None:
+        (outcome,) = round.outcomes
+        if len(round.requests[0].output_ids) == outcome.emitted:
             return  # the first round reads the prompt, too
-        draft = PlayedDraft(decision.drafted, len(decision.path))
+        draft = PlayedDraft(outcome.drafted, len(outcome.path))
         begins = draft.drafted > 0 and not any(each.draft.drafted for each in found)
-        found.append(TextRound(draft, trace.seconds, decision.depth == draft.drafted, begins))
+        found.append(TextRound(draft, round.seconds, outcome.depth == draft.drafted, begins))
 
     with llm.engine.observing(note):
         llm.generate([list(prompt)], SamplingParams(temperature=0, max_tokens=tokens))

@@ -12,18 +12,18 @@ from time import perf_counter
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from outpace.bench.theory import Times
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import Proposal, Verdict
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import Round, RowInfo, Rows
-from outpace.engine.states import deliver_part, deliver_round
-from outpace.engine.verifier import Decision, branches_of
+from outpace.draft.base import Round, Rows
+from outpace.engine.rounds import deliver_part, deliver_round
+from outpace.engine.verifier import branches_of, on_host
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
@@ -46,27 +46,38 @@ class Rehearsal:
         self._target, self._drafter = llm.engine.target, llm.engine.drafter
         self._vocabulary, self._terms = llm.engine.vocabulary, llm.engine.verifier.terms
         self._layers = frozenset(self._drafter.needs.states)
-        self._prompts = [text_of(context, self._vocabulary) for _ in range(rows)]
-        self._outputs: list[list[int]] = [[] for _ in range(rows)]
         self._options = RowOptions(SamplingParams(temperature=temperature).resolve({}))
+        self.requests = [
+            Request(
+                text_of(context, self._vocabulary),
+                self._options,
+                seed=row,
+                max_tokens=self._target.max_length,
+                id=row,
+            )
+            for row in range(rows)
+        ]
 
     def begin(self) -> None:
         """Admits the rows. The target reads the text once, however many rows there are."""
-        rows = range(len(self._prompts))
-        for row in rows:
-            info = RowInfo(row, self._prompts[row])
-            self._drafter.expect(info)
-            self._drafter.admit([info])
-        for chunk in fill(self._target, len(rows), self._prompts[0], self._layers):
-            for row in rows:
-                deliver_part(self._drafter, replace(chunk, rows=[row]))
+        for request in self.requests:
+            self._drafter.check(request)
+            self._drafter.begin([request])
+        text = self.requests[0].prompt_ids
+        for chunk in fill(self._target, len(self.requests), text, self._layers):
+            for row in range(len(self.requests)):
+                deliver_part(self._drafter, self.requests, replace(chunk, rows=[row]))
 
     def rows(self) -> Rows:
         """Returns the batch as the drafter sees it when a round begins."""
-        device, count = self._target.device, len(self._prompts)
+        device, count = self._target.device, len(self.requests)
         pipeline = LogitsPipeline([self._options] * count, self._vocabulary, device)
-        history = History(self._prompts, self._outputs)
-        return Rows(history, pipeline, torch.arange(count, device=device), self._terms)
+        history = History(
+            [request.prompt_ids for request in self.requests],
+            [request.output_ids for request in self.requests],
+        )
+        seeds = torch.arange(count, device=device)
+        return Rows(history, pipeline, seeds, self._terms, requests=self.requests)
 
     def propose(self, rows: Rows, nodes: int) -> Proposal:
         """Returns the drafter's proposal of at most n nodes in each row."""
@@ -74,8 +85,8 @@ class Rehearsal:
             return self._drafter.propose(rows, [nodes] * len(rows))
 
     def score(self, rows: Rows, proposal: Proposal) -> Callable[[], None]:
-        """Has the target score a proposal and commits none of its nodes; returns what tells the
-        drafter of the round, to be called once."""
+        """Has the target score a proposal, of which nothing is accepted; returns what shows the
+        drafter that round, to be called once."""
         lengths = self._target.lengths
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
         plan = Plan(
@@ -92,27 +103,22 @@ class Rehearsal:
         if self._drafter.needs.probs:
             probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
         token = token_at(rows.length(0), self._vocabulary)
-        for output in self._outputs:
-            output.append(token)
-        return partial(self._tell, rows, proposal, scores, pending, probs, token)
-
-    def _tell(
-        self,
-        rows: Rows,
-        proposal: Proposal,
-        scores: Scores,
-        pending: list[list[int]],
-        probs: Tensor | None,
-        token: int,
-    ) -> None:
-        """Tells the drafter that its draft was refused and the token committed instead."""
-        refused = Decision(path=[], accepted=[], next_token=token, drafted=0, depth=0)
-        deliver_round(self._drafter, scores, pending, [refused] * len(rows))
         root = torch.zeros_like(rows.positions)
-        verdict = Verdict(root, torch.full_like(root, token), host=[0] * len(rows))
-        seconds = Seconds(0.0, 0.0, 0.0)
-        with rows.pipeline.drafting():
-            self._drafter.observe(rows, Round(proposal, verdict, seconds, probs, scores.aux_logits))
+        refused = Verdict(root, torch.full_like(root, token))
+        refused, outcomes = on_host(refused, proposal, self._drafter.name)
+        for request, outcome in zip(self.requests, outcomes, strict=True):
+            request.output_ids.append(token)
+            outcome.emitted = 1
+        budgets = [outcome.drafted for outcome in outcomes]
+        nothing = Seconds(0.0, 0.0, 0.0)
+        round = Round(rows, budgets, proposal, refused, outcomes, nothing, probs, scores.aux_logits)
+        return partial(self._show, round, scores, pending)
+
+    def _show(self, round: Round, scores: Scores, pending: list[list[int]]) -> None:
+        """Shows the drafter a round in which its draft was refused."""
+        deliver_round(self._drafter, self.requests, scores, pending, round.outcomes)
+        with round.rows.pipeline.drafting():
+            self._drafter.observe(round)
 
 
 @contextmanager
@@ -124,7 +130,7 @@ def rehearsing(llm: LLM, rows: int, context: int, temperature: float) -> Iterato
         yield rehearsal
     finally:
         llm.engine.target.retain([])
-        llm.engine.drafter.retain([])
+        llm.engine.drafter.end(rehearsal.requests)
 
 
 def token_at(place: int, vocabulary: int) -> int:

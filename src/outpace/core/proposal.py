@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,12 +171,17 @@ ONE_DISTRIBUTION = frozenset({Drawn.DETERMINISTIC, Drawn.IID, Drawn.WITHOUT})
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """The node at which the walk ended, and the one extra token."""
+    """The node at which the walk ended, the one extra token, and what these were found from."""
 
     node: Tensor  # [B] last accepted node; 0 if none was
     next_token: Tensor  # [B]
     host: Sequence[int] | None = None
     """``node`` on the host, once it has been asked for."""
+    probs: Tensor | None = None
+    """``[B, M, V]``: the target's distributions that entered the rule. None where the rule was not
+    asked: greedy rows of a lossless rule and coupled rows follow the target's own tokens."""
+    rule: Any = None
+    """The rule (`outpace.verify.base.Rule`) with the evidence of the round, if it was asked."""
 
     @property
     def nodes(self) -> Sequence[int]:

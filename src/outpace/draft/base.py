@@ -2,21 +2,24 @@
 
 What happens to a drafter, in this order:
 
-    expect(row)             a new text is about to join the batch
-    admit(rows)             new texts join the batch
-    known(row)              how much of a new text it need not read
-    read(rows, tokens, ...) committed tokens and their hidden states, if `Drafter.needs` says so
+    check(request)          a request is about to join the batch: the drafter may refuse it
+    begin(requests)         requests join the batch, or join it again
+    known(request)          how much of a request's text it need not read
+    read(requests, ...)     committed tokens and their hidden states, if `Drafter.needs` says so
+    look(rows, budgets)     once a round, if it has `choices`: what its look-ups find
     propose(rows, budgets)  once a round: the tokens it guesses
-    observe(rows, round)    once a round: what became of them
-    rewind(rows)            instead of observe, where a round came to nothing
-    retain(rows)            some texts have ended, or are put aside: those join again (`RowInfo.id`)
-    reset()                 a step was interrupted: all texts join the batch again
+    observe(round)          once a round: what became of them
+    end(requests)           requests left the batch: their texts have ended, they were put aside and
+                            join again later, or a step was interrupted and all join again
+
+What it keeps of a text is kept with the request (`Request.state`, `PerRequest`), and what it keeps
+of a round, from `propose` to `observe`, with the round (`Rows.state`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -27,10 +30,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from outpace.config import COMMON, SpeculativeConfig
-from outpace.core.logits_pipeline import History, LogitsPipeline
+from outpace.core.logits_pipeline import History, LogitsPipeline, RowFault
 from outpace.core.options import Options, make_options
 from outpace.core.progress import Progress, silent
 from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
+from outpace.core.request import Request
 from outpace.core.rng import seeds_of_stream
 from outpace.core.stats import Seconds
 from outpace.core.transfer import to_device
@@ -39,38 +43,12 @@ from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
-from outpace.targets.base import Media, Source, Target
+from outpace.targets.base import Target
 
 if TYPE_CHECKING:  # only a drafter that runs a model of its own knows more than `targets.base`
     from outpace.targets.cpu.kernels import Kernels
     from outpace.targets.hf.fixed import FixedShapes
     from outpace.targets.hf.loading.loaded import Loaded
-
-
-@dataclass(frozen=True)
-class RowInfo:
-    """A text that joins the batch."""
-
-    id: int
-    """The number of its request, which no other request of the engine ever has."""
-    prompt: Sequence[int]
-    group: Hashable = None
-    """The samples of one prompt have the same group."""
-    tag: str | None = None
-    """What the request says of itself, such as its task or language."""
-    forked_from: int | None = None
-    """A present row with the same prompt, where the prompt is not read again."""
-    source: Source | None = None
-    """What the target's encoder reads, where it has one: a drafter may look into it, or read it
-    with an encoder of its own."""
-    media: Media | None = None
-    """The prompt's images, where it has any: a drafter may look at them with a model of its own."""
-    reproducible: bool = False
-    """Whether what is drafted for it must follow from its own history alone
-    (`Rows.reproducible`)."""
-    keep_cached: bool = False
-    """Whether all that is cached of it is kept for a text that goes on from it, where texts are
-    kept; else a draft model keeps its beginning at most."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +68,6 @@ class Find:
     sure: Sequence[float] = ()
 
 
-Router = Callable[[Mapping[str, Sequence[Find]], Sequence[int]], Sequence[Pick]]
-"""Picks each row's drafter: takes what look-ups found, by drafter and row, and each row's budget;
-returns a `Pick` for each row."""
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The batch as a drafter sees it at the start of a round.
@@ -109,13 +82,13 @@ class Rows:
     """What is asked of this round's drafts."""
     shape: TreeShape | None = None
     """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
-    reproducible: Sequence[bool] = ()
-    """By row, whether its text has to follow from its own history alone: a seeded, sampled row.
-    What was learned from other rows must not change what is drafted for it. Empty: no row is."""
-    route: Router | None = None
-    """Who drafts how much in each row, for a drafter that leaves this choice to the controller."""
-    last_ids: Sequence[Collection[int]] = ()
-    """By row, the tokens after which its text ends. Empty: nothing is known of that."""
+    requests: Sequence[Request] = ()
+    """The request of each row, in the order in which they joined the batch."""
+    picks: Sequence[Pick] = ()
+    """Who drafts how much in each row, where the controller has chosen among `Drafter.choices`."""
+    state: dict[Any, Any] = field(default_factory=dict)
+    """What drafters keep until the round is over, each under itself. A round that comes to nothing
+    and is played again has other rows."""
     lengths: Sequence[int] = field(init=False)
     """Committed tokens of each row."""
 
@@ -128,6 +101,11 @@ class Rows:
     def positions(self) -> Tensor:
         """``[B]``: the lengths, on the device."""
         return to_device(list(self.lengths), self.seeds.device)
+
+    @cached_property
+    def last_ids(self) -> Sequence[Collection[int]]:
+        """By row, the tokens after which its text ends; empty where that is not known."""
+        return [request.last_ids for request in self.requests]
 
     @property
     def coupled(self) -> bool:
@@ -161,9 +139,9 @@ class Rows:
         return History(self.history.prompts, outputs)
 
     def is_reproducible(self, row: int) -> bool:
-        """Returns whether what a row drafts must follow from its own history alone
-        (`reproducible`)."""
-        return bool(self.reproducible) and self.reproducible[row]
+        """Returns whether what a row drafts must follow from its own history alone: what was
+        learned from other rows must not change it (`Request.reproducible`)."""
+        return bool(self.requests) and self.requests[row].reproducible
 
     def for_others(self, budgets: Sequence[int]) -> list[int]:
         """Returns the budgets, but 0 for rows that are `reproducible`."""
@@ -174,21 +152,52 @@ class Rows:
         return self.lengths[row]
 
 
+@dataclass
+class Outcome:
+    """What one row drafted in a round, and what came of it."""
+
+    drafted: int  # nodes
+    depth: int  # levels
+    accepted: int = 0  # levels that the text took
+    emitted: int = 0  # tokens that the text took, before a stop condition
+    path: Sequence[int] = ()
+    """The accepted nodes, from the root down, whatever the text took of them."""
+    method: str = ""
+    """The name of the drafter: the child's, where one drafter stands for several."""
+    tokens: Sequence[int] = ()
+    """The accepted tokens and the extra one, whatever the text took of them."""
+
+
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What became of one round, also of one in which nothing was drafted."""
+    """A round that is over, also one in which nothing was drafted: the controller, the drafter and
+    all observers are shown the same one. Nothing in it may be changed."""
 
+    rows: Rows
+    """The batch as it was when the round began; its requests are as the round has left them."""
+    budgets: Sequence[int]
+    """How many nodes each row was allowed to draft."""
     proposal: Proposal
     verdict: Verdict
+    outcomes: Sequence[Outcome]
+    """What became of each row, on the host."""
     seconds: Seconds
     probs: Tensor | None = None
     """``[B, M, V]``, if asked for in `Needs`: the target's distributions before any argmax, at the
     root and at each node. Those of a round for several drafters are in `played`."""
     aux_logits: Tensor | None = None  # [B, R, V], if the proposal had auxiliary tokens
+    dead_ends: Mapping[int, Mapping[int, RowFault]] = field(default_factory=dict)
+    """By row, the drafted nodes that have no distribution, each with the reason
+    (`LogitsPipeline.dead_ends`)."""
     played_as: Round | None = None
     """The round that was played, where this one tells a drafter what would have become of its own
     proposal, while another drafter's was scored. Only the played one has distributions. Use
     `played`."""
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """The request of each row."""
+        return self.rows.requests
 
     @property
     def played(self) -> Round:
@@ -236,9 +245,9 @@ class Setup:
 class Drafter(ABC):
     """Proposes tokens, and learns through `read` and `observe` only.
 
-    Rows are numbered 0..B-1 as in the engine's batch: ``admit`` appends rows, ``retain`` keeps some
-    of them, renumbered. ``propose`` and ``observe`` are about the first ``len(rows)`` of them: the
-    others are still reading their prompts.
+    ``propose`` and ``observe`` are about the requests in `Rows.requests`, the first of the batch:
+    the others are still reading their prompts. A drafter that keeps caches numbers their rows as
+    the batch stands (`RowNumbers`).
     """
 
     # What every drafter states, where the default is not true of it.
@@ -293,7 +302,7 @@ class Drafter(ABC):
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
     skips_reproducible: bool = False
-    """Whether it drafts nothing for rows that are `Rows.reproducible`."""
+    """Whether it drafts nothing for rows that are `Request.reproducible`."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
     was made for the target."""
@@ -301,7 +310,7 @@ class Drafter(ABC):
     # Drafters that are made of others, and what these ask of them.
 
     choices: Mapping[str, Drafter] = MappingProxyType({})
-    """Drafters by name among which the controller chooses in each row (`Rows.route`)."""
+    """Drafters by name among which the controller chooses in each row (`look`, `Rows.picks`)."""
     file: StateFile | None = None
     """Where what the controller learns of its `choices` is kept between runs."""
     asked_anywhere: bool = False
@@ -336,32 +345,42 @@ class Drafter(ABC):
         tests build: one that drafts something, of which some is accepted and some is not."""
         return {}
 
-    def expect(self, row: RowInfo) -> None:
-        """Is shown a text that is about to join the batch; raises ``PromptError`` where something
-        that the user has given for it fails. That ends its request, before anybody has begun it."""
+    def check(self, request: Request) -> None:
+        """Is shown a request that is about to join the batch; raises ``PromptError`` where
+        something that the user has given for it fails. That ends the request, before anybody has
+        begun it."""
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        """Begins new rows, after the present ones."""
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Takes in requests that join the batch, after the present ones. Their texts have begun
+        already where they were in the batch before."""
 
-    def known(self, row: int) -> Mapping[str, int]:
-        """Returns how many tokens at the beginning of a new row's text it need not read before it
-        drafts there, under its name; nothing where it does not say."""
+    def known(self, request: Request) -> Mapping[str, int]:
+        """Returns how many tokens at the beginning of a new request's text it need not read before
+        it drafts there, under its name; nothing where it does not say."""
         return {}
 
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
-        """Is given committed tokens, each once and in order, and their hidden states.
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        """Takes in committed tokens, each once and in order, and their hidden states.
 
-        rows: which rows; tokens: of each of them; states: ``[len(rows), T, H]``, the layers of
-        `Needs.states` side by side, a row's tokens first and then padding. The last committed token
-        of a row, the root, is delivered in the next round: its states do not exist before.
+        tokens: of each of these requests; states: ``[len(requests), T, H]``, the layers of
+        `Needs.states` side by side, a request's tokens first and then padding. The last committed
+        token of a row, the root, is delivered in the next round: its states do not exist before.
+        A request that joins the batch again begins anew here.
         """
+
+    def look(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[Find]]:
+        """Returns what its look-ups would draft, by their names and by row, for the controller to
+        choose by (`choices`)."""
+        return {}
 
     @abstractmethod
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Returns at most ``budgets[b]`` nodes for each row."""
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        """Learns of every round; ``rows`` are as they were when it began."""
+    def observe(self, round: Round) -> None:
+        """Learns from a round: it is shown every one that was played."""
 
     def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
@@ -385,15 +404,13 @@ class Drafter(ABC):
         """Yields the drafters that learn online: itself, or those that it stands for."""
         yield from ()
 
-    def rewind(self, rows: Rows) -> None:
-        """Learns that a round came to nothing: it will be played again for some of its rows."""
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        """Lets go of requests that left the batch: their texts have ended, or they are put aside
+        and join it again.
 
-    def retain(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows (ascending), renumbered from 0."""
-
-    def reset(self) -> None:
-        """Forgets all rows, whatever state an interruption in the middle of anything has left."""
-        self.retain([])
+        interrupted: a step was left half way, so that all requests are gone, and what is known of
+        them may be in any state.
+        """
 
     def forget_texts(self) -> None:
         """Forgets what earlier texts have taught it, as far as that are their words: a text that is

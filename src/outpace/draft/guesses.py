@@ -45,6 +45,18 @@ class Guess:
         return len(self.tokens)
 
     @property
+    def height(self) -> int:
+        """How many levels there are.
+
+        >>> Guess([5, 7, 8], [0, 0, 2]).height
+        2
+        """
+        depths = [0]
+        for parent in self.parents:
+            depths.append(1 + depths[parent])
+        return max(depths)
+
+    @property
     def score(self) -> float:
         """Tokens that are expected to be accepted, by the drafter's own estimate."""
         return sum(self.chances)

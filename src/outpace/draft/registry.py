@@ -17,6 +17,9 @@ GROUP = "outpace.drafters"
 BEAMS = ("beam", "beams", "beam_search", "num_beams")
 """Names under which a beam search may be looked for among the drafters."""
 
+EARLIER = ("expect", "admit", "retain", "reset", "rewind")
+"""Methods of drafters that nobody calls any more."""
+
 REGISTRY = LazyRegistry(
     "method",
     GROUP,
@@ -62,4 +65,11 @@ def find_drafter(name: str) -> type[Drafter]:
             "LLM.beam_search."
         )
     found: type[Drafter] = REGISTRY.find(name)
+    old = [method for method in EARLIER if hasattr(found, method)]
+    if old:
+        raise ConfigError(
+            f"method {name!r} ({found.__module__}.{found.__qualname__}) was written for an earlier "
+            f"version of outpace ({', '.join(old)}): give it begin(requests), end(requests) and "
+            "observe(round), as CONTRIBUTING shows."
+        )
     return found

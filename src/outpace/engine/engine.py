@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
@@ -15,22 +16,18 @@ from torch import Tensor
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowFault
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
-from outpace.draft.base import Drafter, Rows
-from outpace.engine.counting import counted, emit
-from outpace.engine.logprobs import logprobs_of
-from outpace.engine.order.base import Order
-from outpace.engine.played import Played
+from outpace.draft.base import Drafter, Round, Rows
+from outpace.engine.orders import Order
 from outpace.engine.request import Request
+from outpace.engine.rounds import Stopwatch, count, deliver_part, deliver_round, emit
 from outpace.engine.scheduler import Queue, Room
-from outpace.engine.states import deliver_part
-from outpace.engine.stopwatch import Stopwatch
-from outpace.engine.trace import Observer, RoundTrace
-from outpace.engine.verifier import Verifier, branches_of, on_host
+from outpace.engine.verifier import Verifier, branches_of, logprobs_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, RoundPlan, affordable, check_wish, is_reproducible
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
+Observer = Callable[[Round], None]
 
 TOKENS_BETWEEN_ROUNDS = 2048
 """Prompt tokens that are read between two rounds, by default."""
@@ -48,7 +45,7 @@ class Engine:
     step half way (an interruption, memory that runs out) costs no text: the next step admits the
     unfinished requests anew and reads what they had.
 
-    ``observers`` are shown a `RoundTrace` of every round.
+    ``observers`` are shown every `Round`.
     """
 
     def __init__(
@@ -96,6 +93,7 @@ class Engine:
         LogitsPipeline([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
         drafts_matter = bool(self.drafter.longest) and not self.verifier.coupled
         request.repeats = request.params.seeded or request.params.greedy or not drafts_matter
+        request.reproducible = is_reproducible(request, self.verifier.coupled)
         request.id = next(self._ids)
         self.waiting.add(request)
 
@@ -103,8 +101,9 @@ class Engine:
         """Ends requests where they are. Their rows are free again now or, where another thread is
         playing a round, after that round."""
         for request in requests:
-            request.abort()
-            request.metrics.account = self.controller.account(request)
+            if not request.finished:
+                request.abort()
+                request.metrics.account = self.controller.account(request)
         self._leaving = True
         if self._turn.acquire(blocking=False):
             try:
@@ -246,8 +245,10 @@ class Engine:
         them may be anything."""
         for request in self.running:
             request.settle()
+            request.recover()
         self.target.reset()
-        self.drafter.reset()
+        self.drafter.end(self.running, interrupted=True)
+        self._forget(self.running)
         self.waiting.put_back([row for row in self.running if not row.finished])
         self.running = []
         self.waiting.drop_finished()
@@ -314,8 +315,8 @@ class Engine:
 
     def _begin(self, request: Request, source: int | None) -> None:
         again, request.began_with = bool(request.began_with), request.token_ids
-        info = request.as_row(source, self.verifier.coupled)
-        self.drafter.expect(info)
+        self.drafter.check(request)
+        request.forked_from = None if source is None else self.running[source]
         if source is None:
             reuse = request.keep_cached and not self.drafter.needs.states
             inputs = PromptInputs(request.began_with, reuse, request.source, request.media)
@@ -324,8 +325,8 @@ class Engine:
             row = self.target.fork(source)
         if not again:
             request.cached_tokens = self.target.lengths[row]
-        self.drafter.admit([info])
-        self.controller.begin(request, self.drafter.known(row))
+        self.drafter.begin([request])
+        self.controller.begin(request, self.drafter.known(request))
         self.running.append(request)
         self._rows_changed()
 
@@ -335,7 +336,7 @@ class Engine:
             return
         begin, ready, whole = perf_counter(), self.target.ready, self.drafter.needs.prompts
         for part in self.target.fill(self.max_batched_tokens, self._layers, whole):
-            deliver_part(self.drafter, part)
+            deliver_part(self.drafter, self.running, part)
         synchronise(self.target.device)  # or the next round would pay for it
         seconds = perf_counter() - begin
         for request in self.running[ready:]:
@@ -364,10 +365,20 @@ class Engine:
         if len(staying) == len(self.running):
             return
         keep = [row for row, request in enumerate(self.running) if request in staying]
+        leaving = [request for request in self.running if request not in staying]
         self.target.retain(keep, self._texts_that_leave(keep))
-        self.drafter.retain(keep)
+        self.drafter.end(leaving)
         self.running = list(staying)
+        self._forget(leaving)
         self._rows_changed()
+
+    @staticmethod
+    def _forget(requests: Sequence[Request]) -> None:
+        """Lets go of what was kept of texts that have ended: nobody looks at it again."""
+        for request in requests:
+            if request.finished:
+                request.forked_from = None
+                request.state.clear()
 
     def _rows_changed(self) -> None:
         self._pipeline = self._seeds = self._nothing = None
@@ -384,66 +395,76 @@ class Engine:
 
     def _try_round(self, played: Sequence[Request]) -> None:
         """Plays a round, or ends the request that stands in its way: the next step plays it."""
-        rows, compiled = None, self.compile_seconds
         try:
-            plan = self.controller.plan(played, self.verifier.terms)
-            budgets = affordable(played, plan.budgets, self.target.most_nodes)
-            rows = self._rows(played, plan)
-            done = self._round(played, rows, budgets)
+            self._round(played)
         except RowFault as error:
-            if rows is not None:
-                self.drafter.rewind(rows)
             played[error.row].fail(error)
-        else:
-            self._learn(done, compiled)
 
-    def _round(self, played: Sequence[Request], rows: Rows, budgets: Sequence[int]) -> Played:
-        """Plays a round up to the tokens that it brings each text."""
+    def _round(self, played: Sequence[Request]) -> None:
+        """Plans, proposes, scores, verifies and commits, and shows everybody what came of it."""
+        compiled = self.compile_seconds
+        plan = self.controller.plan(played, self.verifier.terms)
+        budgets = affordable(played, plan.budgets, self.target.most_nodes)
+        rows = self._rows(played, plan)
+
         watch = Stopwatch(self.target.device)
-        proposal = self._propose(rows, budgets)
+        rows, proposal = self._propose(rows, budgets)
         watch.lap()
         scores, pending = self._score(rows, proposal)
         watch.lap()
-        judgement = self.verifier(scores, proposal, rows)
-        verdict, decisions = on_host(judgement.verdict, proposal)
+
+        verdict = self.verifier(scores, proposal, rows)
+        verdict, outcomes = on_host(verdict, proposal, self.drafter.name)
         dead_ends = rows.pipeline.dead_ends
-        reported = logprobs_of(scores.logits, proposal, rows, played, decisions)
+        reported = logprobs_of(scores.logits, proposal, rows, played, outcomes)
         probs = None
         if self.drafter.needs.probs:
             probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
-        self.target.commit([decision.path for decision in decisions])
-        emitted = emit(played, decisions, reported, dead_ends)
-        trace = RoundTrace(
-            requests=played,
-            rows=rows,
-            budgets=budgets,
-            proposal=proposal,
-            methods=proposal.methods or [self.drafter.name] * len(played),
-            decisions=decisions,
-            emitted=emitted,
-            rule=judgement.rule,
-            probs=judgement.probs,
-            dead_ends=dead_ends,
-            seconds=watch.stop(),
-        )
-        return Played(trace, verdict, scores, pending, probs)
 
-    def _learn(self, round: Played, compiled: float) -> None:
-        """Tells everybody of a round. compiled: the `compile_seconds` before it."""
-        trace = round.trace
-        outcomes = counted(
-            trace.requests, trace.decisions, trace.emitted, trace.seconds, trace.methods
+        self.target.commit([outcome.path for outcome in outcomes])
+        emit(played, outcomes, reported, dead_ends)
+        round = Round(
+            rows,
+            budgets,
+            proposal,
+            verdict,
+            outcomes,
+            watch.stop(),
+            probs=probs,
+            aux_logits=scores.aux_logits,
+            dead_ends=dead_ends,
         )
-        steady = self.compile_seconds == compiled  # compiling is no price of a round
-        # Before the drafter, which may take a pass to be told, and be interrupted in that.
-        self.controller.record(trace.requests, outcomes, trace.seconds if steady else None)
-        for request in trace.requests:
+        self._observe(round, played, scores, pending, self.compile_seconds == compiled)
+
+    def _observe(
+        self,
+        round: Round,
+        played: Sequence[Request],
+        scores: Scores,
+        pending: Sequence[Sequence[int]],
+        steady: bool,
+    ) -> None:
+        """Shows everybody a round. pending: each row's committed tokens that were not cached before
+        it. steady: nothing was compiled in it; compiling is no part of what a round costs."""
+        count(played, round)
+        # Before the drafter, which may take a pass to learn from it, and be interrupted in that.
+        self.controller.record(played, round.outcomes, round.seconds if steady else None)
+        for request in played:
             if request.finished:
                 request.metrics.account = self.controller.account(request)
-        told = round.tell(self.drafter)
+        fault = None
+        try:
+            deliver_round(self.drafter, played, scores, pending, round.outcomes)
+            with round.rows.pipeline.drafting():
+                self.drafter.observe(round)
+        except RowFault as error:
+            # The distributions of a row cannot be made for the drafter: its text ends with that
+            # error, after the tokens of the round, which stay the target's.
+            fault = error
+            played[error.row].fail(error)
         for observer in self.observers:
-            observer(trace)
-        if not told:
+            observer(round)
+        if fault is not None:
             self._start_over()
 
     def _rows(self, played: Sequence[Request], plan: RoundPlan) -> Rows:
@@ -461,18 +482,21 @@ class Engine:
             self._seeds,
             terms=plan.terms,
             shape=plan.shape,
-            reproducible=[is_reproducible(request, self.verifier.coupled) for request in played],
-            route=plan.route,
-            last_ids=[request.last_ids for request in played],
+            requests=played,
         )
 
-    def _propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        if any(budgets):
-            with rows.pipeline.drafting():
-                return self.drafter.propose(rows, budgets).within(self.vocabulary)
-        if self._nothing is None:
-            self._nothing = Proposal.empty(len(rows), self.target.device)
-        return self._nothing
+    def _propose(self, rows: Rows, budgets: Sequence[int]) -> tuple[Rows, Proposal]:
+        """Returns what is drafted, and the rows with what was chosen for that."""
+        if not any(budgets):
+            if self._nothing is None:
+                self._nothing = Proposal.empty(len(rows), self.target.device)
+            return rows, self._nothing
+        with rows.pipeline.drafting():
+            if self.drafter.choices:
+                found = self.drafter.look(rows, budgets)
+                picks = self.controller.pick(rows.requests, found, budgets)
+                rows = replace(rows, picks=picks)
+            return rows, self.drafter.propose(rows, budgets).within(self.vocabulary)
 
     def _score(self, rows: Rows, proposal: Proposal) -> tuple[Scores, list[list[int]]]:
         """Returns the scores, and each row's committed tokens that were not cached before."""

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from outpace.core import request
 from outpace.core.detokenizer import Detokenizer
-from outpace.core.logits_pipeline import RowOptions
-from outpace.core.params import SamplingParams
+from outpace.core.request import FinishReason as FinishReason
 from outpace.core.stats import Metrics
 from outpace.core.text_decoder import TextDecoder
-from outpace.draft.base import RowInfo
-from outpace.engine.text import StopStrings
-from outpace.policy.base import is_reproducible
-from outpace.targets.base import Media, Source
-
-FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 @dataclass(frozen=True)
@@ -31,17 +25,12 @@ class Logprob:
 
 
 @dataclass(eq=False)
-class Request:
-    """A prompt, its resolved options and what has been generated.
+class Request(request.Request):
+    """A request with its text as it grows, and what ends it.
 
     ``stop_when`` is a caller's own condition: it sees all ids after each token.
     """
 
-    prompt_ids: list[int]
-    options: RowOptions
-    seed: int
-    max_tokens: int
-    eos_ids: tuple[int, ...] = ()
     decoder: TextDecoder | None = None
     """What makes text of the tokens; None without a tokenizer."""
     stop_names: Mapping[int, str] = field(default_factory=dict)
@@ -50,20 +39,12 @@ class Request:
     """Whether the text goes on from the prompt's, blanks included; else it begins anew."""
     stop_when: Callable[[list[int]], bool] | None = None
     streaming: bool = False
-    output_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token or string that ended the text; None for end of sequence or length."""
     error: Exception | None = None
     """Why the text could not go on, with the finish reason "error"."""
     metrics: Metrics = field(default_factory=Metrics)
-    id: int = -1
-    """Given by the engine; no two of its requests have the same."""
-    group: Hashable = None
-    """The samples of one prompt have the same group: the prompt is read once."""
-    tag: str | None = None
-    """What the request says of itself to drafters, such as its task."""
     repeats: bool = True
     """Whether generating again with ``seed`` gives this text. It does not where the user gave no
     seed for a sampled text and tokens were drafted: how many depends on measured times and on
@@ -76,13 +57,6 @@ class Request:
     """How often it was put aside because all rows together held too many tokens."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not read for this request, because they were cached."""
-    source: Source | None = None
-    """What the encoder reads, where the target has one; the prompt is then the decoder's."""
-    media: Media | None = None
-    """What comes with the prompt besides tokens: its images."""
-    keep_cached: bool = True
-    """Whether what is cached of the text stays when it has ended, where the target keeps any, for a
-    prompt that begins with it; and whether its own prompt may begin with what is kept."""
     began_with: list[int] = field(default_factory=list)
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at
@@ -94,45 +68,6 @@ class Request:
         params = self.params
         self._strings = StopStrings(params.stop_strings, params.include_stop_str_in_output)
         self._text = self._new_text()
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.options.params
-
-    @property
-    def length(self) -> int:
-        """Committed tokens, prompt and output."""
-        return len(self.prompt_ids) + len(self.output_ids)
-
-    @property
-    def remaining(self) -> int:
-        """Tokens that may still be generated."""
-        return self.max_tokens - len(self.output_ids)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the text has ended."""
-        return self.finish_reason is not None
-
-    def as_row(self, forked_from: int | None, coupled: bool) -> RowInfo:
-        """Returns what drafters know of it when it joins the batch. forked_from: the row that
-        it is copied from, if any. coupled: whether the rule is."""
-        return RowInfo(
-            id=self.id,
-            prompt=self.began_with,
-            group=self.group,
-            tag=self.tag,
-            forked_from=forked_from,
-            source=self.source,
-            media=self.media,
-            reproducible=is_reproducible(self, coupled),
-            keep_cached=self.keep_cached,
-        )
-
-    @property
-    def token_ids(self) -> list[int]:
-        """All committed tokens, those of the prompt first."""
-        return [*self.prompt_ids, *self.output_ids]
 
     def extend(self, tokens: Sequence[int], logprobs: Sequence[dict[int, Logprob]] = ()) -> int:
         """Appends tokens until one of them ends the text; returns how many were taken.
@@ -173,12 +108,6 @@ class Request:
         except Exception as error:
             self.fail(error)
         self._looked_at += 1
-
-    @property
-    def last_ids(self) -> Sequence[int]:
-        """The tokens after which the text ends."""
-        eos_ids = () if self.params.ignore_eos else self.eos_ids
-        return (*eos_ids, *self.params.stop_token_ids)
 
     def _ends(self, token: int) -> bool:
         count = self._looked_at + 1
@@ -272,3 +201,46 @@ class Request:
         end = len(text) if ended else self._strings.safe(text)
         piece, self._shown = text[self._shown : end], max(self._shown, end)
         return piece
+
+
+class StopStrings:
+    """Finds the first stop string in a growing text, and what of the text is safe to show.
+
+    >>> stop = StopStrings(("END",), include=False)
+    >>> stop.find("so it E", 0), stop.safe("so it E"), stop.find("so it ENDs", 6)
+    (None, 6, (6, 'END'))
+    """
+
+    def __init__(self, strings: tuple[str, ...], include: bool) -> None:
+        self._strings = strings
+        self._sorted = sorted(strings)
+        self._longest = max((len(string) for string in strings), default=0)
+        self._include = include
+
+    def find(self, text: str, begin: int) -> tuple[int, str] | None:
+        """Returns where to cut the text and why, if a stop string ends after ``begin``.
+
+        Of several, the one that ends first counts.
+        """
+        found = []
+        for string in self._strings:
+            at = text.find(string, max(0, begin - len(string) + 1))
+            if at >= 0:
+                found.append((at + len(string), at, string))
+        if not found:
+            return None
+        end, start, string = min(found)
+        return (end if self._include else start), string
+
+    def safe(self, text: str) -> int:
+        """Returns how many characters no stop string can swallow any more."""
+        for begin in range(max(0, len(text) - self._longest + 1), len(text)):
+            if self._begins_one(text[begin:]):
+                return begin
+        return len(text)
+
+    def _begins_one(self, text: str) -> bool:
+        """Whether a stop string begins so. Of all strings in their order, the first that does not
+        come before the text is the only one that has to be looked at."""
+        place = bisect_left(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)

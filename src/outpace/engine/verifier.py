@@ -1,4 +1,5 @@
-"""Verification of one round: the distributions of the target, the rule, and the verdict."""
+"""Verification of one round: the distributions of the target, the rule, the verdict, and
+log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from outpace.core.gumbel import realise
 from outpace.core.logits_pipeline import Branches
 from outpace.core.proposal import AuxTokens, DraftingTerms, Drawn, Proposal, Verdict
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Rows
+from outpace.draft.base import Drafter, Outcome, Rows
+from outpace.engine.request import Logprob, Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
 from outpace.verify.base import Evidence, Rule, RuleNeeds, draw, walk
@@ -24,18 +26,6 @@ def branches_of(proposal: Proposal) -> Branches:
     tree = proposal.tree
     tokens = proposal.tokens[:, None, :].expand(-1, tree.size + 1, -1)
     return Branches(tokens, tree.ancestors[:, :, 1:])
-
-
-@dataclass(frozen=True, eq=False)
-class Judgement:
-    """What a verifier found, and what it found it from."""
-
-    verdict: Verdict
-    rule: Rule
-    """The rule with the evidence of this round."""
-    probs: Tensor | None
-    """``[B, M, V]``: the target's distributions that entered the rule. None where the rule was not
-    asked: greedy rows of a lossless rule and coupled rows follow the target's own tokens."""
 
 
 @dataclass(frozen=True)
@@ -88,18 +78,19 @@ class Verifier:
             "drafter that feeds columns of its own: choose another rule or drafter."
         )
 
-    def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Judgement:
+    def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Verdict:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
         logits, branches = scores.logits, branches_of(proposal)
         if rows.pipeline.all_greedy and self.rule.lossless:
             best = rows.pipeline.best(logits, branches, rows.history)
-            return Judgement(walk(best, proposal), self.rule, None)
+            return walk(best, proposal)
         p = rows.pipeline(logits, branches, rows.history)
         if self.coupled:
             positions = rows.positions[:, None] + proposal.tree.depth
-            return Judgement(walk(realise(p, rows.seeds, positions), proposal), self.rule, None)
+            return walk(realise(p, rows.seeds, positions), proposal)
         rule = self._informed(scores, proposal, branches, rows)
-        return Judgement(draw(rule, p, proposal, rows.seeds, rows.positions), rule, p)
+        verdict = draw(rule, p, proposal, rows.seeds, rows.positions)
+        return replace(verdict, probs=p, rule=rule)
 
     def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
         """The rule with the evidence that it asked for; most rules ask for none."""
@@ -129,40 +120,69 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
     return AuxTokens(parents, tokens=torch.cat([between, proposal.tokens], 1))
 
 
-@dataclass(frozen=True)
-class Decision:
-    """One row's verdict on the host."""
-
-    path: list[int]  # accepted nodes
-    accepted: list[int]  # their tokens
-    next_token: int
-    drafted: int  # nodes proposed
-    depth: int  # levels proposed
-
-    @property
-    def tokens(self) -> list[int]:
-        """What the round would emit if no stop condition cut it."""
-        return [*self.accepted, self.next_token]
-
-
-def on_host(verdict: Verdict, proposal: Proposal) -> tuple[Verdict, list[Decision]]:
-    """Returns the verdict with its nodes at hand, and row by row: the round's only transfer from
-    the device."""
+def on_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict, list[Outcome]]:
+    """Returns the verdict with its nodes at hand, and what came of each row: the round's only
+    transfer from the device. method: of rows of which the proposal does not say it."""
     tree = proposal.tree
+    methods = proposal.methods or [method] * len(proposal.counts)
     if not tree.size:  # plain decoding
         tokens = verdict.next_token.tolist()
-        return replace(verdict, host=[0] * len(tokens)), [
-            Decision([], [], token, 0, 0) for token in tokens
+        outcomes = [
+            Outcome(0, 0, method=name, tokens=[token])
+            for name, token in zip(methods, tokens, strict=True)
         ]
+        return replace(verdict, host=[0] * len(tokens)), outcomes
     depth = torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1)
     head = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
     listed = torch.cat([head, verdict.path(tree), proposal.tokens], 1).tolist()
     verdict = replace(verdict, host=[row[0] for row in listed])
-    return verdict, [_decision(row, tree.size) for row in listed]
+    return verdict, [
+        _outcome(row, tree.size, name) for row, name in zip(listed, methods, strict=True)
+    ]
 
 
-def _decision(row: list[int], size: int) -> Decision:
+def _outcome(row: list[int], size: int, method: str) -> Outcome:
     _, next_token, drafted, depth = row[:4]
     path = [node for node in row[4 : 4 + size] if node > 0]
     tokens = row[4 + size :]
-    return Decision(path, [tokens[node - 1] for node in path], next_token, drafted, depth)
+    said = [*(tokens[node - 1] for node in path), next_token]
+    return Outcome(drafted, depth, path=path, method=method, tokens=said)
+
+
+def logprobs_of(
+    logits: Tensor,
+    proposal: Proposal,
+    rows: Rows,
+    requests: Sequence[Request],
+    outcomes: Sequence[Outcome],
+) -> list[list[dict[int, Logprob]]]:
+    """Returns, per row and committed token, its log-probability and those of the most probable.
+
+    Empty for rows that did not ask. A token's distribution is that of the node it follows.
+    """
+    if all(request.params.logprobs is None for request in requests):
+        return [[] for _ in requests]
+    branches = branches_of(proposal)
+    table = rows.pipeline.reported(logits, branches, rows.history)  # [B, M, V]
+    found: list[list[dict[int, Logprob]]] = []
+    for row, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
+        count = request.params.logprobs
+        if count is None:
+            found.append([])
+            continue
+        nodes = [0, *outcome.path]
+        probs = table[row, nodes]  # [emitted, V]
+        pairs = zip(probs, outcome.tokens, strict=True)
+        found.append([_entry(distribution, token, count) for distribution, token in pairs])
+    return found
+
+
+def _entry(distribution: Tensor, token: int, count: int) -> dict[int, Logprob]:
+    value = distribution[token]
+    rank = int((distribution > value).sum()) + 1
+    entry = {token: Logprob(float(value), rank)}
+    top = torch.topk(distribution, min(count, distribution.shape[-1]))
+    ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
+    for place, (other, logprob) in enumerate(ranked, 1):
+        entry.setdefault(other, Logprob(logprob, place))
+    return entry

@@ -8,25 +8,13 @@ from dataclasses import dataclass
 
 from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
-from outpace.draft.base import Router
+from outpace.draft.base import Find as Find
+from outpace.draft.base import Outcome as Outcome
+from outpace.draft.base import Pick as Pick
 from outpace.errors import ParamsError
-from outpace.policy.row import DraftingRow
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one row drafted and what came of it."""
-
-    drafted: int  # nodes
-    depth: int  # levels
-    accepted: int  # levels
-    emitted: int
-    path: tuple[int, ...] = ()
-    """The accepted nodes, where a tree was drafted."""
-    method: str = ""
-    """The name of the drafter."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +29,32 @@ class RoundPlan:
     shape: TreeShape | None = None
     """The tree to draft, where the drafter leaves that open: a row's budget says how many of its
     first nodes are drafted."""
-    route: Router | None = None
-    """Picks each row's drafter, if that is to be chosen."""
 
 
 class Controller(ABC):
     """Chooses what each row drafts in a round, and learns from what it brought."""
 
     @abstractmethod
-    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         """Returns how the coming round is drafted. terms: of the rule."""
 
-    def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
+    def pick(
+        self,
+        requests: Sequence[Request],
+        found: Mapping[str, Sequence[Find]],
+        budgets: Sequence[int],
+    ) -> Sequence[Pick]:
+        """Returns who drafts how much in each row, for a drafter with `choices`; nothing where it
+        is left to the drafter. found: what look-ups would draft (`Drafter.look`). budgets: of the
+        rows, as they were planned."""
+        return ()
+
+    def begin(self, request: Request, known: Mapping[str, int]) -> None:
         """Learns of a request that joins the batch. known: how many tokens of its text drafters
         need not read, by their names (`Drafter.known`)."""
 
     def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         """Learns what the last round drafted, what came of it and what it took; no seconds if
         that says nothing about the next one.
@@ -66,7 +63,7 @@ class Controller(ABC):
         """
 
     @abstractmethod
-    def account(self, request: DraftingRow) -> Account:
+    def account(self, request: Request) -> Account:
         """Returns what a request was drafted with so far, and why not with more."""
 
 
@@ -77,15 +74,23 @@ class Untaught(Controller):
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
 
-    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         return self._controller.plan(requests, terms)
 
-    def account(self, request: DraftingRow) -> Account:
+    def pick(
+        self,
+        requests: Sequence[Request],
+        found: Mapping[str, Sequence[Find]],
+        budgets: Sequence[int],
+    ) -> Sequence[Pick]:
+        return self._controller.pick(requests, found, budgets)
+
+    def account(self, request: Request) -> Account:
         return self._controller.account(request)
 
 
 def affordable(
-    requests: Sequence[DraftingRow], budgets: Sequence[int], most: int = LARGEST
+    requests: Sequence[Request], budgets: Sequence[int], most: int = LARGEST
 ) -> list[int]:
     """Returns the budgets under each request's own wish, what it may still generate, and what is
     scored at once, ``most``.
@@ -99,7 +104,7 @@ def affordable(
     ]
 
 
-def wish(request: DraftingRow) -> int | None:
+def wish(request: Request) -> int | None:
     """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
     wished = request.params.speculative
     if wished is None or wished == "auto":
@@ -107,7 +112,7 @@ def wish(request: DraftingRow) -> int | None:
     return 0 if wished == "off" else int(wished)
 
 
-def mode_of(request: DraftingRow, coupled: bool) -> Mode:
+def mode_of(request: Request, coupled: bool) -> Mode:
     """Returns what decides how much is drafted for a request where a controller may choose that.
     coupled: whether the rule is."""
     wished = wish(request)
@@ -116,7 +121,7 @@ def mode_of(request: DraftingRow, coupled: bool) -> Mode:
     return Mode.NOMINAL if is_reproducible(request, coupled) else Mode.MEASURED
 
 
-def check_wish(request: DraftingRow, most: int) -> None:
+def check_wish(request: Request, most: int) -> None:
     """Raises ``ParamsError`` where a request wants more tokens drafted than are scored at once."""
     wished = wish(request) or 0
     if wished > most:
@@ -126,7 +131,7 @@ def check_wish(request: DraftingRow, most: int) -> None:
         )
 
 
-def is_reproducible(request: DraftingRow, coupled: bool) -> bool:
+def is_reproducible(request: Request, coupled: bool) -> bool:
     """Returns whether what a request drafts must follow from its own history alone: it is sampled
     with a seed of its own, so that its text has to repeat itself.
 

@@ -92,15 +92,11 @@ class Routing(Controller):
             terms = self._autos[name].terms(requests, terms)
         most = max(auto.most for auto in self._autos.values())
         wishes = [wish(request) for request in requests]
-
-        # How much is drafted is settled when it is known what look-ups have found.
-        def choose(found: Found, budgets: Sequence[int]) -> list[Pick]:
-            return self._pick(requests, found, budgets)
-
+        # How much is drafted is settled when it is known what look-ups have found (`pick`).
         budgets = [most if wished is None else wished for wished in wishes]
-        return RoundPlan(budgets, terms, shape, choose)
+        return RoundPlan(budgets, terms, shape)
 
-    def _pick(
+    def pick(
         self, requests: Sequence[DraftingRow], found: Found, budgets: Sequence[int]
     ) -> list[Pick]:
         drafts = {

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from outpace.engine.request import Request
-from outpace.engine.trace import RoundTrace
-from outpace.engine.verifier import Decision
+from outpace.core.request import Request
+from outpace.draft.base import Outcome, Round
 from outpace.serve.engine_thread import Job
 
 # -- counters and histograms -----------------------------------------------------------------------
@@ -69,15 +68,15 @@ class ServerMetrics:
         """Returns all values in Prometheus' text format."""
         return generate_latest(self._registry)
 
-    def observe_round(self, trace: RoundTrace) -> None:
+    def observe_round(self, round: Round) -> None:
         """Counts a round; an observer of the engine."""
-        for decision, taken in zip(trace.decisions, trace.emitted, strict=True):
-            kept = min(taken, len(decision.path))
-            self._generated.labels(self._model).inc(taken)
-            if not decision.drafted:
+        for outcome in round.outcomes:
+            kept = outcome.accepted
+            self._generated.labels(self._model).inc(outcome.emitted)
+            if not outcome.drafted:
                 continue
             self._drafts.labels(self._model).inc()
-            self._drafted.labels(self._model).inc(decision.drafted)
+            self._drafted.labels(self._model).inc(outcome.drafted)
             self._accepted.labels(self._model).inc(kept)
             for position in range(kept):
                 self._by_depth.labels(self._model, str(position)).inc()
@@ -126,13 +125,13 @@ Origin = Literal["accepted", "corrected", "bonus", "plain"]
 after a draft that was kept to its end; one of a round without a draft."""
 
 
-def origins(decision: Decision, parents: Sequence[int]) -> list[Origin]:
+def origins(outcome: Outcome, parents: Sequence[int]) -> list[Origin]:
     """Returns where each token that a round emits came from. parents: of the drafted nodes."""
-    if not decision.drafted:
+    if not outcome.drafted:
         return ["plain"]
-    last = decision.path[-1] if decision.path else 0
+    last = outcome.path[-1] if outcome.path else 0
     extra: Origin = "corrected" if last in parents else "bonus"
-    kept: list[Origin] = ["accepted"] * len(decision.path)
+    kept: list[Origin] = ["accepted"] * len(outcome.path)
     return [*kept, extra]
 
 
@@ -162,41 +161,41 @@ class Tracer:
         rounds = self._rounds.get(id(request), deque())
         return [rounds.popleft() for _ in range(len(rounds))]
 
-    def __call__(self, trace: RoundTrace) -> None:
+    def __call__(self, played: Round) -> None:
         if not self._rounds:
             return
-        for row, request in enumerate(trace.requests):
+        for row, request in enumerate(played.requests):
             rounds = self._rounds.get(id(request))
             if rounds is not None:
-                self._write(rounds, trace, row)
+                self._write(rounds, played, row)
 
-    def _write(self, rounds: deque[dict[str, Any]], trace: RoundTrace, row: int) -> None:
+    def _write(self, rounds: deque[dict[str, Any]], played: Round, row: int) -> None:
         """Adds a round of a row. Where a token cannot be decoded, its trace ends there, and no
         text."""
         try:
-            rounds.append(self._round(trace, row))
+            rounds.append(self._round(played, row))
         except Exception:
             log.exception("a round could not be written down, and the trace of its text ends")
-            self.leave([trace.requests[row]])
+            self.leave([played.requests[row]])
 
-    def _round(self, trace: RoundTrace, row: int) -> dict[str, Any]:
-        decision, drafted = trace.decisions[row], trace.decisions[row].drafted
-        tokens = trace.proposal.tokens[row, :drafted].tolist()
-        parents = trace.proposal.tree.parents[row, :drafted].tolist()
-        taken = trace.emitted[row]
+    def _round(self, played: Round, row: int) -> dict[str, Any]:
+        outcome = played.outcomes[row]
+        drafted, taken = outcome.drafted, outcome.emitted
+        tokens = played.proposal.tokens[row, :drafted].tolist()
+        parents = played.proposal.tree.parents[row, :drafted].tolist()
         return {
             "nodes": [
                 {**self._token(token), "parent": parent}
                 for token, parent in zip(tokens, parents, strict=True)
             ],
-            "path": decision.path[:taken],
+            "path": outcome.path[:taken],
             "tokens": [
                 {**self._token(token), "origin": origin}
                 for token, origin in zip(
-                    decision.tokens[:taken], origins(decision, parents), strict=False
+                    outcome.tokens[:taken], origins(outcome, parents), strict=False
                 )
             ],
-            "seconds": round(trace.seconds.total, 6),
+            "seconds": round(played.seconds.total, 6),
         }
 
     def _token(self, token: int) -> dict[str, Any]:

@@ -11,61 +11,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.core.proposal import AuxTokens, Precomputed
+from outpace.core.request import Illustrated as Illustrated
+from outpace.core.request import Media as Media
+from outpace.core.request import Source as Source
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import LARGEST
 
 States = Mapping[int, Tensor]
 """Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
 embedding, -1 is what the head reads."""
-
-
-@dataclass(frozen=True, eq=False)
-class Illustrated:
-    """A text and its images as they were given, before any processor has seen them."""
-
-    text: str
-    """With the target's mark at the place of each image."""
-    images: Sequence[Any]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the processor."""
-
-
-@dataclass(frozen=True, eq=False)
-class Media:
-    """What a processor made of a prompt's images, besides token ids."""
-
-    inputs: Mapping[str, Any]
-    """What the model is called with besides token ids, by the names of its arguments."""
-    tokens: int
-    """How many tokens the prompt with the images has. A text that joins the batch for a second time
-    has more; those after the prompt are text alone."""
-    pixels: Mapping[str, Any] | None = None
-    """The same as another model with this processor takes it, where that is not ``inputs``: the
-    target's own features are of no use to any other model."""
-    given: Illustrated | None = None
-    """What all this was made of, for a drafter with a processor of its own. Kept only where `Needs`
-    ask for it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """What the encoder of an encoder-decoder reads, once for each text."""
-
-    token_ids: Sequence[int] = ()
-    """Its tokens; none where features take their place."""
-    features: Mapping[str, Tensor] = field(default_factory=dict)
-    """Arguments of the encoder in the place of tokens, of one row, without the dimension of rows.
-    Whisper's are ``{"input_features": [M, F]}``."""
-    states: Tensor | None = None
-    """The hidden states ``[S, H]`` that an encoder has made of it already, if one has."""
-    encoder: object = None
-    """The model whose encoder made these states. Any other model reads the source itself."""
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,11 @@ from optuna.trial import TrialState
 
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
+from outpace.draft.base import Round
 from outpace.draft.fingerprint import Fingerprint
 from outpace.draft.itself.chosen import ChosenLayers, evenly
 from outpace.draft.itself.layer_skip import LayerSkip
-from outpace.engine.trace import Observer, RoundTrace
+from outpace.engine.engine import Observer
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.targets.base import NOTHING, SubLayers
@@ -144,17 +145,17 @@ class LayerTrials:
         with self._llm.engine.observing(observer):
             self._llm.generate(self._prompts[number], params)
 
-    def _note_plain(self, trace: RoundTrace) -> None:
+    def _note_plain(self, trace: Round) -> None:
         self._plain.append(trace.seconds)
 
-    def _note(self, trace: RoundTrace, outcome: Outcome) -> None:
-        (decision,) = trace.decisions
-        if decision.drafted != self._depth:
+    def _note(self, trace: Round, outcome: Outcome) -> None:
+        (played,) = trace.outcomes
+        if played.drafted != self._depth:
             return  # the first round, which reads the prompt, and the last one
-        for depth in range(decision.drafted):
+        for depth in range(played.drafted):
             outcome.drafted[depth] += 1
-            outcome.accepted[depth] += depth < len(decision.path)
-        outcome.drafting.append(trace.seconds.draft / decision.drafted)
+            outcome.accepted[depth] += depth < len(played.path)
+        outcome.drafting.append(trace.seconds.draft / played.drafted)
         self._scored.append(trace.seconds)
 
     def _prediction(self, outcome: Outcome) -> Prediction:

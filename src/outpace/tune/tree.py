@@ -17,7 +17,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.core.trees.best_shape import BestShapes, best_shape
 from outpace.core.trees.tree_shape import Chances, TreeShape
-from outpace.engine.trace import RoundTrace
+from outpace.draft.base import Round
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.policy.auto.acceptance import Acceptance
@@ -137,16 +137,16 @@ class TreeTrials:
         engine, size = self._llm.engine, shape.size if shape else 0
         request = self._acceptance.new()
 
-        def note(trace: RoundTrace) -> None:
-            (decision,) = trace.decisions
-            if decision.drafted != size:
+        def note(round: Round) -> None:
+            (outcome,) = round.outcomes
+            if outcome.drafted != size:
                 return  # near the end of the context, where part of the draft is cut off
-            if len(trace.requests[0].output_ids) == trace.emitted[0]:
+            if len(round.requests[0].output_ids) == outcome.emitted:
                 return  # the first round reads the prompt, too
-            self._seconds[decision.drafted].append(trace.seconds)
+            self._seconds[outcome.drafted].append(round.seconds)
             if shape is not None:
-                self._levels.append(trace.seconds.draft / shape.height)
-                self._acceptance.learn(request, shape.trail(decision.path))
+                self._levels.append(round.seconds.draft / shape.height)
+                self._acceptance.learn(request, shape.trail(outcome.path))
 
         with engine.playing_with(controller=Constant(size, shape=shape)), engine.observing(note):
             for number in range(len(self._prompts)):

@@ -14,8 +14,9 @@ from annotated_types import Ge, Le
 
 from outpace.core.options import Options
 from outpace.core.proposal import AuxTokens, Drawn, Proposal
+from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees, merged
 from outpace.draft.ngrams import NgramPool
 from outpace.errors import ConfigError
@@ -131,22 +132,12 @@ class LookaheadDrafter(Drafter):
         self.aux_per_row = self.width * self.levels
         self._most = options.max_verification_set_size
         self._vocabulary = vocabulary
-        self._pools: list[NgramPool] = []
-        self._windows: list[_Window] = []
-        self._riding: list[bool] = []  # by row, whether its window is part of the present round
+        self._pools = PerRequest(lambda request: NgramPool(self.levels + 1, self._most))
+        self._windows = PerRequest(lambda request: _Window(self.width, self.levels))
 
     @classmethod
     def build(cls, setup: Setup) -> LookaheadDrafter:
         return cls(setup.options, setup.loaded.vocabulary)
-
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        self._pools += [NgramPool(self.levels + 1, self._most) for _ in rows]
-        self._windows += [_Window(self.width, self.levels) for _ in rows]
-
-    def retain(self, rows: Sequence[int]) -> None:
-        self._pools = [self._pools[row] for row in rows]
-        self._windows = [self._windows[row] for row in rows]
-        self._riding = []
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guessing = [
@@ -154,7 +145,7 @@ class LookaheadDrafter(Drafter):
         ]
         placed = {row: self._placed(rows, row) for row in guessing}
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
-        self._riding = [row in placed for row in range(len(rows))]
+        rows.state[self] = guessing  # the rows whose windows are part of the round
         proposal = deterministic_trees(guesses, rows.seeds.device)
         if not placed:
             return proposal
@@ -163,31 +154,29 @@ class LookaheadDrafter(Drafter):
         parents = to_device(self._parents(proposal.tree.size), rows.seeds.device)
         return replace(proposal, aux_tokens=AuxTokens(parents.expand(len(rows), -1), tokens=tokens))
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        riding, self._riding = self._riding, []
+    def observe(self, round: Round) -> None:
         if round.aux_logits is None or round.proposal.aux_tokens is None:
             return
         last = round.aux_logits[:, -self.width :, : self._vocabulary]
         newest = last.argmax(-1).tolist()  # [B, W]
-        for row, rides in enumerate(riding):
-            if rides:
-                self._windows[row].enter(newest[row], self._pools[row])
-
-    def rewind(self, rows: Rows) -> None:
-        self._riding = []
+        for row in round.rows.state.get(self, ()):
+            request = round.requests[row]
+            self._windows[request].enter(newest[row], self._pools[request])
 
     def _placed(self, rows: Rows, row: int) -> list[int]:
         length = rows.length(row)
-        return self._windows[row].place(length, rows.since(row, max(0, length - RECENT)))
+        window = self._windows[rows.requests[row]]
+        return window.place(length, rows.since(row, max(0, length - RECENT)))
 
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         if not budget:
             return Guess()
-        pool = self._pools[row]
+        request = rows.requests[row]
+        pool = self._pools[request]
         pool.learn(rows.since(row, pool.known))
         known = pool.after(rows.root(row))
         if not known and not rows.is_reproducible(row):
-            known = [(self._windows[row].first,)]
+            known = [(self._windows[request].first,)]
         return merged(map(Guess.chain, known), budget)
 
     def _parents(self, drafted: int) -> list[int]:
@@ -199,4 +188,4 @@ class LookaheadDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return sum(pool.nbytes for pool in self._pools)
+        return sum(pool.nbytes for pool in self._pools.values())

@@ -10,11 +10,11 @@ from annotated_types import Ge, Lt
 
 from outpace.core.options import Options
 from outpace.core.proposal import Drawn, EndsAfter, Proposal
+from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Round, RowInfo, Rows
+from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
-from outpace.draft.remembered import Remembered
 from outpace.draft.trees import TreePlans
 from outpace.targets.base import Target, View
 
@@ -56,55 +56,40 @@ class PartialDrafter(Drafter):
         self.target, self.view = target, view
         self.pass_bytes = view.pass_bytes
         self._rule = ending.rule if ending is not None else None
-        self._exits = None if ending is None else Remembered(lambda: Exit(ending.first))
-        self._asked: list[int] = []  # tokens that each row might draft in the present round
-        self._drafted: list[int] = []  # and those that it did
+        self._exits: PerRequest[Exit] | None = None
+        if ending is not None:
+            first = Exit(ending.first)
+            self._exits = PerRequest(lambda request: first, lasting=True)
         self._plans = TreePlans(target.device)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        if self._exits is not None:
-            self._exits.admit(rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        if self._exits is not None:
-            self._exits.retain(rows)
-
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        self._asked = self._drafted = list(budgets)
         if not any(budgets):
             return Proposal.empty(len(rows), rows.seeds.device)
         lengths = self.target.lengths
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
         self.view.begin()
         logits = self.view.forward(to_device(pending, rows.seeds.device), keep=1)[:, -1]  # [B, V]
-        chains = Chains(rows, budgets, self.random_stream, self._ends_after(len(rows)))
+        chains = Chains(rows, budgets, self.random_stream, self._ends_after(rows))
         while chains.grow(logits):
             logits = self.view.forward(chains.tokens[:, -1:])[:, -1]
-        self._drafted = chains.counts
+        rows.state[self] = budgets, chains.counts  # what each row might draft, and what it did
         return chains.proposal(self._plans.chain(len(rows), chains.length))
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        drafts, self._drafted = self._drafted, []  # none where it was not asked
-        if self._exits is None or self._rule is None or not round.proposal.tree.size:
+    def observe(self, round: Round) -> None:
+        made = round.rows.state.get(self)
+        if made is None or self._exits is None or self._rule is None:
             return
-        for row, drafted in enumerate(drafts):
+        for row, (asked, drafted) in enumerate(zip(*made, strict=True)):
             if drafted:
-                accepted = min(drafted, round.verdict.nodes[row])
-                whole = drafted == self._asked[row]
-                self._exits[row] = self._exits[row].after(self._rule, drafted, accepted, whole)
+                accepted, request = min(drafted, round.verdict.nodes[row]), round.requests[row]
+                exit = self._exits[request]
+                self._exits[request] = exit.after(self._rule, drafted, accepted, drafted == asked)
 
-    def rewind(self, rows: Rows) -> None:
-        self._drafted = []
-
-    def reset(self) -> None:
-        super().reset()
-        self._drafted = []
-
-    def _ends_after(self, rows: int) -> EndsAfter | None:
+    def _ends_after(self, rows: Rows) -> EndsAfter | None:
         """What ends the chains of this round, by the thresholds of their texts."""
         if self._exits is None:
             return None
-        return below([self._exits[row].threshold for row in range(rows)])
+        return below([self._exits[request].threshold for request in rows.requests])
 
 
 def ending_of(draft_exit: float | str | None) -> Ending | None:

@@ -13,7 +13,8 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.core.request import PerRequest, Request
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
@@ -72,8 +73,8 @@ class ConsensusDrafter(Drafter):
         self.trees = options.tree
         self._options = options
         self._grow = likeliest_tree if options.tree else likeliest_chain
-        self._texts: list[GrowingText] = []
-        self._keys: list[Hashable] = []  # by row: its group
+        self._texts = PerRequest(lambda request: GrowingText(options.max_token_span))
+        self._present: list[Request] = []
         self._groups: dict[Hashable, dict[int, GrowingText]] = {}  # by id; ended samples, too
 
     @classmethod
@@ -84,43 +85,40 @@ class ConsensusDrafter(Drafter):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {"min_token_span": 1}
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            text = GrowingText(self._options.max_token_span)
-            self._texts.append(text)
-            self._keys.append(info.group)
-            if info.group is not None:
-                # A sample that was put aside stands there already, and is one all the same.
-                self._groups.setdefault(info.group, {})[info.id] = text
+    def begin(self, requests: Sequence[Request]) -> None:
+        self._present += requests
+        for request in requests:
+            if request.group is not None:
+                self._groups.setdefault(request.group, {})[request.id] = self._texts[request]
 
-    def retain(self, rows: Sequence[int]) -> None:
-        self._texts = [self._texts[row] for row in rows]
-        self._keys = [self._keys[row] for row in rows]
-        present = set(self._keys)
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        if interrupted:  # what is known of the texts may be incomplete
+            self._present, self._groups = [], {}
+            return
+        self._present = [one for one in self._present if one not in requests]
+        present = {request.group for request in self._present}
         absent = [key for key in self._groups if key not in present]
         for key in absent[: max(0, len(absent) - KEPT)]:
             del self._groups[key]
 
-    def reset(self) -> None:
-        # The rows come again, and what is known of them may be incomplete.
-        self._texts, self._keys, self._groups = [], [], {}
-
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        for row, text in enumerate(self._texts[: len(rows)]):
-            text.catch_up(rows, row)
+        self._catch_up(rows)
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
         return deterministic_trees(guesses, rows.seeds.device)
 
-    def observe(self, rows: Rows, round: Round) -> None:
+    def observe(self, round: Round) -> None:
         # A row that drafts nothing for a while must not have much to catch up with.
-        for row in range(len(rows)):
-            self._texts[row].catch_up(rows, row)
+        self._catch_up(round.rows)
+
+    def _catch_up(self, rows: Rows) -> None:
+        for row, request in enumerate(rows.requests):
+            self._texts[request].catch_up(rows, row)
 
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         if not budget:
             return Guess()
         alone = rows.is_reproducible(row)
-        votes = self._votes(row, alone)
+        votes = self._votes(rows.requests[row], alone)
         best = Guess()
         for length in sorted({vote.agree for vote in votes}, reverse=True):
             if length <= best.score:  # a level promises one token at most
@@ -132,10 +130,10 @@ class ConsensusDrafter(Drafter):
                 best = guess
         return best
 
-    def _votes(self, row: int, alone: bool) -> list[_Vote]:
+    def _votes(self, request: Request, alone: bool) -> list[_Vote]:
         """The votes of those who have one, the own text's first."""
-        own = self._texts[row]
-        group = {} if alone else self._groups.get(self._keys[row], {})
+        own = self._texts[request]
+        group = {} if alone else self._groups.get(request.group, {})
         found = []
         context = own.last(self._options.max_token_span)
         for sample in [own, *(text for text in group.values() if text is not own)]:
@@ -149,7 +147,7 @@ class ConsensusDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        texts = {id(text): text for text in self._texts}
+        texts = {id(text): text for text in self._texts.values()}
         # Copies of the lists, because another thread may be writing.
         for group in list(self._groups.values()):
             texts.update({id(text): text for text in list(group.values())})

@@ -13,8 +13,9 @@ from annotated_types import Ge, Le
 
 from outpace.core.options import Options
 from outpace.core.proposal import Drawn, Proposal
+from outpace.core.request import PerRequest, Request
 from outpace.core.values import is_whole
-from outpace.draft.base import Drafter, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
@@ -95,7 +96,13 @@ class NgramDrafter(Drafter):
 
     def __init__(self, options: NgramOptions) -> None:
         self._sizes = (options.prompt_lookup_min, options.prompt_lookup_max)
-        self._rows: list[_Index] = []
+        self._texts = PerRequest(self._new_text)
+
+    def _new_text(self, request: Request) -> _Index:
+        index = _Index(*self._sizes)
+        if request.source is not None:
+            index.learn_source(request.source.token_ids)
+        return index
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> NgramOptions:
@@ -122,19 +129,10 @@ class NgramDrafter(Drafter):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {"prompt_lookup_min": 1}
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            self._rows.append(_Index(*self._sizes))
-            if info.source is not None:
-                self._rows[-1].learn_source(info.source.token_ids)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
-
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         drafts = []
-        for row, budget in enumerate(budgets):
-            index = self._rows[row]
+        for row, (request, budget) in enumerate(zip(rows.requests, budgets, strict=True)):
+            index = self._texts[request]
             index.learn(rows.since(row, index.read))
             drafts.append(index.follow(budget) if budget else [])
         return deterministic_chains(drafts, rows.seeds.device)

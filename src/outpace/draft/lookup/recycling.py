@@ -15,9 +15,10 @@ import torch
 
 from outpace.core.options import Options, Reads
 from outpace.core.proposal import Deterministic, Drawn, Needs, Proposal
+from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.branching import checked_branching, shape_of
 from outpace.draft.ngrams import NgramPool
 from outpace.draft.trees import TreePlans
@@ -98,7 +99,8 @@ class RecyclingDrafter(Drafter):
         self.any_shape = shape is None
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.most_siblings)
         self._matrix = _Matrix(vocabulary, self._candidates)
-        self._own: list[NgramPool] = []  # by row: which tokens follow which in its text
+        self._own = PerRequest(lambda request: NgramPool(2, self._candidates))
+        """Which tokens follow which in a text."""
         self._plans = TreePlans(device)
 
     @classmethod
@@ -106,13 +108,9 @@ class RecyclingDrafter(Drafter):
         vocabulary = int(setup.loaded.config.vocab_size)
         return cls(vocabulary, setup.target.device, shape_of(setup.options.branching))
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for row in rows:
-            self._matrix.suggest(row.prompt)
-        self._own += [NgramPool(2, self._candidates) for _ in rows]
-
-    def retain(self, rows: Sequence[int]) -> None:
-        self._own = [self._own[row] for row in rows]
+    def begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._matrix.suggest(request.token_ids)
 
     def forget_texts(self) -> None:
         self._matrix.clear()
@@ -128,18 +126,17 @@ class RecyclingDrafter(Drafter):
         tree = self._plans.of(shape.first(width)).tree(len(rows))
         return Proposal(padded(drafts, device), tree, counts, Deterministic())
 
-    def observe(self, rows: Rows, round: Round) -> None:
+    def observe(self, round: Round) -> None:
         round = round.played
         if round.probs is None:
             return
         top = round.probs.topk(self._candidates, -1)
         found = torch.where(top.values > 0, top.indices, -1).tolist()  # [B, M, k]
-        drafted, counts = round.proposal.tokens.tolist(), round.proposal.counts.tolist()
-        paths = round.verdict.path(round.proposal.tree).tolist()
-        for row, successors in enumerate(found):
-            tokens = [rows.root(row), *drafted[row][: counts[row]]]
+        drafted = round.proposal.tokens.tolist()
+        for row, (successors, outcome) in enumerate(zip(found, round.outcomes, strict=True)):
+            tokens = [round.rows.root(row), *drafted[row][: outcome.drafted]]
             # What was accepted is entered last: nothing replaces it.
-            accepted = [0, *(node for node in paths[row] if node > 0)]
+            accepted = [0, *outcome.path]
             others = [node for node in range(len(tokens)) if node not in accepted]
             order = [*others, *accepted]
             self._matrix.put([tokens[n] for n in order], [successors[n] for n in order])
@@ -163,10 +160,10 @@ class RecyclingDrafter(Drafter):
     def _successors(self, rows: Rows, row: int) -> Successors:
         if not rows.is_reproducible(row):
             return self._matrix.after
-        own = self._own[row]
+        own = self._own[rows.requests[row]]
         own.learn(rows.since(row, own.known))
         return lambda token: [successor for (successor,) in own.after(token)]
 
     @property
     def nbytes(self) -> int:
-        return self._matrix.nbytes + sum(own.nbytes for own in self._own)
+        return self._matrix.nbytes + sum(own.nbytes for own in self._own.values())

@@ -14,14 +14,14 @@ from annotated_types import Ge, Le
 
 from outpace.core.options import Options
 from outpace.core.proposal import Drawn, Proposal
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.core.request import PerRequest, Request
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.matching import DEEPEST
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
-from outpace.draft.remembered import Remembered
 from outpace.targets.hf.loading.loaded import Loaded
 
 COUNTED = 64
@@ -67,8 +67,9 @@ class SuffixDrafter(Drafter):
         self._options = options
         self._depth = options.suffix_decoding_max_tree_depth
         self._grow = likeliest_tree if options.tree else likeliest_chain
-        self._texts: list[GrowingText] = []
-        self._kept = Remembered(int)  # by row: the first tokens of its output that are in the store
+        self._texts = PerRequest(lambda request: GrowingText(self._depth))
+        self._kept = PerRequest(lambda request: 0, lasting=True)
+        """How many tokens of its output, from the first one on, are in the store."""
         self.past = PastTexts(
             self._depth, options.suffix_decoding_max_cached_requests, options.max_cached_tokens
         )
@@ -81,25 +82,14 @@ class SuffixDrafter(Drafter):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {"tree": True, "suffix_decoding_max_spec_factor": 4.0}
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        self._texts += [GrowingText(self._depth) for _ in rows]
-        self._kept.admit(rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        staying = set(rows)
-        for row, text in enumerate(self._texts):
-            if row not in staying:  # it has ended, or was put aside and will go on
-                output = text.output()
-                self.past.add(output[self._kept[row] :])
-                self._kept[row] = max(self._kept[row], len(output))
-        self._kept.retain(rows)
-        self._texts = [self._texts[row] for row in rows]
-
-    def reset(self) -> None:
-        # The rows come again: nothing has ended, and what is known of them may be incomplete.
-        self._texts = []
-        self._kept.retain([])
-        self.past.recover()
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        if interrupted:  # nothing has ended, and what is known of the texts may be incomplete
+            self.past.recover()
+            return
+        for request in requests:  # it has ended, or was put aside and will go on
+            output = self._texts[request].output()
+            self.past.add(output[self._kept[request] :])
+            self._kept[request] = max(self._kept[request], len(output))
 
     def forget_texts(self) -> None:
         self.past.clear()
@@ -110,15 +100,15 @@ class SuffixDrafter(Drafter):
         sure = [guess.sure for guess in guesses] if made.tree.is_chain else ()
         return replace(made, sure=sure)
 
-    def observe(self, rows: Rows, round: Round) -> None:
+    def observe(self, round: Round) -> None:
         # A row that drafts nothing for a while must not have much to catch up with.
-        for row in range(len(rows)):
-            self._texts[row].catch_up(rows, row)
+        for row, request in enumerate(round.requests):
+            self._texts[request].catch_up(round.rows, row)
 
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         if not budget:
             return Guess()
-        text = self._texts[row]
+        text = self._texts[rows.requests[row]]
         text.catch_up(rows, row)
         context = text.last(self._depth)
         own, _ = self._best(text.occurrences, context, budget)
@@ -148,5 +138,5 @@ class SuffixDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        texts = sum(text.occurrences.nbytes for text in self._texts)
+        texts = sum(text.occurrences.nbytes for text in self._texts.values())
         return texts + self.past.occurrences.nbytes

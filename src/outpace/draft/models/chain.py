@@ -14,12 +14,13 @@ from torch import Tensor
 
 from outpace.core.logits_pipeline import Branches
 from outpace.core.proposal import Drawn, Needs, Proposal
+from outpace.core.request import Request
 from outpace.core.transfer import padded, to_device
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.models.beginnings import Beginnings
 from outpace.draft.models.loading import load_draft_model, own_copy
-from outpace.draft.models.looking import Looking
+from outpace.draft.models.looking import Looking, ModelRow
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
 from outpace.draft.models.own_text import KnownTokens, OwnText
 from outpace.draft.models.sight import Sight
@@ -85,13 +86,8 @@ class DraftModel(Drafter):
         self.needs = Needs(images=sight.prepares)
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._usual: UsualTokens | None = None
-        self._texts: list[OwnText] = []  # by row
-        self._own: list[list[int]] = []  # by row: its text, or the window of it
-        self._begins: list[int] = []  # by row: the first token of the text that it reads
+        self._rows: list[ModelRow] = []
         self._beginnings = Beginnings(runner)
-        self._keeps: list[bool] = []  # by row: whether its cache follows from its tokens alone
-        self._whole: list[bool] = []  # by row: whether a later text will go on from all of it
-        self._borrows: list[bool] = []  # by row: whether it may begin with another text's
         self._reserve = reserve(runner.max_length)
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
@@ -186,67 +182,67 @@ class DraftModel(Drafter):
     def compile_seconds(self) -> float:
         return self.runner.compile_seconds
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            text = self._looking.begin(info, self._new_text)
-            own = text.extend(info.prompt)
-            read = max(0, len(own) - 1)
-            source = info.forked_from
-            if (
-                source is not None
-                and not self._begins[source]
-                and self._looking.alike(len(self._texts), source)
-                and self.runner.reach(source, read) == read
-            ):
-                self.runner.fork(source, read)
-            else:
-                self.runner.admit(1, info.source)
-                self.runner.pin(self.runner.active - 1, read)
-            self._begins.append(0)
-            self._texts.append(text)
-            self._own.append(own)
-            self._note(info)
+    def begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            twin = self._twin(request)
+            row = self._looking.begin(request, twin, self._new_text)
+            self._join(row, twin)
+            self._rows.append(row)
+            row.keeps = request.source is None and row.prompt is None
+            alone = request.forked_from is None and not request.reproducible
+            row.borrows = row.keeps and alone
 
-    def _note(self, info: RowInfo) -> None:
-        """Notes whether the row that was admitted last lends its beginning, and borrows one."""
-        keeps = info.source is None and not self._looking.shows(len(self._keeps))
-        self._keeps.append(keeps)
-        self._whole.append(info.keep_cached)
-        self._borrows.append(keeps and info.forked_from is None and not info.reproducible)
+    def _twin(self, request: Request) -> ModelRow | None:
+        """The row of the request that a new one is copied from."""
+        return next((row for row in self._rows if row.request is request.forked_from), None)
 
-    def known(self, row: int) -> Mapping[str, int]:
-        own, known = self._own[row], self.runner.lengths[row]
-        if self._borrows[row] and not begin_of(len(own), self.runner.max_length):
-            known = self._beginnings.known(own[:-1])
+    def _join(self, row: ModelRow, twin: ModelRow | None) -> None:
+        """Gives a new row its slots: a copy of its twin's, or none."""
+        row.own = row.text.extend(row.request.token_ids)
+        read = max(0, len(row.own) - 1)
+        source = self._copied(row, twin)
+        if source is not None and self.runner.reach(source, read) == read:
+            self.runner.fork(source, read)
+        else:
+            self.runner.admit(1, row.request.source)
+            self.runner.pin(self.runner.active - 1, read)
+
+    def _copied(self, row: ModelRow, twin: ModelRow | None) -> int | None:
+        """The number of the twin's row, if it has the prompt's beginning and was shown the same."""
+        if twin is None or twin.begin or (twin.prompt is None) != (row.prompt is None):
+            return None
+        return self._rows.index(twin)
+
+    def known(self, request: Request) -> Mapping[str, int]:
+        number = next(n for n, row in enumerate(self._rows) if row.request is request)
+        row, known = self._rows[number], self.runner.lengths[number]
+        if row.borrows and not begin_of(len(row.own), self.runner.max_length):
+            known = self._beginnings.known(row.own[:-1])
         return {self.name: known}
 
     def _new_text(self, goes_on: bool) -> OwnText:
         """A text, or what follows a prompt that was read in another way."""
         return KnownTokens(self._own_size, self._sight.hidden)
 
-    def reset(self) -> None:
-        self.runner.reset()
-        self._looking.retain([])
-        self._texts, self._own, self._begins = [], [], []
-        self._keeps, self._whole, self._borrows = [], [], []
-        self._beginnings.clear()
-
     def forget_texts(self) -> None:
         self._beginnings.clear()
 
-    def retain(self, rows: Sequence[int]) -> None:
-        leaving = sorted(set(range(self.runner.active)) - set(rows))
-        for row in leaving[max(0, len(leaving) - self._beginnings.limit) :]:
-            if self._keeps[row] and not self._begins[row]:
-                self._beginnings.keep(row, self._in_slots(row), self._whole[row])
-        self.runner.retain(rows)
-        self._keeps = [self._keeps[row] for row in rows]
-        self._whole = [self._whole[row] for row in rows]
-        self._borrows = [self._borrows[row] for row in rows]
-        self._looking.retain(rows)
-        self._begins = [self._begins[row] for row in rows]
-        self._texts = [self._texts[row] for row in rows]
-        self._own = [self._own[row] for row in rows]
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        if interrupted:
+            self.runner.reset()
+            self._rows = []
+            self._beginnings.clear()
+            return
+        leaving = [n for n, row in enumerate(self._rows) if row.request in requests]
+        for number in leaving[max(0, len(leaving) - self._beginnings.limit) :]:
+            row = self._rows[number]
+            if row.keeps and not row.begin:
+                # A later text may go on from all of it.
+                whole = row.request.keep_cached
+                self._beginnings.keep(number, self._in_slots(number), whole)
+        staying = [n for n, row in enumerate(self._rows) if row.request not in requests]
+        self.runner.retain(staying)
+        self._rows = [self._rows[number] for number in staying]
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         counts = self._affordable(rows, budgets)
@@ -273,7 +269,10 @@ class DraftModel(Drafter):
         budgets = self._heard(rows, asked)
         # What is known of a row must not depend on how many tokens others have just got.
         most = self.runner.max_length - max(count, LISTENS, self._reserve)
-        live = [budget > 0 and len(self._own[row]) <= most for row, budget in enumerate(budgets)]
+        live = [
+            budget > 0 and len(row.own) <= most
+            for row, budget in zip(self._rows, budgets, strict=False)
+        ]
         if not any(live):
             return None
         # After a token that it does not have its distributions mean nothing.
@@ -289,14 +288,14 @@ class DraftModel(Drafter):
         dead = to_device([not on for on in live], probs.device).bool()
         return probs.masked_fill(dead[:, None, None], 0.0)
 
-    def observe(self, rows: Rows, round: Round) -> None:
+    def observe(self, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was
         # never fed, and of trees nothing counts as cached.
-        self._heard(rows)
+        self._heard(round.rows)
         lengths = self.runner.lengths
-        for row, accepted in enumerate(round.verdict.nodes):
-            known = len(self._own[row]) - self._begins[row] + accepted
-            lengths[row] = self.runner.reach(row, known)
+        for number, accepted in enumerate(round.verdict.nodes):
+            row = self._rows[number]
+            lengths[number] = self.runner.reach(number, len(row.own) - row.begin + accepted)
         self.runner.settle(BEHIND)
 
     def origin(self) -> Origin | None:
@@ -310,61 +309,62 @@ class DraftModel(Drafter):
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts: as many as its budget, but for a small context."""
         counts = [min(budget, self._reserve) for budget in self._heard(rows, budgets)]
-        for row, count in enumerate(counts):
+        for number, count in enumerate(counts):
             if count:
-                self._make_room(row, len(self._own[row]))
+                self._make_room(number, len(self._rows[number].own))
         return counts
 
     def _heard(self, rows: Rows, budgets: Sequence[int] = ()) -> list[int]:
         """Reads what each row has committed since, in own tokens; returns the budgets, but 0 where
         nothing can be drafted."""
-        for row, text in enumerate(self._texts[: len(rows)]):
-            self._own[row] = text.extend(rows.since(row, text.read))
+        for number, row in enumerate(self._rows[: len(rows)]):
+            row.own = row.text.extend(rows.since(number, row.text.read))
         return [
-            n if self._own[row] and not self._texts[row].unfinished else 0
-            for row, n in enumerate(budgets)
+            budget if row.own and not row.text.unfinished else 0
+            for row, budget in zip(self._rows, budgets, strict=False)
         ]
 
-    def _make_room(self, row: int, length: int) -> None:
+    def _make_room(self, number: int, length: int) -> None:
         """Moves the window of a row, if its context is too short for a text of this length and a
         draft after it. Positions count from the window's beginning. A prompt with images has no
         windows: from then on it is read without them."""
-        begin = begin_of(length, self.runner.max_length)
-        if begin and self._looking.close(row):
-            self._own[row] = self._texts[row].extend([])
-            self._make_room(row, len(self._own[row]))
-        elif begin != self._begins[row]:
-            self._begins[row] = begin
-            self.runner.lengths[row] = 0
+        row, begin = self._rows[number], begin_of(length, self.runner.max_length)
+        if begin and self._looking.close(number, row):
+            row.own = row.text.extend([])
+            self._make_room(number, len(row.own))
+        elif begin != row.begin:
+            row.begin = begin
+            self.runner.lengths[number] = 0
 
-    def _unread(self, row: int) -> list[int]:
+    def _unread(self, number: int) -> list[int]:
         """The tokens that a row has and the cache has not. What is cached of a draft that came to
         nothing is forgotten here; the last token is fed again, if need be, for its logits."""
-        own, begin = self._own[row], self._begins[row]
-        self._borrow(row, own)
-        self.runner.lengths[row] = self.runner.reach(row, max(0, len(own) - begin - 1))
-        return own[begin + self.runner.lengths[row] :]
+        row, lengths = self._rows[number], self.runner.lengths
+        self._borrow(number, row.own)
+        lengths[number] = self.runner.reach(number, max(0, len(row.own) - row.begin - 1))
+        return row.own[row.begin + lengths[number] :]
 
-    def _borrow(self, row: int, own: list[int]) -> int:
+    def _borrow(self, number: int, own: list[int]) -> int:
         """Lets a row that has read nothing of its text ``own`` begin with what is kept of that;
         returns how many tokens these are."""
-        if not self._borrows[row] or self._begins[row] or self.runner.lengths[row]:
+        row = self._rows[number]
+        if not row.borrows or row.begin or self.runner.lengths[number]:
             return 0
-        self._borrows[row] = False
-        return self._beginnings.lend(row, own[:-1])
+        row.borrows = False
+        return self._beginnings.lend(number, own[:-1])
 
-    def _in_slots(self, row: int) -> list[int]:
+    def _in_slots(self, number: int) -> list[int]:
         """The tokens of a row that has no window, as far as they are cached."""
-        return self._own[row][: self.runner.lengths[row]]
+        return self._rows[number].own[: self.runner.lengths[number]]
 
-    def _unseen(self, row: int) -> list[int]:
+    def _unseen(self, number: int) -> list[int]:
         """`_unread`, when what the row is shown of images has been read."""
-        unread = self._unread(row)
-        if not self._looking.shows(row):
+        row, unread = self._rows[number], self._unread(number)
+        if row.prompt is None:
             return unread
-        if not self._looking.look(row, len(self._own[row])):
-            self._own[row] = self._texts[row].extend([])
-        return self._unread(row)
+        if not self._looking.look(number, row):
+            row.own = row.text.extend([])
+        return self._unread(number)
 
     def _catch_up(self, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
@@ -400,7 +400,7 @@ class DraftModel(Drafter):
         keep = 1 + more if alike else width
         tokens = padded(fed, device, width)
         if self._usual is not None:
-            self._usual.look_at(self._own[: len(live)], live)
+            self._usual.look_at([row.own for row in self._rows[: len(live)]], live)
         logits, states = self._score(tokens, keep, **asked)
         self.runner.advance([len(unseen) for unseen in pending])
         if alike:

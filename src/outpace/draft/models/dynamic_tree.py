@@ -57,7 +57,7 @@ class DynamicTree(DraftModel):
             return Proposal.empty(len(rows), rows.seeds.device)
         for row, budget in enumerate(budgets):
             if budget:
-                self._make_room(row, len(self._own[row]))
+                self._make_room(row, len(self._rows[row].own))
         logits = self._catch_up([budget > 0 for budget in budgets])
         return self._growth(rows, logits, self._deeper, budgets)
 

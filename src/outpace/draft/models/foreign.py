@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.base import Round, Rows
 from outpace.draft.models.chain import DraftModel
+from outpace.draft.models.looking import ModelRow
 from outpace.draft.models.options import AUTO, INTERSECTION
 from outpace.draft.models.own_text import OwnText
 from outpace.draft.models.sight import Sight
@@ -43,36 +44,17 @@ class ForeignModel(DraftModel):
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(drafter, runner, target.vocabulary, sight)
         self._target = target
-        self._cached: list[list[int]] = []  # what each row's slots hold
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            source = info.forked_from
-            text = self._looking.begin(info, self._new_text)
-            if source is not None and (
-                self._begins[source] or not self._looking.alike(len(self._texts), source)
-            ):
-                source = None  # it has lost the prompt's beginning, or was shown another one
-            if source is None:
-                self.runner.admit(1, info.source)
-            else:
-                self.runner.fork(source, self.runner.lengths[source])
-            self._begins.append(0)
-            self._cached.append([] if source is None else list(self._cached[source]))
-            self._texts.append(text)
-            self._own.append([])
-            self._note(info)
+    def _join(self, row: ModelRow, twin: ModelRow | None) -> None:
+        source = self._copied(row, twin)
+        if source is None or twin is None:
+            self.runner.admit(1, row.request.source)
+        else:
+            self.runner.fork(source, self.runner.lengths[source])
+            row.cached = list(twin.cached)
 
     def _new_text(self, goes_on: bool) -> OwnText:
         return Translation(self._target.tokenizer, self._own_tokenizer, goes_on)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._cached = [self._cached[row] for row in rows]
-
-    def reset(self) -> None:
-        super().reset()
-        self._cached = []
 
     def origin(self) -> Origin | None:
         return None
@@ -82,7 +64,7 @@ class ForeignModel(DraftModel):
     ) -> Tensor | None:
         return None
 
-    def observe(self, rows: Rows, round: Round) -> None:
+    def observe(self, round: Round) -> None:
         """Leaves it to the next round to compare what is cached with the text."""
         self.runner.settle(UNSETTLED)
 
@@ -94,41 +76,41 @@ class ForeignModel(DraftModel):
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts; their texts are translated."""
         return [
-            min(budget, self._reserve) if budget and self._translate(rows, row) else 0
-            for row, budget in enumerate(budgets)
+            min(budget, self._reserve) if budget and self._translate(rows, number) else 0
+            for number, budget in enumerate(budgets)
         ]
 
-    def _translate(self, rows: Rows, row: int) -> bool:
+    def _translate(self, rows: Rows, number: int) -> bool:
         """Finds a row's text in the drafter's tokens, and how much of it is cached; returns whether
         a draft can follow."""
-        text = self._texts[row]
-        ids = text.extend(rows.since(row, text.read))
-        if text.unfinished or not ids:
+        row = self._rows[number]
+        ids = row.text.extend(rows.since(number, row.text.read))
+        if row.text.unfinished or not ids:
             return False
-        shown = self._looking.shows(row)
-        self._make_room(row, len(ids))
-        if shown != self._looking.shows(row):
-            ids = text.extend([])
-        own, lengths = ids[self._begins[row] :], self.runner.lengths
-        borrowed = self._borrow(row, own)
+        prompt = row.prompt
+        self._make_room(number, len(ids))
+        if row.prompt is not prompt:
+            ids = row.text.extend([])
+        own, lengths = ids[row.begin :], self.runner.lengths
+        borrowed = self._borrow(number, own)
         if borrowed:
-            self._cached[row] = own[:borrowed]
-        same = in_common(self._cached[row][: lengths[row]], own)
-        lengths[row] = self.runner.reach(row, min(same, len(own) - 1))
-        self._own[row] = own
+            row.cached = own[:borrowed]
+        same = in_common(row.cached[: lengths[number]], own)
+        lengths[number] = self.runner.reach(number, min(same, len(own) - 1))
+        row.own = own
         return True
 
-    def _in_slots(self, row: int) -> list[int]:
-        return self._cached[row][: self.runner.lengths[row]]
+    def _in_slots(self, number: int) -> list[int]:
+        return self._rows[number].cached[: self.runner.lengths[number]]
 
-    def _unread(self, row: int) -> list[int]:
-        return self._own[row][self.runner.lengths[row] :]
+    def _unread(self, number: int) -> list[int]:
+        return self._rows[number].own[self.runner.lengths[number] :]
 
     def _note_cached(self, live: Sequence[bool], fed: Tensor) -> None:
         """Remembers what the slots hold after drafts ``fed`` [B, T], in own tokens."""
-        for row, tokens in enumerate(fed.tolist()):
-            if live[row]:
-                self._cached[row] = [*self._own[row], *tokens]
+        for row, on, tokens in zip(self._rows, live, fed.tolist(), strict=False):
+            if on:
+                row.cached = [*row.own, *tokens]
 
 
 def foreign_drafter(

@@ -61,7 +61,7 @@ class TextModel(ForeignModel):
         assert self.loaded is not None
         ends = [at for at, token in enumerate(own) if token in self.loaded.eos_ids]
         said = own[: ends[0]] if ends else own
-        text = spoken(self.loaded.tokenizer, self._own[row][-BEHIND:], said)
+        text = spoken(self.loaded.tokenizer, self._rows[row].own[-BEHIND:], said)
         tokens = continuation(self._target.tokenizer, text)
         odd = [
             at

@@ -112,7 +112,7 @@ class DraftTree(DraftModel):
         counts = [min(budget, shape.size) for budget in self._heard(rows, budgets)]
         for row, count in enumerate(counts):
             if count:
-                self._make_room(row, len(self._own[row]))
+                self._make_room(row, len(self._rows[row].own))
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Proposal
-from outpace.draft.base import Drafter, Round, RowInfo, Rows
+from outpace.core.request import PerRequest, Request
+from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.online.options import ALL, OnlineOptions
 from outpace.draft.online.pupil import Pupil
 from outpace.draft.online.traces import Trace, Window, lesson
@@ -41,7 +42,7 @@ class Online(Drafter):
     that the text's distribution stays the target's. Entries that the drafter has cached with
     earlier weights stay as they are: that costs some acceptance for a while, and nothing else.
 
-    Rows whose text must follow from their own history alone (`Rows.reproducible`) are decoded
+    Rows whose text must follow from their own history alone (`Request.reproducible`) are decoded
     plainly: what a learning drafter proposes follows from everybody's texts.
     """
 
@@ -58,7 +59,7 @@ class Online(Drafter):
             )
         self._inner, self._pupil, self._options = inner, pupil, options
         self._learner = find_learner(options.learner)(pupil.network, options.learning_rate)
-        self._traces: list[Trace] = []
+        self._traces = PerRequest(lambda request: Trace(options.window))
         self._windows: list[Window] = []
         self._begun: float | None = None
         self._learned_for = 0.0
@@ -128,36 +129,31 @@ class Online(Drafter):
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def expect(self, row: RowInfo) -> None:
-        self._inner.expect(row)
+    def check(self, request: Request) -> None:
+        self._inner.check(request)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        self._inner.admit(rows)
-        self._traces += [Trace(self._options.window) for _ in rows]
+    def begin(self, requests: Sequence[Request]) -> None:
+        self._inner.begin(requests)
+        self._traces.forget(requests)  # of one that joins again all is read again
 
-    def known(self, row: int) -> Mapping[str, int]:
-        return self._inner.known(row)
+    def known(self, request: Request) -> Mapping[str, int]:
+        return self._inner.known(request)
 
-    def retain(self, rows: Sequence[int]) -> None:
-        for row in sorted(set(range(len(self._traces))) - set(rows)):
-            self._windows += self._traces[row].cut(ended=True)
-        self._inner.retain(rows)
-        self._traces = [self._traces[row] for row in rows]
-
-    def reset(self) -> None:
-        self._inner.reset()
-        self._traces = []
-
-    def rewind(self, rows: Rows) -> None:
-        self._inner.rewind(rows)
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        self._inner.end(requests, interrupted)
+        for request in requests if not interrupted else ():
+            self._windows += self._traces[request].cut(ended=True)
 
     def forget_texts(self) -> None:
         self._inner.forget_texts()
 
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
-        self._inner.read(rows, tokens, states)
-        for place, row in enumerate(rows):
-            self._traces[row].read(tokens[place], states[place, : len(tokens[place])])
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        self._inner.read(requests, tokens, states)
+        for place, request in enumerate(requests):
+            own = states[place, : len(tokens[place])]
+            self._traces[request].read(tokens[place], own)
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -172,32 +168,30 @@ class Online(Drafter):
     ) -> Tensor | None:
         return self._inner.probs_of(rows, tokens, wanted)
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        self._inner.observe(rows, round)
+    def observe(self, round: Round) -> None:
+        self._inner.observe(round)
         if not self.learns:
             return
         if self._begun is None:
             self._begun = time.monotonic()
         if round.played.probs is not None:
-            self._take(rows, round.played, round.played.probs)
-        for trace in self._traces[: len(rows)]:
-            self._windows += trace.cut(ended=False)
+            self._take(round.played, round.played.probs)
+        for request in round.requests:
+            self._windows += self._traces[request].cut(ended=False)
         del self._windows[: -BACKLOG * self._options.every]
         if len(self._windows) >= self._options.every and self._may_learn():
             self._learn()
 
-    def _take(self, rows: Rows, round: Round, probs: Tensor) -> None:
+    def _take(self, round: Round, probs: Tensor) -> None:
         """Adds to each row's trace what the round has committed, and the distributions to learn
         there."""
-        paths = round.verdict.path(round.proposal.tree).tolist() if round.proposal.tree.size else []
-        drafted = round.proposal.tokens.tolist()
-        wrong = corrected(round)
+        rows, wrong = round.rows, corrected(round)
         top = probs.topk(min(TOP, probs.shape[-1]), -1)
-        for row, trace in enumerate(self._traces[: len(rows)]):
-            path = [0, *(node for node in (paths[row] if paths else ()) if node > 0)]
+        for row, (request, outcome) in enumerate(zip(rows.requests, round.outcomes, strict=True)):
+            trace, path = self._traces[request], [0, *outcome.path]
             if not self.needs.states:
                 known = rows.since(row, 0 if not len(trace) else rows.length(row) - 1)
-                trace.read([*known, *(drafted[row][node - 1] for node in path[1:])], None)
+                trace.read([*known, *outcome.tokens[:-1]], None)
             places = range(len(path)) if self._options.positions == ALL else [len(path) - 1]
             if self._options.positions == ALL or wrong[row]:
                 for at in places:

@@ -176,10 +176,13 @@ class AutoDrafter(Several):
         model = find_drafter("draft_model").specimen(loaded)["model"]
         return {"model": model, "lookups": [{"method": "ngram", "prompt_lookup_min": 1}]}
 
+    def look(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[Find]]:
+        found = self.turn(rows).found = [self.ask(n, rows, budgets) for n in self._look_ups]
+        return {self.names[each.child]: _finds(each) for each in found}
+
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        asked = {self.names[n]: self.ask(n, rows, budgets) for n in self._look_ups}
-        found = {name: _finds(each) for name, each in asked.items()}
-        picks = (rows.route or self._first)(found, budgets)
+        picks = rows.picks or self._first(self.look(rows, budgets), budgets)
+        asked = {self.names[each.child]: each for each in self.turn(rows).found}
         for n in self._models:
             name = self.names[n]
             asked[name] = self.ask(n, rows, [p.budget if p.name == name else 0 for p in picks])

@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.config import SpeculativeConfig
 from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Verdict
+from outpace.core.request import Request
 from outpace.core.values import shown
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
-from outpace.draft.remembered import Remembered
 from outpace.draft.route.joining import row_by_row
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
-
-State = TypeVar("State")
-
-
-class Learned(Generic[State]):
-    """What was learned from rounds: once for all rows and, for rows whose text must follow from
-    their own history (`Rows.reproducible`), for each of these by itself.
-
-    Rows are numbered as a drafter's are; `admit` and `retain` are to be passed on.
-    """
-
-    def __init__(self, first: Callable[[], State]) -> None:
-        """first: makes what is known before the first round."""
-        self.shared = first()
-        self._own = Remembered(first)
-
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        self._own.admit(rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        self._own.retain(rows)
-
-    def of(self, rows: Rows, row: int) -> State:
-        """Returns what is known for a row."""
-        return self._own[row] if rows.is_reproducible(row) else self.shared
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +36,28 @@ class Asked:
     def counts(self) -> list[int]:
         """Nodes of each row."""
         return [len(row) for row in self.nodes]
+
+
+@dataclass
+class Turn:
+    """What was asked of children in one round."""
+
+    asked: list[Asked] = field(default_factory=list)
+    """What children proposed, of those that proposed anything."""
+    aux_tokens: dict[int, AuxTokens | None] = field(default_factory=dict)
+    """The columns of each child that was asked, by its number."""
+    found: Sequence[Asked] = ()
+    """What look-ups found before anybody was chosen."""
+    budgets: Sequence[int] = ()
+    """How much each row may draft; empty where nothing is drafted."""
+    chosen: Sequence[int] = ()
+    """By row, the number of the child that drafts, where one is chosen; empty as ``budgets``."""
+    wanted: Sequence[Sequence[int]] = ()
+    """By child, how much it drafts in each row, whether or not that is scored."""
+
+    def of(self, child: int) -> Asked | None:
+        """Returns what a child proposed, if it proposed anything."""
+        return next((each for each in reversed(self.asked) if each.child == child), None)
 
 
 class Several(Drafter):
@@ -106,8 +103,6 @@ class Several(Drafter):
         self.aux_per_row = max(child.aux_per_row for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
-        self._asked: list[Asked] = []
-        self._aux_of_children: dict[int, AuxTokens | None] = {}  # by child, of the present round
 
     def _makes_trees(self, child: Drafter) -> bool:
         return child.trees and not (self._samples and child.draws == {Drawn.DETERMINISTIC})
@@ -123,17 +118,17 @@ class Several(Drafter):
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def expect(self, row: RowInfo) -> None:
+    def check(self, request: Request) -> None:
         for child in self.children:
-            child.expect(row)
+            child.check(request)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
+    def begin(self, requests: Sequence[Request]) -> None:
         for child in self.children:
-            child.admit(rows)
+            child.begin(requests)
 
-    def known(self, row: int) -> Mapping[str, int]:
+    def known(self, request: Request) -> Mapping[str, int]:
         pairs = zip(self.names, self.children, strict=True)
-        return {name: min(child.known(row).values(), default=0) for name, child in pairs}
+        return {name: min(child.known(request).values(), default=0) for name, child in pairs}
 
     def tried(self) -> Iterator[Drafter]:
         for child in self.children:
@@ -163,41 +158,38 @@ class Several(Drafter):
                 "holds one: leave 'online' out of all but one."
             )
 
-    def retain(self, rows: Sequence[int]) -> None:
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         for child in self.children:
-            child.retain(rows)
-
-    def reset(self) -> None:
-        self._asked, self._aux_of_children = [], {}
-        for child in self.children:
-            child.reset()
+            child.end(requests, interrupted)
 
     def forget_texts(self) -> None:
         for child in self.children:
             child.forget_texts()
 
-    def rewind(self, rows: Rows) -> None:
-        self._asked, self._aux_of_children = [], {}
-        for child in self.children:
-            child.rewind(rows)
-
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
         layers = self.needs.states
         parts = dict(zip(layers, states.chunk(len(layers), -1), strict=True))
         for child in self.children:
             if child.needs.states:
                 own = torch.cat([parts[layer] for layer in child.needs.states], -1)
-                child.read(rows, tokens, own)
+                child.read(requests, tokens, own)
 
     # -- rounds --------------------------------------------------------------------------------
+
+    def turn(self, rows: Rows) -> Turn:
+        """Returns what was asked of children so far in a round."""
+        turn: Turn = rows.state.setdefault(self, Turn())
+        return turn
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
         """Returns what a child proposes, and remembers it until the round is over."""
         made, nodes = self.made(child, rows, budgets)
-        asked = Asked(child, made, nodes)
-        self._aux_of_children[child] = made.aux_tokens
+        asked, turn = Asked(child, made, nodes), self.turn(rows)
+        turn.aux_tokens[child] = made.aux_tokens
         if any(asked.counts):
-            self._asked.append(asked)
+            turn.asked.append(asked)
         return asked
 
     def made(self, child: int, rows: Rows, budgets: Sequence[int]) -> tuple[Proposal, list[Guess]]:
@@ -229,53 +221,44 @@ class Several(Drafter):
         names = tuple(self.names[asked[which].child] for which in chosen)
         return replace(made, methods=names)
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        asked, self._asked = {each.child: each for each in self._asked}, []
-        joined, self._aux_of_children = self._aux_of_children, {}
-        committed = committed_in(round.played) if asked else []
+    def observe(self, round: Round) -> None:
+        turn = self.turn(round.rows)
         for number, child in enumerate(self.children):
-            own = asked.get(number)
+            own = turn.of(number)
             if own is None or own.proposal.tokens is round.proposal.tokens:
-                rode = joined.get(number) is round.proposal.aux_tokens
-                child.observe(rows, round if rode else replace(round, aux_logits=None))
+                rode = turn.aux_tokens.get(number) is round.proposal.aux_tokens
+                child.observe(round if rode else replace(round, aux_logits=None))
             else:
-                child.observe(rows, _as_its_own(own, round, committed))
+                child.observe(_as_its_own(own, round))
 
 
-def _as_its_own(asked: Asked, round: Round, committed: Sequence[Sequence[int]]) -> Round:
+def _as_its_own(asked: Asked, round: Round) -> Round:
     """The round as if what the child proposed had been scored: as far as it says what was
     committed, it was accepted. What the target said comes with the round that was played."""
-    paths = [
-        nodes.follow(tokens[:-1]) for nodes, tokens in zip(asked.nodes, committed, strict=True)
+    outcomes = [
+        replace(
+            outcome,
+            drafted=len(nodes),
+            depth=nodes.height,
+            path=(path := nodes.follow(outcome.tokens[:-1])),
+            accepted=min(len(path), outcome.emitted),
+        )
+        for nodes, outcome in zip(asked.nodes, round.played.outcomes, strict=True)
     ]
-    ends = [path[-1] if path else 0 for path in paths]
-    following = [tokens[len(path)] for path, tokens in zip(paths, committed, strict=True)]
+    ends = [outcome.path[-1] if outcome.path else 0 for outcome in outcomes]
+    following = [outcome.tokens[len(outcome.path)] for outcome in outcomes]
     like = round.verdict.node
     verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
     rode = asked.proposal.aux_tokens is round.proposal.aux_tokens
-    logits = round.aux_logits if rode else None
     return replace(
         round,
         proposal=asked.proposal,
         verdict=verdict,
+        outcomes=outcomes,
         probs=None,
-        aux_logits=logits,
+        aux_logits=round.aux_logits if rode else None,
         played_as=round.played,
     )
-
-
-def committed_in(round: Round) -> list[list[int]]:
-    """Returns the tokens that a round committed to each row: the accepted ones and the extra one,
-    as if no stop condition had cut them."""
-    nodes, last = guesses_of(round.proposal), round.verdict.next_token.tolist()
-    found = []
-    for row, end in enumerate(round.verdict.nodes):
-        path = []
-        while end:
-            path.append(nodes[row].tokens[end - 1])
-            end = nodes[row].parents[end - 1]
-        found.append([*reversed(path), last[row]])
-    return found
 
 
 # -- children from options -------------------------------------------------------------------------

@@ -41,7 +41,8 @@ class Choosing(Several):
         return {"drafters": specimen_configs(loaded, "draft_model", "ngram")}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        chosen = self.choice(rows)
+        turn, chosen = self.turn(rows), self.choice(rows)
+        turn.budgets, turn.chosen = list(budgets), chosen
         numbers = sorted(set(chosen))
         asked = [self.ask_as(number, chosen, rows, budgets) for number in numbers]
         return self.join(asked, [numbers.index(number) for number in chosen])

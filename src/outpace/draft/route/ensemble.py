@@ -8,20 +8,19 @@ et al. 2023, arXiv 2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.1567
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from outpace.core.proposal import Drawn, Proposal
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.core.request import PerRequest
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.guesses import deterministic_trees, merged
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.route.base import (
     Asked,
-    Learned,
     Several,
     build_children,
-    committed_in,
     names_of,
     rule_of,
     specimen_configs,
@@ -77,7 +76,12 @@ class Ensemble(Several):
             self.joins_drafts = True
             self.trees = combine == "merge"
             self.draws = frozenset({self._merges(alike) if self.trees else Drawn.DETERMINISTIC})
-        self._votes: Learned[_Votes] = Learned(lambda: _Votes([0.5] * len(self.children)))
+        self._votes = PerRequest(
+            lambda request: [0.5] * len(self.children),
+            lasting=True,
+            common=[0.5] * len(self.children),
+        )
+        """What each drafter's vote weighs: the share of its tokens that was accepted lately."""
 
     @classmethod
     def usual_rule(cls, options: Any) -> str:
@@ -95,18 +99,6 @@ class Ensemble(Several):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {"drafters": specimen_configs(loaded, "ngram", "draft_model")}
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self._votes.admit(rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._votes.retain(rows)
-
-    def reset(self) -> None:
-        super().reset()
-        self._votes.retain([])
-
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if self._combine == "precedence":
             return self._first(rows, budgets)
@@ -114,16 +106,18 @@ class Ensemble(Several):
             return self._merged(rows, budgets)
         return self._voted(rows, budgets)
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        if self._combine == "vote" and self._asked:
-            for row, committed in enumerate(committed_in(round.played)):
-                weights = self._votes.of(rows, row).weights
-                for asked in self._asked:
+    def observe(self, round: Round) -> None:
+        turn = self.turn(round.rows)
+        if self._combine == "vote" and turn.asked:
+            for row, outcome in enumerate(round.played.outcomes):
+                weights = self._votes[round.requests[row]]
+                for asked in turn.asked:
                     if nodes := asked.nodes[row]:
+                        committed = outcome.tokens
                         said = len(nodes.follow(committed)) / min(len(nodes), len(committed))
                         old = VOTE_MEMORY * weights[asked.child]
                         weights[asked.child] = old + (1 - VOTE_MEMORY) * said
-        super().observe(rows, round)
+        super().observe(round)
 
     # -- precedence ----------------------------------------------------------------------------
 
@@ -177,17 +171,10 @@ class Ensemble(Several):
         asked = [self.ask(number, rows, budgets) for number in range(len(self.children))]
         drafts = []
         for row in range(len(rows)):
-            weights = self._votes.of(rows, row).weights
+            weights = self._votes[rows.requests[row]]
             chains = [(each.nodes[row].eldest_chain(), weights[each.child]) for each in asked]
             drafts.append(heaviest(chains))
         return deterministic_chains(drafts, rows.seeds.device)
-
-
-@dataclass
-class _Votes:
-    """What a drafter's vote weighs: the share of its tokens that was accepted lately."""
-
-    weights: list[float] = field(default_factory=list)
 
 
 def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import Sampled
-from outpace.draft.base import Round, Rows
-from outpace.draft.guesses import guesses_of
+from outpace.draft.base import Round
 from outpace.draft.route.base import Asked
 
 
@@ -23,21 +22,14 @@ class Committed:
     greedy: list[bool]  # by row
 
     @classmethod
-    def of(cls, rows: Rows, round: Round) -> Committed:
+    def of(cls, round: Round) -> Committed:
         """Returns what a round committed; its distributions must have been asked for
         (`Needs.probs`)."""
         round = round.played
         assert round.probs is not None
-        drafted, last = guesses_of(round.proposal), round.verdict.next_token.tolist()
-        tokens, nodes = [], []
-        for row, end in enumerate(round.verdict.nodes):
-            path = [end]
-            while path[-1]:
-                path.append(drafted[row].parents[path[-1] - 1])
-            path.reverse()
-            nodes.append(path)
-            tokens.append([*(drafted[row].tokens[node - 1] for node in path[1:]), last[row]])
-        greedy = [options.params.greedy for options in rows.pipeline.rows]
+        tokens = [list(outcome.tokens) for outcome in round.outcomes]
+        nodes = [[0, *outcome.path] for outcome in round.outcomes]
+        greedy = [options.params.greedy for options in round.rows.pipeline.rows]
         return cls(tokens, nodes, round.probs, greedy)
 
     def of_draft(self, asked: Asked, row: int) -> list[float]:

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outpace.core.proposal import Proposal
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.core.request import Request
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.guesses import guesses_of
 from outpace.draft.models.chain import DraftModel
@@ -74,33 +75,25 @@ class Staged(DraftModel):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
 
-    def expect(self, row: RowInfo) -> None:
-        super().expect(row)
-        self.lookup.expect(row)
+    def check(self, request: Request) -> None:
+        super().check(request)
+        self.lookup.check(request)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self.lookup.admit(rows)
+    def begin(self, requests: Sequence[Request]) -> None:
+        super().begin(requests)
+        self.lookup.begin(requests)
 
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self.lookup.retain(rows)
-
-    def reset(self) -> None:
-        super().reset()
-        self.lookup.reset()
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        super().end(requests, interrupted)
+        self.lookup.end(requests, interrupted)
 
     def forget_texts(self) -> None:
         super().forget_texts()
         self.lookup.forget_texts()
 
-    def rewind(self, rows: Rows) -> None:
-        super().rewind(rows)
-        self.lookup.rewind(rows)
-
-    def observe(self, rows: Rows, round: Round) -> None:
-        super().observe(rows, round)
-        self.lookup.observe(rows, round)
+    def observe(self, round: Round) -> None:
+        super().observe(round)
+        self.lookup.observe(round)
 
     def origin(self) -> Origin | None:
         return None

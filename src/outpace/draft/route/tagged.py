@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 from outpace.core.options import Options
 from outpace.core.proposal import Drawn
+from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
-from outpace.draft.base import Drafter, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.route.base import (
     build_children,
     check_config,
@@ -72,7 +73,7 @@ class Tagged(Choosing):
         """children: that of the default, then those of the tags."""
         super().__init__(children, names, vocabulary)
         self._numbers = {tag: number for number, tag in enumerate(tags, 1)}
-        self._rows: list[int] = []
+        self._routes = PerRequest(self.route, lasting=True)
 
     @classmethod
     def usual_rule(cls, options: Any) -> str:
@@ -90,21 +91,9 @@ class Tagged(Choosing):
         model, ngram = specimen_configs(loaded, "draft_model", "ngram")
         return {"routes": {"copying": ngram}, "default": model}
 
-    def route(self, info: RowInfo) -> int:
-        """Returns the number of the child that drafts for a new row."""
-        return self._numbers.get(info.tag or "", 0)
-
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self._rows += map(self.route, rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._rows = [self._rows[row] for row in rows]
-
-    def reset(self) -> None:
-        super().reset()
-        self._rows = []
+    def route(self, request: Request) -> int:
+        """Returns the number of the child that drafts for a new request."""
+        return self._numbers.get(request.tag or "", 0)
 
     def choice(self, rows: Rows) -> list[int]:
-        return self._rows[: len(rows)]
+        return [self._routes[request] for request in rows.requests]

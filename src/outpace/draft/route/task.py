@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge, Le
 
-from outpace.draft.base import Drafter, RowInfo, Setup
-from outpace.draft.remembered import Remembered
+from outpace.core.request import Request
+from outpace.draft.base import Drafter, Setup
 from outpace.draft.route.base import build_children, names_of, specimen_configs
 from outpace.draft.route.classifier import TaskClassifier
 from outpace.draft.route.tagged import RoutesOptions, Tagged
@@ -70,8 +70,6 @@ class Task(Tagged):
     ) -> None:
         super().__init__(children, names, vocabulary, tags)
         self._router, self._threshold = router, threshold
-        self._expected: dict[int, int] = {}  # by request: the number of the text that will join
-        self._routes = Remembered(int)  # a text that joins again is not classified again
 
     @classmethod
     def build(cls, setup: Setup) -> Task:
@@ -96,36 +94,16 @@ class Task(Tagged):
         routes = {"copying": ngram, "else": model}
         return {"routes": routes, "default": ngram, "router": _by_repetition}
 
-    def expect(self, row: RowInfo) -> None:
-        super().expect(row)
-        known = self._routes.left(row.id)
-        self._expected = {row.id: self._routed(row) if known is None else known}
+    def check(self, request: Request) -> None:
+        super().check(request)
+        if request not in self._routes:  # one that joins again is not classified again
+            self._routes[request] = self.route(request)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        begin = len(self._routes)
-        self._routes.admit(rows)
-        for row, child in enumerate(self._rows[begin:], begin):
-            self._routes[row] = child
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._routes.retain(rows)
-
-    def reset(self) -> None:
-        super().reset()
-        self._routes.retain([])
-        self._expected = {}
-
-    def route(self, info: RowInfo) -> int:
-        return self._expected.pop(info.id)
-
-    def _routed(self, info: RowInfo) -> int:
-        """The number of a text's child. The router may be a user's own function."""
-        if info.tag in self._numbers:
-            return super().route(info)
-        try:
-            task, chance = self._router(info.prompt)
+    def route(self, request: Request) -> int:
+        if request.tag in self._numbers:
+            return super().route(request)
+        try:  # the router may be a user's own function
+            task, chance = self._router(request.prompt_ids)
             return self._numbers.get(task, 0) if chance >= self._threshold else 0
         except Exception as error:
             raise PromptError(

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from outpace.core.request import PerRequest, Request, RowNumbers
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import RowInfo, Rows
+from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, Shared
 from outpace.heads.layers import Entries, Sight
@@ -156,53 +157,58 @@ class AttendingHeadDrafter(HeadDrafter):
         super().__init__(head, target, vocabulary)
         self.head = cast(AttendingHead, self._head)
         self._cache = TextCache(self.head, target.rows)
-        self._texts: list[_Text] = []
+        self._rows = RowNumbers()
+        self._texts = PerRequest(lambda request: _Text(request.length - 1))
 
     @property
     def nbytes(self) -> int:
         return self.weight_bytes + self._cache.nbytes
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            source = info.forked_from
-            before = None if source is None else self._texts[source].of_prompt
-            if before is None:
+    def begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            twin = request.forked_from
+            before = None if twin is None else self._texts[twin].of_prompt
+            if twin is None or before is None:
                 self._cache.admit()
-                self._texts.append(_Text(len(info.prompt) - 1))
+                self._texts[request] = _Text(request.length - 1)
             else:
-                self._cache.admit(source, before.cached)
-                self._texts.append(replace(before.copy(), of_prompt=before))
+                self._cache.admit(self._rows[twin], before.cached)
+                self._texts[request] = replace(before.copy(), of_prompt=before)
+            self._rows.begin(request)
 
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
-        for place, row in enumerate(rows):
-            self._texts[row].read(tokens[place], states[place, : len(tokens[place])])
-        many = [row for row in rows if len(self._texts[row].tokens) > WAITING]
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        for place, request in enumerate(requests):
+            self._texts[request].read(tokens[place], states[place, : len(tokens[place])])
+        many = [request for request in requests if len(self._texts[request].tokens) > WAITING]
         if many:
-            self._compute(many, [self._texts[row].tokens for row in many])
-            for row in many:
-                self._texts[row].forget(len(self._texts[row].tokens))
-        for row in rows:
-            text = self._texts[row]
+            self._compute(many, [self._texts[request].tokens for request in many])
+            for request in many:
+                self._texts[request].forget(len(self._texts[request].tokens))
+        for request in requests:
+            text = self._texts[request]
             if text.unread == 0 and text.of_prompt is None:
-                text.compact()  # what it was is kept for as long as the row lasts
-                text.of_prompt = replace(text.copy(), cached=self._cache.lengths[row])
+                text.compact()  # what it was is kept for as long as the request is in the batch
+                cached = self._cache.lengths[self._rows[request]]
+                text.of_prompt = replace(text.copy(), cached=cached)
 
-    def retain(self, rows: Sequence[int]) -> None:
-        self._cache.retain(rows)
-        self._texts = [self._texts[row] for row in rows]
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        self._cache.retain(self._rows.end(None if interrupted else requests))
+        self._texts.forget(requests)  # of one that joins again all is read again
 
-    def knows(self, row: int) -> bool:
-        return bool(self._texts[row].states)
+    def knows(self, rows: Rows, row: int) -> bool:
+        return bool(self._texts[rows.requests[row]].states)
 
     def walk(self, rows: Rows) -> _Walk:
         """Computes the entries that wait and those of the roots. These stay in the cache for this
         draft only: they wait on, as a round that comes to nothing is played again."""
-        texts = self._texts[: len(rows)]
+        texts = [self._texts[request] for request in rows.requests]
         tokens = [
             [*text.tokens, *rows.since(row, rows.length(row) - 1)] if text.states else []
             for row, text in enumerate(texts)
         ]
-        outputs = self._compute(range(len(rows)), tokens)
+        outputs = self._compute(rows.requests, tokens)
         last = to_device([max(0, len(each) - 1) for each in tokens], outputs.device)
         outputs = outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1]))
         walk = _Walk(self.head, self._target, self._vocabulary, self._cache, outputs)
@@ -213,27 +219,29 @@ class AttendingHeadDrafter(HeadDrafter):
         return walk
 
     @torch.inference_mode()
-    def _compute(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> Tensor:
+    def _compute(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> Tensor:
         """Puts the first entries that wait into the cache, those that have these tokens after
         them; returns their outputs ``[B, W, H]``, each row's first."""
         following = padded(tokens, self._target.device)  # [B, W]
-        blank = self._no_states(rows)
+        texts = [self._texts[request] for request in requests]
+        blank = self._no_states(texts)
         states = pad_sequence(
             [
-                torch.stack(self._texts[row].states[: len(each)]) if each else blank
-                for row, each in zip(rows, tokens, strict=True)
+                torch.stack(text.states[: len(each)]) if each else blank
+                for text, each in zip(texts, tokens, strict=True)
             ],
             batch_first=True,
         )
+        rows = self._rows.of(requests)
         sight = self._cache.next_of(rows, following.shape[1])
         outputs, entries = self.head.step(self.head.guide(states), following, sight, self._target)
         self._cache.append(rows, entries, [len(each) for each in tokens])
         return outputs
 
-    def _no_states(self, rows: Sequence[int]) -> Tensor:
-        """Returns what stands for the states of a row that has none, ``[1, layers * H]``."""
-        for row in rows:
-            for one in self._texts[row].states:
+    def _no_states(self, texts: Sequence[_Text]) -> Tensor:
+        """Returns what stands for the states of a text that has none, ``[1, layers * H]``."""
+        for text in texts:
+            for one in text.states:
                 return torch.zeros_like(one)[None]
         width = len(self.needs.states) * self.head.target.hidden_size
         return torch.zeros(1, width, dtype=self._target.dtype, device=self._target.device)

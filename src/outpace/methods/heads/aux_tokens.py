@@ -8,7 +8,7 @@ guess costs columns of a pass that is made anyway, and hardly any weights.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import AuxTokens, Proposal
+from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
-from outpace.draft.remembered import KEPT
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.heads.base import Head
 from outpace.methods.heads.base import ByDepth, HeadDrafter
 from outpace.targets.base import Target
@@ -119,44 +119,13 @@ class AuxRecipe(Recipe):
 # -- how it drafts ---------------------------------------------------------------------------------
 
 
-@dataclass
-class _Text:
-    """What is known of a row."""
+@dataclass(frozen=True, eq=False)
+class _Guesses:
+    """What the target said at a text's columns."""
 
-    id: int
     end: int
-    """The length of the text that the guesses follow."""
-    guesses: Tensor | None = None  # [depths, V], logits, those after the root first
-    missing: bool = False
-    """Whether there were guesses, which were lost when the text left the batch."""
-
-
-class _Lost:
-    """Which texts outside the batch had guesses, by their ids: leaving it has cost these."""
-
-    def __init__(self) -> None:
-        self._had_guesses: dict[int, int] = {}  # the length of the text that had guesses
-        self._boarded: dict[int, int] = {}  # the length in whose round columns rode
-
-    def enter(self, texts: Sequence[_Text], boarded: Mapping[int, int]) -> None:
-        """Learns of texts that leave, and of those with columns in a round that may not have
-        ended."""
-        known = (text for text in texts if text.missing or text.guesses is not None)
-        self._had_guesses |= {text.id: text.end for text in known}
-        self._boarded |= boarded
-        for lost in (
-            self._had_guesses,
-            self._boarded,
-        ):  # some of them have ended, and do not come again
-            for oldest in list(lost)[: max(0, len(lost) - KEPT)]:
-                del lost[oldest]
-
-    def has(self, info: RowInfo) -> bool:
-        """Returns whether a text that joins again would have guesses; forgets it."""
-        length = len(info.prompt)
-        # The round has ended for a text if tokens were appended to it.
-        ended = self._boarded.pop(info.id, length) < length
-        return self._had_guesses.pop(info.id, None) == length or ended
+    """The length of the text that they follow."""
+    logits: Tensor  # [depths, V], those after the root first
 
 
 class AuxHeadDrafter(HeadDrafter):
@@ -168,8 +137,7 @@ class AuxHeadDrafter(HeadDrafter):
     drafts.
 
     A text that has to follow from its own history alone must get the same drafts if its batch was
-    interrupted or it was put aside. Then, and only then, the columns are computed anew in a pass of
-    their own.
+    interrupted. Then, and only then, the columns are computed anew in a pass of their own.
     """
 
     aux_per_node: int = 1  # at least: as many as the head has depths
@@ -180,10 +148,10 @@ class AuxHeadDrafter(HeadDrafter):
         self.head = cast(AuxHead, self._head)
         self.aux_per_node = self.longest = head.config.depths
         self.pass_bytes = 0  # there is no pass but the target's
-        self._texts: list[_Text] = []
-        self._lost = _Lost()
-        self._boarded: dict[int, int] = {}  # in the present round: the lengths of texts, by id
-        self._riding: list[bool] = []  # by row, whether its columns are part of the present round
+        self._guesses: PerRequest[_Guesses | None] = PerRequest(lambda request: None, lasting=True)
+        self._rode: PerRequest[int | None] = PerRequest(lambda request: None, lasting=True)
+        """The length of a text in whose latest round columns rode, until the round is observed. A
+        text that is longer and still has one has lost its guesses to an interruption."""
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
@@ -203,71 +171,62 @@ class AuxHeadDrafter(HeadDrafter):
     def deepest(self) -> int:
         return self.head.config.depths
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            missing = self._lost.has(info)
-            self._texts.append(_Text(info.id, len(info.prompt), missing=missing))
+    def knows(self, rows: Rows, row: int) -> bool:
+        return self._found(rows, row) is not None
 
-    def retain(self, rows: Sequence[int]) -> None:
-        staying = set(rows)
-        self._lost.enter([text for n, text in enumerate(self._texts) if n not in staying], {})
-        self._texts = [self._texts[row] for row in rows]
-
-    def reset(self) -> None:
-        self._lost.enter(self._texts, self._boarded)
-        self._texts, self._riding, self._boarded = [], [], {}
-
-    def rewind(self, rows: Rows) -> None:
-        self._riding, self._boarded = [], {}
-
-    def knows(self, row: int) -> bool:
-        return self._texts[row].guesses is not None
+    def _found(self, rows: Rows, row: int) -> Tensor | None:
+        """The guesses ``[depths, V]`` that follow a row's text, if there are any."""
+        guesses = self._guesses[rows.requests[row]]
+        return guesses.logits if guesses and guesses.end == rows.length(row) else None
 
     def walk(self, rows: Rows) -> ByDepth:
-        found = [text.guesses for text in self._texts[: len(rows)]]
+        found = [self._found(rows, row) for row in range(len(rows))]
         blank = torch.zeros_like(next(each for each in found if each is not None))
         return ByDepth(torch.stack([blank if each is None else each for each in found]))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        for row, budget in enumerate(budgets):
-            if budget and self._texts[row].missing:
+        for row, (request, budget) in enumerate(zip(rows.requests, budgets, strict=True)):
+            rode = self._rode[request]
+            if budget and rode is not None and rode < rows.length(row):
                 self._recover(rows, row)
         proposal = super().propose(rows, budgets)
         if not any(budgets):
             return proposal
-        self._riding = [budget > 0 for budget in budgets]
-        self._boarded = {
-            self._texts[row].id: rows.length(row) for row, rides in enumerate(self._riding) if rides
-        }
+        riding = rows.state[self] = [budget > 0 for budget in budgets]
+        for row, request in enumerate(rows.requests):
+            self._rode[request] = rows.length(row) if riding[row] else None
         nodes = torch.arange(1 + proposal.tree.size, device=rows.seeds.device)
         with torch.inference_mode():
             aux_tokens = self.head.aux_tokens(nodes, len(nodes), len(rows))
         return replace(proposal, aux_tokens=aux_tokens)
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        riding, self._riding = self._riding, []
-        for text in self._texts[: len(rows)]:
-            text.guesses, text.missing = None, False
+    def observe(self, round: Round) -> None:
+        riding = round.rows.state.get(self, ())
         aux_tokens, said = round.proposal.aux_tokens, round.aux_logits
+        new: list[_Guesses | None] = [None] * len(round.rows)
         if said is not None and aux_tokens is not None and any(riding):
-            self._keep(rows, round, said, riding)
-        self._boarded = {}
+            new = self._new_guesses(round, said, riding)
+        for request, guesses in zip(round.requests, new, strict=True):
+            self._guesses[request] = guesses
+            self._rode[request] = None
 
-    def _keep(self, rows: Rows, round: Round, said: Tensor, riding: Sequence[bool]) -> None:
-        """Keeps what the target said ``[B, M depths, V]`` after the node where the round ended."""
-        tree = round.proposal.tree
-        said = said.view(len(said), 1 + tree.size, -1, said.shape[-1])
+    def _new_guesses(
+        self, round: Round, said: Tensor, riding: Sequence[bool]
+    ) -> list[_Guesses | None]:
+        """What the target said ``[B, M depths, V]`` after the node where the round ended."""
+        said = said.view(len(said), 1 + round.proposal.tree.size, -1, said.shape[-1])
         row = torch.arange(len(said), device=said.device)
-        at = to_device(list(round.verdict.nodes), said.device)
-        guesses = self._guesses(said[row, at])
-        accepted = tree.depth[row, at].tolist()
-        for number, rides in enumerate(riding):
-            if rides:
-                text = self._texts[number]
-                text.guesses = guesses[number]
-                text.end = rows.length(number) + accepted[number] + 1
+        guesses = self._of_head(said[row, to_device(list(round.verdict.nodes), said.device)])
+        ends = [
+            round.rows.length(number) + len(outcome.path) + 1
+            for number, outcome in enumerate(round.outcomes)
+        ]
+        return [
+            _Guesses(ends[number], guesses[number]) if rides else None
+            for number, rides in enumerate(riding)
+        ]
 
-    def _guesses(self, logits: Tensor) -> Tensor:
+    def _of_head(self, logits: Tensor) -> Tensor:
         """The target's logits ``[..., V]`` as far as the head's own tokens go."""
         known = self.head.d2t
         own = logits[..., known] if len(known) < logits.shape[-1] else logits
@@ -275,12 +234,13 @@ class AuxHeadDrafter(HeadDrafter):
 
     def _recover(self, rows: Rows, row: int) -> None:
         """Makes the guesses of a row that were lost, where its text asks for it."""
-        text = self._texts[row]
-        text.missing = False
-        if not rows.is_reproducible(row):
+        request = rows.requests[row]
+        self._rode[request] = None
+        if not request.reproducible:
             return
         before = rows.since(row, 0)[:-1]
         last = to_device([len(before) - 1], rows.seeds.device)
         with torch.inference_mode():
             aux_tokens = self.head.aux_tokens(last, len(before), 1)
-        text.guesses = self._guesses(self._target.forward_aux(before, aux_tokens))
+        logits = self._of_head(self._target.forward_aux(before, aux_tokens))
+        self._guesses[request] = _Guesses(rows.length(row), logits)

@@ -158,7 +158,7 @@ class TrainedDrafter(Drafter):
         return self.weight_bytes
 
     @abstractmethod
-    def knows(self, row: int) -> bool:
+    def knows(self, rows: Rows, row: int) -> bool:
         """Returns whether there is something to draft a row from."""
 
 
@@ -195,7 +195,7 @@ class HeadDrafter(TrainedDrafter):
         """Begins the drafts of a round, for rows of which some is known."""
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        known = [budget if self.knows(row) else 0 for row, budget in enumerate(budgets)]
+        known = [budget if self.knows(rows, row) else 0 for row, budget in enumerate(budgets)]
         if not any(known):
             return Proposal.empty(len(rows), rows.seeds.device)
         return self._drawn(rows, known) if self._growth is None else self._grown(rows, known)

@@ -17,8 +17,9 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from outpace.core.request import Request, RowNumbers
 from outpace.core.transfer import to_device
-from outpace.draft.base import RowInfo, Rows
+from outpace.draft.base import Rows
 from outpace.heads.base import Head, Shared
 from outpace.heads.layers import Entries
 from outpace.methods.heads.base import ByDepth, HeadDrafter, TreeHeadOptions
@@ -131,6 +132,7 @@ class BlockHeadDrafter(HeadDrafter):
         super().__init__(head, target, vocabulary)
         self.head = cast(BlockHead, self._head)
         self._cache = TextCache(self.head, target.rows)
+        self._rows = RowNumbers()
 
     @property
     def nbytes(self) -> int:
@@ -140,22 +142,29 @@ class BlockHeadDrafter(HeadDrafter):
     def deepest(self) -> int:
         return self.head.config.depths
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            known = 0 if info.forked_from is None else len(info.prompt) - 1
-            self._cache.admit(info.forked_from, known)
+    def begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            twin = request.forked_from
+            if twin is None:
+                self._cache.admit()
+            else:
+                self._cache.admit(self._rows[twin], request.length - 1)
+            self._rows.begin(request)
 
     @torch.inference_mode()
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        rows = self._rows.of(requests)
         begin = to_device([self._cache.lengths[row] for row in rows], states.device)
         columns = torch.arange(states.shape[1], device=states.device)
         entries = self.head.entries(states, begin[:, None] + columns)
         self._cache.append(rows, entries, [len(each) for each in tokens])
 
-    def retain(self, rows: Sequence[int]) -> None:
-        self._cache.retain(rows)
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        self._cache.retain(self._rows.end(None if interrupted else requests))
 
-    def knows(self, row: int) -> bool:
+    def knows(self, rows: Rows, row: int) -> bool:
         return self._cache.lengths[row] > 0
 
     @torch.inference_mode()

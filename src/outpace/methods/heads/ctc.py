@@ -302,7 +302,7 @@ class CtcDrafter(StateDrafter):
         self._top_k = min(options.top_k, len(self._vocabulary))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        live = [budget if self.knows(row) else 0 for row, budget in enumerate(budgets)]
+        live = [budget if self.knows(rows, row) else 0 for row, budget in enumerate(budgets)]
         if not any(live):
             return Proposal.empty(len(rows), rows.seeds.device)
         frames = self._frames(rows)

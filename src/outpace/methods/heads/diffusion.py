@@ -219,7 +219,7 @@ class DiffusionDrafter(TrainedDrafter):
         head.output.weight += often[head.d2t, None] / head.output.in_features
         return options
 
-    def knows(self, row: int) -> bool:
+    def knows(self, rows: Rows, row: int) -> bool:
         return True
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

@@ -15,8 +15,9 @@ from annotated_types import Ge
 from torch import Tensor, nn
 
 from outpace.core.proposal import Proposal
+from outpace.core.request import PerRequest, Request
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import Round, RowInfo, Rows
+from outpace.draft.base import Round, Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Norm
@@ -151,9 +152,7 @@ class LyannaDrafter(StepHeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self._lyanna, self._reuse = cast(Lyanna, head), 0
-        self._kept: list[_Kept | None] = []
-        self._latest: _Walk | None = None  # of the present round
-        self._drafted: Tensor | None = None  # [B, N], its tokens
+        self._kept: PerRequest[_Kept | None] = PerRequest(lambda request: None)
 
     def take(self, options: LyannaOptions) -> None:
         self._reuse = options.reuse
@@ -162,35 +161,24 @@ class LyannaDrafter(StepHeadDrafter):
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
         return {**super().specimen(loaded), "reuse": 2}
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self._kept += [None] * len(rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._kept = [self._kept[row] for row in rows]
-        self._latest = None
-
-    def rewind(self, rows: Rows) -> None:
-        self._latest = None
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        super().end(requests, interrupted)
+        self._kept.forget(requests)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        self._latest = None
         proposal = super().propose(rows, budgets)
-        self._drafted = proposal.tokens
+        if (walk := rows.state.get(self)) is not None:
+            walk.drafted = proposal.tokens
         return proposal
 
     def walk(self, rows: Rows) -> Walk:
         states, roots = self.starts(rows)
-        kept = [
-            None if rows.is_reproducible(row) else one
-            for row, one in enumerate(self._kept[: len(rows)])
-        ]
+        kept = [None if one.reproducible else self._kept[one] for one in rows.requests]
         remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
-        self._latest = _Walk(
+        walk = rows.state[self] = _Walk(
             self._lyanna, self._target, self._vocabulary, states, remembered[:, None], kept, roots
         )
-        return self._latest
+        return walk
 
     @torch.inference_mode()
     def _remembered(self, rows: Rows, row: int, kept: _Kept | None) -> Tensor:
@@ -202,21 +190,20 @@ class LyannaDrafter(StepHeadDrafter):
             found = self._lyanna.remember(found, tokens, self._target)
         return found
 
-    def observe(self, rows: Rows, round: Round) -> None:
-        walk, self._latest = self._latest, None
-        before, self._kept[: len(rows)] = self._kept[: len(rows)], [None] * len(rows)
-        if walk is None or not self._reuse or round.proposal.tokens is not self._drafted:
+    def observe(self, round: Round) -> None:
+        before = [self._kept[request] for request in round.requests]
+        for request in round.requests:
+            self._kept[request] = None
+        walk: _Walk | None = round.rows.state.get(self)
+        if walk is None or not self._reuse or round.proposal.tokens is not walk.drafted:
             return
-        drafted = round.proposal.counts.tolist()
-        ends = torch.tensor(round.verdict.nodes, device=rows.seeds.device)
-        depth = round.proposal.tree.depth.gather(1, ends[:, None])[:, 0].tolist()
-        for row, accepted in enumerate(depth):
+        for row, (request, outcome) in enumerate(zip(round.requests, round.outcomes, strict=True)):
             used = before[row] if row in walk.again else None
             times = used.times + 1 if used else 0
-            ahead = walk.states[accepted + 1 :]
-            if drafted[row] and times < self._reuse and ahead:
-                begin = used.begin if used else rows.length(row) - 1
-                self._kept[row] = _Kept(begin, [state[row] for state in ahead], times)
+            ahead = walk.states[len(outcome.path) + 1 :]
+            if outcome.drafted and times < self._reuse and ahead:
+                begin = used.begin if used else round.rows.length(row) - 1
+                self._kept[request] = _Kept(begin, [state[row] for state in ahead], times)
 
 
 class _Walk:
@@ -240,6 +227,8 @@ class _Walk:
         """``[B, H]`` each, by depth."""
         self.again = {row for row, one in enumerate(kept) if one is not None}
         """The rows that begin with kept states."""
+        self.drafted: Tensor | None = None
+        """``[B, N]``: the tokens that were drafted."""
 
     def first(self) -> Tensor:
         """Returns the logits ``[B, V]`` after the roots."""

@@ -16,9 +16,10 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from outpace.core.request import PerRequest, Request, RowNumbers
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import RowInfo, Rows
+from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.layers import DecoderLayer, LayerConfig, Sight
@@ -145,7 +146,8 @@ class StateDrafter(TrainedDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._rows: list[_Seen] = []
+        self._rows = RowNumbers()
+        self._seen = PerRequest(lambda request: _Seen(request.length - 1))
         layer = cast(StateHead, self._head).prefix
         self._texts = None if layer is None else PrefixTexts(layer, target.rows)
         if layer is not None:  # it is read once for a draft, whatever the other parts are
@@ -156,48 +158,55 @@ class StateDrafter(TrainedDrafter):
     def nbytes(self) -> int:
         return self.weight_bytes + (0 if self._texts is None else self._texts.nbytes)
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        for info in rows:
-            source, known = info.forked_from, len(info.prompt) - 1
-            self._rows.append(_Seen(known) if source is None else self._rows[source].again())
+    def begin(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            twin, known = request.forked_from, request.length - 1
+            self._seen[request] = _Seen(known) if twin is None else self._seen[twin].again()
             if self._texts is not None:
-                self._texts.admit(source, known)
+                self._texts.admit(None if twin is None else self._rows[twin], known)
+            self._rows.begin(request)
 
-    def read(self, rows: Sequence[int], tokens: Sequence[Sequence[int]], states: Tensor) -> None:
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
         due = []
-        for place, row in enumerate(rows):
-            new, seen = states[place, : len(tokens[place])], self._rows[row]
+        for place, request in enumerate(requests):
+            new, seen = states[place, : len(tokens[place])], self._seen[request]
             seen.unread -= len(new)
             if self._texts is not None:
+                row = self._rows[request]
                 self._texts.add(row, new)
                 if seen.unread == 0 or self._texts.waiting(row) > WAITING:
-                    due.append(row)
+                    due.append(request)
             elif len(new):
                 seen.take(new[-1].clone())  # a view would keep the states of the whole pass
         self._catch_up(due)
 
-    def _catch_up(self, rows: Sequence[int]) -> None:
-        """Has the prefix layer read what waits in some rows."""
-        waiting = [row for row in rows if self._waits(row)]
+    def _catch_up(self, requests: Sequence[Request]) -> None:
+        """Has the prefix layer read what waits of some texts."""
+        waiting = [request for request in requests if self._waits(request)]
         if self._texts is not None and waiting:
-            for row, latest in zip(waiting, self._texts.latest(waiting), strict=True):
-                self._rows[row].take(latest)
+            found = self._texts.latest(self._rows.of(waiting))
+            for request, latest in zip(waiting, found, strict=True):
+                self._seen[request].take(latest)
 
-    def _waits(self, row: int) -> bool:
-        return self._texts is not None and self._texts.waiting(row) > 0
+    def _waits(self, request: Request) -> bool:
+        return self._texts is not None and self._texts.waiting(self._rows[request]) > 0
 
-    def retain(self, rows: Sequence[int]) -> None:
-        self._rows = [self._rows[row] for row in rows]
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        staying = self._rows.end(None if interrupted else requests)
         if self._texts is not None:
-            self._texts.retain(rows)
+            self._texts.retain(staying)
+        self._seen.forget(requests)  # of one that joins again all is read again
 
-    def knows(self, row: int) -> bool:
-        return self._rows[row].latest is not None or self._waits(row)
+    def knows(self, rows: Rows, row: int) -> bool:
+        request = rows.requests[row]
+        return self._seen[request].latest is not None or self._waits(request)
 
     def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
-        self._catch_up(range(len(rows)))
-        states = [row.latest for row in self._rows[: len(rows)]]
+        self._catch_up(rows.requests)
+        states = [self._seen[request].latest for request in rows.requests]
         blank = torch.zeros_like(next(state for state in states if state is not None))
         found = torch.stack([blank if state is None else state for state in states])
         roots = [rows.since(row, rows.length(row) - 1) for row in range(len(rows))]

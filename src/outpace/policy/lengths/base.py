@@ -5,57 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, Self, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, ClassVar, Self
 
 from outpace.core.account import Account, Mode
 from outpace.core.options import Options
 from outpace.core.proposal import DraftingTerms, EndsAfter
+from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
-from outpace.policy.base import Controller, Outcome, RoundPlan, is_reproducible, wish
-from outpace.policy.row import DraftingRow
+from outpace.policy.base import Controller, Outcome, RoundPlan, wish
 from outpace.policy.tally import Tally
 
 LONGEST = 32
 """Tokens of a draft, at most, that a policy comes to by itself."""
-
-State = TypeVar("State")
-
-
-class ByRequest(Generic[State]):
-    """A value for each request, which the outcome of its rounds changes.
-
-    A new request begins where the latest change left the others, unless it begins ``afresh``. A
-    request whose text must repeat itself (`is_reproducible`) always begins afresh, and what becomes
-    of it changes nothing for others. ``pooled``: all other requests have one value in common.
-    """
-
-    def __init__(
-        self, first: State, coupled: bool, afresh: bool = False, pooled: bool = False
-    ) -> None:
-        """first: the value to begin with; it must not be changed in place."""
-        self._first = self._latest = first
-        self._coupled, self._afresh, self._pooled = coupled, afresh, pooled
-        self._own: WeakKeyDictionary[DraftingRow, State] = WeakKeyDictionary()
-
-    def of(self, request: DraftingRow) -> State:
-        """Returns the value of a request."""
-        apart = is_reproducible(request, self._coupled)
-        if self._pooled and not apart:
-            return self._latest
-        if request not in self._own:
-            self._own[request] = self._first if apart or self._afresh else self._latest
-        return self._own[request]
-
-    def put(self, request: DraftingRow, value: State) -> None:
-        """Changes the value of a request."""
-        apart = is_reproducible(request, self._coupled)
-        if not (self._pooled and not apart):
-            self._own[request] = value
-        if not apart:
-            self._latest = value
 
 
 @dataclass
@@ -91,7 +54,7 @@ class LengthPolicy(Controller):
         """count: num_speculative_tokens. coupled: the rule's texts do not depend on drafts."""
         self.count, self.options, self.coupled = count, options, coupled
         self._shape: TreeShape | None = None
-        self._played: WeakKeyDictionary[DraftingRow, _Played] = WeakKeyDictionary()
+        self._played = PerRequest(lambda request: _Played(), lasting=True)
 
     @property
     def most(self) -> int:
@@ -104,42 +67,42 @@ class LengthPolicy(Controller):
         return self
 
     @abstractmethod
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
         """Returns how many nodes to draft for each request."""
 
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         """Returns the rule's terms with what ends chains, if anything does."""
         return terms
 
-    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         return RoundPlan(self.budgets(requests), self.terms(requests, terms), self._shape)
 
     def meet(self, drafter: Drafter) -> None:
         """Is shown the drafter; raises ``ConfigError`` where it does not go with it."""
 
     def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         for request, outcome in zip(requests, outcomes, strict=True):
-            self._played.setdefault(request, _Played()).enter(outcome)
+            self._played[request].enter(outcome)
         self.learn_round(requests, outcomes)
 
-    def account(self, request: DraftingRow) -> Account:
-        played = self._played.get(request, _Played())
+    def account(self, request: Request) -> Account:
+        played = self._played[request]
         if not self.count:
             return Account(Mode.NONE, played.rounds)
         mode = Mode.OFF if wish(request) == 0 else Mode.FIXED
         drafters = tuple(tally.account(name) for name, tally in played.by_drafter.items())
         return Account(mode, played.rounds, drafters)
 
-    def learn_round(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
+    def learn_round(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Learns what became of a round's drafts."""
         for request, outcome in zip(requests, outcomes, strict=True):
             # A text that has ended was cut somewhere in its draft, and an empty draft says nothing.
             if outcome.drafted and not request.finished:
                 self.learn(request, outcome)
 
-    def learn(self, request: DraftingRow, outcome: Outcome) -> None:
+    def learn(self, request: Request, outcome: Outcome) -> None:
         """Learns what became of one request's draft."""
 
 
@@ -149,12 +112,12 @@ class StoppingPolicy(LengthPolicy):
 
     stops: ClassVar[bool] = True
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)
 
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         return replace(terms, ends_after=self.ending(requests))
 
     @abstractmethod
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
+    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
         """Returns what `DraftingTerms.ends_after` is in the coming round."""

@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge
 
 from outpace.core.options import Options
-from outpace.policy.base import Outcome, is_reproducible
-from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy
-from outpace.policy.row import DraftingRow
+from outpace.core.request import PerRequest, Request
+from outpace.policy.base import Outcome
+from outpace.policy.lengths.base import LONGEST, LengthPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,30 +58,31 @@ class Batch(LengthPolicy):
 
     def __init__(self, count: int, options: Any, coupled: bool) -> None:
         super().__init__(count, options, coupled)
-        self._states = ByRequest(_State(min(count, self.most)), coupled, pooled=True)
+        first = _State(min(count, self.most))
+        self._states = PerRequest(lambda request: first, lasting=True, common=first)
 
     @property
     def most(self) -> int:
         longest: int | None = self.options.longest
         return max(LONGEST, self.count) if longest is None else longest
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        return [self._states.of(request).length for request in requests]
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
+        return [self._states[request].length for request in requests]
 
-    def learn_round(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
+    def learn_round(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         together = []
         for request, outcome in zip(requests, outcomes, strict=True):
             if not outcome.drafted or request.finished:
                 continue
-            if is_reproducible(request, self.coupled):
+            if request.reproducible:
                 self._learn(request, [outcome])
             else:
                 together.append((request, outcome))
         if together:
             self._learn(together[0][0], [outcome for _, outcome in together])
 
-    def _learn(self, request: DraftingRow, outcomes: Sequence[Outcome]) -> None:
+    def _learn(self, request: Request, outcomes: Sequence[Outcome]) -> None:
         full = any(outcome.accepted == outcome.depth for outcome in outcomes)
         accepted = max(outcome.accepted for outcome in outcomes)
-        state = self._states.of(request).after(full, accepted, self.options, self.most)
-        self._states.put(request, state)
+        state = self._states[request].after(full, accepted, self.options, self.most)
+        self._states[request] = state

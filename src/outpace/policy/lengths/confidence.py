@@ -14,9 +14,9 @@ from annotated_types import Ge, Le
 
 from outpace.core.options import Options
 from outpace.core.proposal import EndsAfter
+from outpace.core.request import Request
 from outpace.draft.exits import probability
 from outpace.policy.lengths.base import StoppingPolicy
-from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Confidence(StoppingPolicy):
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = ConfidenceOptions
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
+    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
         threshold = self.options.threshold
         return lambda counts: (
             lambda distribution, token: probability(distribution, token) < threshold

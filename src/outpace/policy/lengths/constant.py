@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from outpace.core.options import Options
+from outpace.core.request import Request
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.policy.lengths.base import LengthPolicy
-from outpace.policy.row import DraftingRow
 
 
 class Constant(LengthPolicy):
@@ -28,5 +28,5 @@ class Constant(LengthPolicy):
         super().__init__(count, options or Options(), coupled)
         self._shape = shape
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)

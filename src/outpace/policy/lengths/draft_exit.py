@@ -13,10 +13,10 @@ from annotated_types import Ge, Le
 
 from outpace.core.options import Options
 from outpace.core.proposal import EndsAfter
+from outpace.core.request import PerRequest, Request
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
 from outpace.policy.base import Outcome
-from outpace.policy.lengths.base import ByRequest, StoppingPolicy
-from outpace.policy.row import DraftingRow
+from outpace.policy.lengths.base import StoppingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +53,20 @@ class DraftExit(StoppingPolicy):
 
     def __init__(self, count: int, options: Any, coupled: bool) -> None:
         super().__init__(count, options, coupled)
-        self._states = ByRequest(Exit(options.threshold), coupled, pooled=True)
-        self._watched: set[DraftingRow] = set()  # rows of the present round
+        first = Exit(options.threshold)
+        self._states = PerRequest(lambda request: first, lasting=True, common=first)
+        self._watched: set[Request] = set()  # rows of the present round
         self._rule = ThresholdRule(
             options.target_acceptance, options.step, options.rate_memory, options.threshold_memory
         )
 
-    def threshold(self, request: DraftingRow) -> float:
+    def threshold(self, request: Request) -> float:
         """Returns the present threshold of a request."""
-        return self._states.of(request).threshold
+        return self._states[request].threshold
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
+    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
         thresholds = [self.threshold(request) for request in requests]
-        self._watched = watched = set[DraftingRow]()
+        self._watched = watched = set[Request]()
 
         def begin(counts: Sequence[int]) -> EndsAfter:
             pairs = zip(requests, counts, strict=True)
@@ -74,10 +75,10 @@ class DraftExit(StoppingPolicy):
 
         return begin
 
-    def learn(self, request: DraftingRow, outcome: Outcome) -> None:
+    def learn(self, request: Request, outcome: Outcome) -> None:
         if request not in self._watched:  # a look-up drafted, whose tokens no threshold ends
             return
         whole = outcome.drafted >= self.count
-        exit = self._states.of(request)
+        exit = self._states[request]
         moved = exit.after(self._rule, outcome.drafted, outcome.accepted, whole)
-        self._states.put(request, moved)
+        self._states[request] = moved

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from outpace.core.options import Options
 from outpace.core.proposal import DraftingTerms
+from outpace.core.request import Request
 from outpace.policy.lengths.base import LengthPolicy
-from outpace.policy.row import DraftingRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class Entropy(LengthPolicy):
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = EntropyOptions
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)
 
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         of_rule = terms.keeps_drafting
 
         def keeps_drafting(distribution: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from outpace.core.request import PerRequest, Request
 from outpace.policy.base import Outcome
-from outpace.policy.lengths.base import LONGEST, ByRequest, LengthPolicy
-from outpace.policy.row import DraftingRow
+from outpace.policy.lengths.base import LONGEST, LengthPolicy
 
 MORE, LESS = 2, 1
 
@@ -27,20 +27,28 @@ class Heuristic(LengthPolicy):
 
     def __init__(self, count: int, options: object, coupled: bool) -> None:
         super().__init__(count, options, coupled)
-        self._lengths = ByRequest(count, coupled, afresh=self.afresh)
+        self._latest = count
+        self._lengths = PerRequest(self._first, lasting=True)
+
+    def _first(self, request: Request) -> int:
+        """The length that a request begins with: that of the others, unless its text must repeat
+        itself."""
+        return self.count if self.afresh or request.reproducible else self._latest
 
     @property
     def most(self) -> int:
         return max(LONGEST, self.count)
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
-        return [self._lengths.of(request) for request in requests]
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
+        return [self._lengths[request] for request in requests]
 
-    def learn(self, request: DraftingRow, outcome: Outcome) -> None:
-        length = self._lengths.of(request)
+    def learn(self, request: Request, outcome: Outcome) -> None:
+        length = self._lengths[request]
         full = outcome.accepted == outcome.depth
         length = min(self.most, length + MORE) if full else max(1, length - LESS)
-        self._lengths.put(request, length)
+        self._lengths[request] = length
+        if not request.reproducible:
+            self._latest = length
 
 
 class TransientHeuristic(Heuristic):

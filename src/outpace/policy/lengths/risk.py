@@ -16,12 +16,12 @@ from torch import Tensor
 
 from outpace.core.options import Options
 from outpace.core.proposal import EndsAfter
+from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.base import Outcome
 from outpace.policy.calibration import Calibration, Confidences
-from outpace.policy.lengths.base import ByRequest, StoppingPolicy
-from outpace.policy.row import DraftingRow
+from outpace.policy.lengths.base import StoppingPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class Risk(StoppingPolicy):
 
     def __init__(self, count: int, options: Any, coupled: bool) -> None:
         super().__init__(count, options, coupled)
-        self._known = ByRequest(Calibration(), coupled, pooled=True)
+        first = Calibration()
+        self._known = PerRequest(lambda request: first, lasting=True, common=first)
         self._confidences = Confidences(())
 
     def meet(self, drafter: Drafter) -> None:
@@ -56,11 +57,11 @@ class Risk(StoppingPolicy):
                 f"{drafter.name!r} has several draft for a row at once: choose another length."
             )
 
-    def calibration(self, request: DraftingRow) -> Calibration:
+    def calibration(self, request: Request) -> Calibration:
         """Returns what is known for a request."""
-        return self._known.of(request)
+        return self._known[request]
 
-    def ending(self, requests: Sequence[DraftingRow]) -> Callable[[Sequence[int]], EndsAfter]:
+    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
         self._confidences = of_round = Confidences(requests)
         chances = [self.calibration(request).chances() for request in requests]
 
@@ -69,8 +70,8 @@ class Risk(StoppingPolicy):
 
         return lambda counts: of_round.watch(counts, chances, risky)
 
-    def learn(self, request: DraftingRow, outcome: Outcome) -> None:
+    def learn(self, request: Request, outcome: Outcome) -> None:
         ranges = self._confidences.ranges(request, outcome.depth)
         if ranges is not None:
             known = self.calibration(request).with_draft(ranges, outcome.accepted)
-            self._known.put(request, known)
+            self._known[request] = known

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from outpace.core.options import Options, Reads
 from outpace.core.proposal import DraftingTerms
+from outpace.core.request import Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Classifier, load_classifier
 from outpace.policy.lengths.base import LengthPolicy
-from outpace.policy.row import DraftingRow
 
 
 def _head(name: str, value: Any) -> Classifier:
@@ -75,10 +75,10 @@ class StopHead(LengthPolicy):
         if drafter.loaded is not None:
             self._head = self._head.to(drafter.loaded.device)
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)
 
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         return replace(terms, goes_on=self._watching())
 
     def _watching(self) -> Callable[[Tensor], Tensor]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, TypeVar
 
 from outpace.core.proposal import Drawn, Needs
-from outpace.draft.base import Drafter, RowInfo, Setup
+from outpace.core.request import PerRequest, Request
+from outpace.draft.base import Drafter, Setup
 from outpace.draft.fingerprint import digest_of
-from outpace.draft.route.base import Learned, State, build_children, described, names_of, rule_of
+from outpace.draft.route.base import build_children, described, names_of, rule_of
 from outpace.draft.route.choosing import Choosing, DraftersOptions
 from outpace.draft.state import FileName, StateFile
 
@@ -23,9 +24,12 @@ class LearningOptions(DraftersOptions):
     """A file in which what is learned is kept between runs."""
 
 
+State = TypeVar("State")
+
+
 class Learning(Choosing, Generic[State]):
-    """Keeps what is learned, once for all rows and apart for rows that are `Rows.reproducible`, and
-    in a file between runs if the option ``state`` names one."""
+    """Keeps what is learned, once for all rows and apart for `Request.reproducible` ones, and in a
+    file between runs if the option ``state`` names one."""
 
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
     needs: Needs = Needs(probs=True)
@@ -41,7 +45,9 @@ class Learning(Choosing, Generic[State]):
         """first: makes what is known before the first round. file: where it is kept, or None."""
         super().__init__(children, names, vocabulary)
         self.needs = replace(self.needs, probs=True)
-        self._learned = Learned(first)
+        self.learned = first()
+        """What is known of all rows together."""
+        self._learned = PerRequest(lambda request: first(), lasting=True, common=self.learned)
         whose = list(map(described, names, children))
         models = [digest_of(child.loaded.model) for child in children if child.loaded]
         self._file = None if file is None else StateFile(file, self.name, whose, models)
@@ -78,16 +84,7 @@ class Learning(Choosing, Generic[State]):
         if self._file is not None:
             yield self._file
 
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self._learned.admit(rows)
-
-    def reset(self) -> None:
-        super().reset()
-        self._learned.retain([])
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._learned.retain(rows)
-        if self._file is not None:
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        super().end(requests, interrupted)
+        if self._file is not None and not interrupted:
             self._file.changed()

@@ -14,11 +14,11 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from outpace.core.logits.constraints import History
 from outpace.core.proposal import Proposal
+from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded
-from outpace.draft.base import Drafter, Round, RowInfo, Rows, Setup
+from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.guesses import Guess
-from outpace.draft.remembered import Remembered
-from outpace.draft.route.base import Asked, Learned
+from outpace.draft.route.base import Asked, Turn
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.learned.base import Learning, LearningOptions
 from outpace.draft.route.learned.leader import ALIKE, AT_FIRST, Leader, Purse, Shadow
@@ -97,14 +97,16 @@ class Hedge(Learning[Leader]):
             one.pass_bytes and not one.has_probs and not one.aux_per_node for one in children
         )
         self._horizon, self._shares = horizon, shares
-        self._purses = Learned(lambda: Purse(options.asking, options.asking * EXPECTED))
-        self._purses.shared.at_first = AT_FIRST
+        self._purse = Purse(options.asking, AT_FIRST)  # of all rows together
+        self._purses = PerRequest(
+            lambda request: Purse(options.asking, options.asking * EXPECTED),
+            lasting=True,
+            common=self._purse,
+        )
         self._every = options.every
-        self._texts = Remembered(lambda: Heard([Shadow(horizon) for _ in children]))
-        # Of the present round, by row; empty where nothing is drafted at all.
-        self._budgets: Sequence[int] = ()
-        self._chosen: Sequence[int] = ()
-        self._wanted: Sequence[Sequence[int]] = ()  # by child
+        self._texts = PerRequest(
+            lambda request: Heard([Shadow(horizon) for _ in children]), lasting=True
+        )
         self._riding: set[int] = set()
         """The children that draft from columns in the target's pass, as far as that is known."""
 
@@ -116,76 +118,62 @@ class Hedge(Learning[Leader]):
     @property
     def gains(self) -> dict[str, float]:
         """What a round of each drafter would have brought lately, in tokens per pass."""
-        return dict(zip(self.names, self._learned.shared.gains, strict=True))
+        return dict(zip(self.names, self.learned.gains, strict=True))
 
     @property
     def spent(self) -> float:
         """What asking has cost so far, in passes of the target; that of seeded rows left out."""
-        return self._purses.shared.spent
-
-    def admit(self, rows: Sequence[RowInfo]) -> None:
-        super().admit(rows)
-        self._texts.admit(rows)
-        self._purses.admit(rows)
-
-    def retain(self, rows: Sequence[int]) -> None:
-        super().retain(rows)
-        self._texts.retain(rows)
-        self._purses.retain(rows)
-
-    def reset(self) -> None:
-        super().reset()
-        self._texts.retain([])
-        self._purses.retain([])
-        self._budgets = self._chosen = self._wanted = ()
+        return self._purse.spent
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
-        shared = self._learned.shared
+        shared = self.learned
         return {"gains": shared.gains, "best": [shared.best]}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        shared = self._learned.shared
+        shared = self.learned
         shared.gains = numbers(saved, "gains", len(self.children))
         best = int(numbers(saved, "best", 1)[0])
         shared.best = min(max(0, best), len(self.children) - 1)
 
     def choice(self, rows: Rows) -> list[int]:
-        return [self._best(rows, row) for row in range(len(rows))]
+        return [self._best(request, rows.length(row)) for row, request in enumerate(rows.requests)]
 
-    def _best(self, rows: Rows, row: int) -> int:
-        """The leader, unless it has to read the text and another one costs less without that."""
-        leader = self._learned.of(rows, row)
-        length = max(EXPECTED, self._texts[row].tokens)
+    def _best(self, request: Request, length: int) -> int:
+        """The leader, unless it has to read the text and another one costs less without that.
+        length: of the text."""
+        leader = self._learned[request]
+        expected = max(EXPECTED, self._texts[request].tokens)
         costs = [
-            1 / gain + self._price_of_reading(number, rows, row) / length
+            1 / gain + self._price_of_reading(number, request, length) / expected
             for number, gain in enumerate(leader.gains)
         ]
         least = min(range(len(costs)), key=costs.__getitem__)
         return leader.best if costs[leader.best] <= ALIKE * costs[least] else least
 
-    def _price_of_reading(self, number: int, rows: Rows, row: int) -> float:
-        """What it costs a child to read a text that it has not read."""
-        if self.children[number].keeps_up or number in self._texts[row].readers:
+    def _price_of_reading(self, number: int, request: Request, length: int) -> float:
+        """What it costs a child to read a text of this length that it has not read."""
+        if self.children[number].keeps_up or number in self._texts[request].readers:
             return 0.0
-        return self._shares[number] * rows.length(row) / READ_AT_ONCE
+        return self._shares[number] * length / READ_AT_ONCE
 
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
     ) -> Asked:
-        return self.ask(number, rows, self._wanted[number])
+        return self.ask(number, rows, self.turn(rows).wanted[number])
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        self._chosen, self._budgets = self.choice(rows), list(budgets)
-        for row in range(len(rows)):
-            self._purses.of(rows, row).held = 0.0
-        every = range(len(self.children))
-        self._wanted = [self._asked_for(number, rows, budgets) for number in every]
-        for number, wanted in enumerate(self._wanted):
-            if number not in self._chosen and any(wanted):
+        for request in rows.requests:
+            self._purses[request].held = 0.0
+        turn, chosen, every = self.turn(rows), self.choice(rows), range(len(self.children))
+        turn.wanted = [self._asked_for(number, chosen, rows, budgets) for number in every]
+        for number, wanted in enumerate(turn.wanted):
+            if number not in chosen and any(wanted):
                 self.ask(number, rows, wanted)
         return super().propose(rows, budgets)
 
-    def _asked_for(self, number: int, rows: Rows, budgets: Sequence[int]) -> Sequence[int]:
+    def _asked_for(
+        self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
+    ) -> Sequence[int]:
         """How much a child drafts in each row, whether that is what is scored or not.
 
         A look-up is asked for all rows, whoever chose it: that is free and tells what it would
@@ -194,8 +182,7 @@ class Hedge(Learning[Leader]):
         if not child.pass_bytes:
             return budgets
         wanted = [
-            budget if chosen == number else 0
-            for chosen, budget in zip(self._chosen, budgets, strict=True)
+            budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)
         ]
         if child.has_probs or child.aux_per_node:
             return wanted
@@ -210,43 +197,39 @@ class Hedge(Learning[Leader]):
             self._riding.add(child)
         return asked
 
-    def rewind(self, rows: Rows) -> None:
-        super().rewind(rows)
-        self._budgets = self._chosen = self._wanted = ()
-
-    def observe(self, rows: Rows, round: Round) -> None:
-        asked: dict[int, Asked] = {each.child: each for each in self._asked}
-        self._budgets = self._budgets or [0] * len(rows)
-        committed = Committed.of(rows, round)
+    def observe(self, round: Round) -> None:
+        turn, rows, committed = self.turn(round.rows), round.rows, Committed.of(round)
+        turn.budgets = turn.budgets or [0] * len(rows)
         # Before the children are told of the round: what they learn from it would help them here.
         found = {
-            number: self._found(number, asked.get(number), rows, committed)
+            number: self._found(number, turn, rows, committed)
             for number, child in enumerate(self.children)
             if child.asked_anywhere
         }
-        super().observe(rows, round)
+        super().observe(round)
         chances = [
-            found.get(number) or self._chances(number, asked.get(number), rows, committed)
+            found.get(number) or self._chances(number, turn, rows, committed)
             for number in range(len(self.children))
         ]
-        for row, tokens in enumerate(committed.tokens):
-            leader, text = self._learned.of(rows, row), self._texts[row]
-            self._pay(asked, rows, row)
+        for row, (request, tokens) in enumerate(zip(rows.requests, committed.tokens, strict=True)):
+            leader, text = self._learned[request], self._texts[request]
+            self._pay(turn, rows, row)
             pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
             ended = [list(map(shadow.ended, own)) if own else None for shadow, own in pairs]
             leader.learn(ended, len(tokens))
             text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
-        self._budgets = self._chosen = self._wanted = ()
 
-    def _pay(self, asked: Mapping[int, Asked], rows: Rows, row: int) -> None:
+    def _pay(self, turn: Turn, rows: Rows, row: int) -> None:
         """Enters what a round has cost in a row, and what it has cost to ask others for drafts.
 
         That waits until the round is over: one that comes to nothing is played again."""
-        purse, text, price = self._purses.of(rows, row), self._texts[row], 1.0
-        for number, each in asked.items():
+        request, price = rows.requests[row], 1.0
+        purse, text = self._purses[request], self._texts[request]
+        for each in turn.asked:
+            number = each.child
             if not each.nodes[row] or not self.children[number].pass_bytes:
                 continue
-            if self._chosen[row] == number:
+            if turn.chosen[row] == number:
                 price += len(each.nodes[row]) * self._shares[number]
             else:
                 purse.pay(self._price_of_asking(number, rows, row))
@@ -254,15 +237,15 @@ class Hedge(Learning[Leader]):
         purse.earned += price
 
     def _found(
-        self, number: int, asked: Asked | None, rows: Rows, committed: Committed
+        self, number: int, turn: Turn, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """Whether a look-up would have said each committed token, by row. A round of its own ends
         with the token that it did not foresee, after which it is asked again."""
-        before, texts = rows.history_before(), committed.tokens
+        before, texts, asked = rows.history_before(), committed.tokens, turn.of(number)
         every = range(len(rows))
         said: list[list[float]] = [[] for _ in every]
         known: list[Guess | None] = [
-            asked.nodes[row] if asked and self._budgets[row] else None for row in every
+            asked.nodes[row] if asked and turn.budgets[row] else None for row in every
         ]
         while True:
             for row in every:
@@ -279,17 +262,15 @@ class Hedge(Learning[Leader]):
                 for row in every
             ]
             then = replace(rows, history=History(before.prompts, outputs))
-            budgets = [
-                (self._budgets[row] or self._horizon) if missing[row] else 0 for row in every
-            ]
+            budgets = [(turn.budgets[row] or self._horizon) if missing[row] else 0 for row in every]
             known = list(self.made(number, then, budgets)[1])
 
     def _chances(
-        self, number: int, asked: Asked | None, rows: Rows, committed: Committed
+        self, number: int, turn: Turn, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """The chances of acceptance of a child at each committed token, by row; none where it was
         not asked."""
-        child, probs = self.children[number], None
+        child, asked, probs = self.children[number], turn.of(number), None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
         due = [
@@ -300,8 +281,9 @@ class Hedge(Learning[Leader]):
             tokens = padded(committed.tokens, rows.seeds.device)
             probs = child.probs_of(rows, tokens, due)
         for row in (row for row in all_rows if due[row]):
-            self._purses.of(rows, row).pay(self._price_of_asking(number, rows, row))
-            self._texts[row].readers.add(number)
+            request = rows.requests[row]
+            self._purses[request].pay(self._price_of_asking(number, rows, row))
+            self._texts[request].readers.add(number)
         found = []
         for row in all_rows:
             if asked is not None and played[row]:
@@ -310,7 +292,7 @@ class Hedge(Learning[Leader]):
                 known = due[row] and probs is not None and bool(probs[row].any())
                 found.append(committed.of_probs(probs, row) if probs is not None and known else [])
             else:
-                silent = self._was_silent(number, rows, row)
+                silent = self._was_silent(number, turn, rows, row)
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
 
@@ -319,28 +301,28 @@ class Hedge(Learning[Leader]):
 
         What does not draft for pure rows is not asked about them: what it would say there may be
         what it has learned from others."""
-        reproducible = rows.is_reproducible(row)
-        if self._texts[row].rounds % self._every or (
-            reproducible and self.children[number].skips_reproducible
-        ):
+        request = rows.requests[row]
+        skips = request.reproducible and self.children[number].skips_reproducible
+        if self._texts[request].rounds % self._every or skips:
             return False
-        return self._purses.of(rows, row).hold(self._price_of_asking(number, rows, row))
+        return self._purses[request].hold(self._price_of_asking(number, rows, row))
 
     def _price_of_asking(self, number: int, rows: Rows, row: int) -> float:
         """What it costs to ask a model: a pass, or a draft where it cannot say its
         distributions."""
         passes = 1 if self.children[number].has_probs else self._horizon
-        return passes * self._shares[number] + self._price_of_reading(number, rows, row)
+        reading = self._price_of_reading(number, rows.requests[row], rows.length(row))
+        return passes * self._shares[number] + reading
 
-    def _was_silent(self, number: int, rows: Rows, row: int) -> bool:
+    def _was_silent(self, number: int, turn: Turn, rows: Rows, row: int) -> bool:
         """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.
         One whose columns did not ride in the round before could not say anything."""
-        if not self._budgets[row]:
+        if not turn.budgets[row]:
             return False
         # Look-ahead columns never ride in a pure row, whatever those of other rows do.
         reproducible = rows.is_reproducible(row)
         rides = self.children[number].aux_per_node or (number in self._riding and not reproducible)
-        return not rides or self._chosen[row] == number
+        return not rides or turn.chosen[row] == number
 
     @staticmethod
     def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:

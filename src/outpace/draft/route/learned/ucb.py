@@ -12,9 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
-from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter, Round, Rows, Setup
-from outpace.draft.route.base import Asked
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.learned.base import Learning, LearningOptions
 from outpace.draft.state import numbers
@@ -94,8 +92,6 @@ class Ucb(Learning[Bandit]):
         def first() -> Bandit:
             return Bandit(len(children), options.exploration)
 
-        self._budgets: Sequence[int] = ()  # of the present round, as the next
-        self._chosen: list[int] = []
         super().__init__(children, names, vocabulary, first, options.state)
 
     @classmethod
@@ -105,45 +101,31 @@ class Ucb(Learning[Bandit]):
     @property
     def pulls(self) -> dict[str, float]:
         """How many drafts of each drafter were played."""
-        return dict(zip(self.names, self._learned.shared.pulls, strict=True))
+        return dict(zip(self.names, self.learned.pulls, strict=True))
 
     def choice(self, rows: Rows) -> list[int]:
-        self._chosen = [self._learned.of(rows, row).choice for row in range(len(rows))]
-        return self._chosen
+        return [self._learned[request].choice for request in rows.requests]
 
-    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        self._budgets = budgets
-        return super().propose(rows, budgets)
-
-    def rewind(self, rows: Rows) -> None:
-        super().rewind(rows)
-        self._chosen = []
-
-    def reset(self) -> None:
-        super().reset()
-        self._chosen = []
-
-    def observe(self, rows: Rows, round: Round) -> None:
-        asked: dict[int, Asked] = {each.child: each for each in self._asked}
-        drafted = bool(self._asked) or bool(self._chosen)
-        super().observe(rows, round)
-        if not drafted:
-            return
-        committed = Committed.of(rows, round)
-        for row, arm in enumerate(self._chosen[: len(rows)]):
-            if not self._budgets[row]:
+    def observe(self, round: Round) -> None:
+        super().observe(round)
+        turn = self.turn(round.rows)
+        if not turn.chosen:
+            return  # nobody was to draft anywhere
+        committed = Committed.of(round)
+        for row, (arm, budget) in enumerate(zip(turn.chosen, turn.budgets, strict=True)):
+            if not budget:
                 continue  # nobody was to draft here
-            own = asked.get(arm)
+            own = turn.of(arm)
             chances = committed.of_draft(own, row) if own is not None else [0.0]
             length = len(own.nodes[row]) if own is not None else 0
             tested = chances[: max(1, min(length, len(chances)))]
-            self._learned.of(rows, row).add(arm, block_divergence(tested, self._budgets[row]))
-        self._chosen = []
+            reward = block_divergence(tested, budget)
+            self._learned[round.requests[row]].add(arm, reward)
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
-        shared = self._learned.shared
+        shared = self.learned
         return {"sums": shared.sums, "pulls": shared.pulls}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        shared, arms = self._learned.shared, len(self.children)
+        shared, arms = self.learned, len(self.children)
         shared.sums, shared.pulls = (numbers(saved, name, arms) for name in ("sums", "pulls"))

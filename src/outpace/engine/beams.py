@@ -1,0 +1,300 @@
+"""Beam search: the groups of several prompts, side by side in the rows of one target."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.beam_params import BeamSearchParams
+from outpace.core.faults import Contradiction, RowFault
+from outpace.core.logits_pipeline import Branches, History, LogitsPipeline
+from outpace.core.proposal import Proposal
+from outpace.core.stats import Metrics
+from outpace.engine.request import Request
+from outpace.errors import PromptError, UnsupportedModel
+from outpace.targets.base import Plan, PromptInputs, Target
+
+
+@dataclass(frozen=True, eq=False)
+class Beam:
+    """An unfinished text: what was written, and how likely it is."""
+
+    output_ids: tuple[int, ...] = ()
+    logprob: float = 0.0
+    """The sum over its tokens."""
+    parent: int = 0
+    """The number, among the beams of the step before, of the one that it continues."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A text that has ended, and its place among the others."""
+
+    request: Request
+    logprob: float
+    """The sum over its tokens."""
+    score: float
+    """The same, divided by the text's length to the power of the length penalty."""
+
+
+class Best:
+    """At most ``beam_width`` ended texts, the best first.
+
+    The rules are those of transformers' ``generate``, whose three values of ``early_stopping``
+    they implement.
+    """
+
+    def __init__(self, params: BeamSearchParams, max_tokens: int) -> None:
+        """params: resolved. max_tokens: that a text of this prompt can have."""
+        self._params = params
+        self._penalty = 1.0 if params.length_penalty is None else params.length_penalty
+        self._max_tokens = max_tokens
+        self.texts: list[Ended] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether as many texts have ended as are kept."""
+        return len(self.texts) == self._params.beam_width
+
+    def add(self, request: Request, logprob: float) -> None:
+        """Adds an ended text, if it is one of the best."""
+        score = self._score(logprob, len(request.output_ids))
+        self.texts.append(Ended(request, logprob, score))
+        self.texts.sort(key=lambda text: -text.score)
+        del self.texts[self._params.beam_width :]
+
+    def improvable(self, logprob: float, length: int) -> bool:
+        """Returns whether the search goes on. logprob, length: of the best unfinished text."""
+        if not self.full:
+            return True
+        if self._params.early_stopping is True:
+            return False
+        if self._params.early_stopping == "never" and self._penalty > 0:
+            length = self._max_tokens
+        return self._score(logprob, length) > self.texts[-1].score
+
+    def _score(self, logprob: float, length: int) -> float:
+        try:
+            weight: float = float(length) ** self._penalty
+            return logprob / weight
+        except OverflowError:  # so long a text has no weight at all
+            return -0.0
+        except ZeroDivisionError:  # the same with the opposite sign
+            return -math.inf
+
+
+class Group:
+    """The beams of one prompt, from the prompt alone to the best texts.
+
+    A step takes the most likely continuations of all beams, puts aside those that have ended, and
+    goes on with the ``beam_width`` best of the others.
+    """
+
+    def __init__(self, request: Request, params: BeamSearchParams, vocabulary: int) -> None:
+        """request: the prompt and the options of its texts; it is not played itself."""
+        self.request = request
+        self.beams = [Beam()]
+        self.best = Best(params, request.max_tokens)
+        self.error: Exception | None = None
+        """Why the search could not go on."""
+        self._params = params
+        self._vocabulary = vocabulary
+        ends = set(request.params.stop_token_ids)
+        self._ends = ends if request.params.ignore_eos else ends | set(request.eos_ids)
+
+    @property
+    def done(self) -> bool:
+        """Whether the search has come to its end."""
+        return not self.beams
+
+    def tokens_of(self, beam: Beam) -> list[int]:
+        """Returns the tokens of the prompt and of what was written after it."""
+        return [*self.request.prompt_ids, *beam.output_ids]
+
+    def fail(self, error: Exception) -> None:
+        """Ends the search with an error."""
+        self.error, self.beams = error, []
+
+    def step(self, logits: Tensor) -> None:
+        """Goes one token further. logits: ``[beams, V']``, of the token after each beam."""
+        try:
+            logprobs = torch.stack(
+                [self._logprobs(beam, row) for beam, row in zip(self.beams, logits, strict=True)]
+            )
+            self._advance(self._continuations(logprobs))
+        except RowFault as error:
+            self.fail(error)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _logprobs(self, beam: Beam, logits: Tensor) -> Tensor:
+        """The log-probabilities ``[V]`` of a beam's next token, as its options change them. They
+        are not made to sum to 1 again, as in transformers."""
+        wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
+        known = logits.to(wide).log_softmax(-1)
+        maker = LogitsPipeline([self.request.options], self._vocabulary, logits.device)
+        history = History([self.request.prompt_ids], [list(beam.output_ids)])
+        try:
+            scores = maker.adjusted(known[None, None], Branches.root(1, logits.device), history)
+            _ = maker.dead_ends  # on a GPU, this is what raises a fault
+        except Contradiction:
+            return torch.full_like(known[: self._vocabulary], -torch.inf)  # the others go on
+        return scores[0, 0]
+
+    def _continuations(self, logprobs: Tensor) -> list[Beam]:
+        """The most likely continuations, the best first: so many that, whichever of them end, as
+        many are left as there are beams. logprobs: ``[beams, V]``."""
+        before = torch.tensor([beam.logprob for beam in self.beams], dtype=logprobs.dtype)
+        total = (logprobs + before.to(logprobs.device)[:, None]).flatten()
+        wanted = max(2, 1 + len(self._ends)) * self._params.beam_width
+        found = total.topk(min(wanted, total.numel()))
+        beams = []
+        for value, index in zip(found.values.tolist(), found.indices.tolist(), strict=True):
+            parent, token = divmod(index, self._vocabulary)
+            ids = (*self.beams[parent].output_ids, token)
+            beams.append(Beam(ids, value, parent))
+        return [beam for beam in beams if beam.logprob > -torch.inf]
+
+    def _advance(self, found: Sequence[Beam]) -> None:
+        """Takes the next beams out of the continuations, which stand in order."""
+        if not found and not self.best.texts:
+            raise Contradiction(0)
+        width, going = self._params.beam_width, []
+        for place, beam in enumerate(found):
+            text = self._ended(beam)
+            if text is None:
+                going.append(beam)
+            elif text.error is not None:
+                return self.fail(text.error)
+            elif place < width:
+                self.best.add(text, beam.logprob)
+        going = going[:width]
+        on = bool(going) and self.best.improvable(going[0].logprob, len(going[0].output_ids))
+        self.beams = going if on else []
+        return None
+
+    def _ended(self, beam: Beam) -> Request | None:
+        """The text of a beam, if it has ended."""
+        ids = beam.output_ids
+        ended = ids[-1] in self._ends or len(ids) >= self.request.max_tokens
+        if not ended and not self._may_hold_a_stop_string(beam):
+            return None
+        text = dataclasses.replace(self.request, output_ids=[], logprobs=[], metrics=Metrics())
+        text.extend(ids)
+        return text if text.finished else None
+
+    def _may_hold_a_stop_string(self, beam: Beam) -> bool:
+        """Whether a beam's text has to be looked at token by token: that takes longer."""
+        strings = self.request.params.stop_strings
+        if not strings or self.request.decoder is None:
+            return False
+        text = self.request.decode(beam.output_ids)
+        return any(string in text for string in strings)
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """What a row of the target holds: all tokens of a beam but the last."""
+
+    group: Group
+    beam: Beam
+
+
+class BeamSearch:
+    """Searches for the texts of several prompts, as many at once as the target has rows for.
+
+    A prompt is read once, in one row. When a beam goes on in several ways, the row that it has is
+    forked; what one beam alone goes on with stays where it is. The rows of a beam that nothing
+    goes on from, and those of a prompt whose search is over, are free at once.
+    """
+
+    def __init__(
+        self, target: Target, groups: Iterable[Group], width: int, tokens_at_once: int
+    ) -> None:
+        """target: nobody else uses its rows. width: rows that one prompt may need.
+        tokens_at_once: about this many tokens of prompts are read before the next pass is begun."""
+        self._target = target
+        self._width = width
+        self._tokens_at_once = tokens_at_once
+        self._waiting = deque(groups)
+        self._rows: list[_Row] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all searches have come to their ends."""
+        return not self._waiting and not self._rows
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Reads a part of the prompts that are not read yet or, if all are, goes one token further
+        in all texts."""
+        with self._target.computing():
+            self._step()
+
+    def _step(self) -> None:
+        self._admit()
+        if self._target.ready < self._target.active:
+            self._target.fill(self._tokens_at_once)
+        if self._rows and self._target.ready == self._target.active:
+            logits, played = self._score(), self._by_group()
+            for group, rows in played.items():
+                group.step(logits[rows])
+            self._follow(played)
+
+    def _admit(self) -> None:
+        """Lets waiting prompts in, as long as there is room for all the beams that they may get."""
+        playing = len(self._by_group())
+        while self._waiting and (playing + 1) * self._width <= self._target.rows:
+            group = self._waiting.popleft()
+            request = group.request
+            inputs = PromptInputs(request.prompt_ids, source=request.source, media=request.media)
+            try:
+                self._target.admit(inputs)
+            except (PromptError, UnsupportedModel) as error:
+                group.fail(error)
+                continue
+            self._rows.append(_Row(group, group.beams[0]))
+            playing += 1
+
+    def _by_group(self) -> dict[Group, list[int]]:
+        """The rows of each group, in the order of its beams."""
+        found: dict[Group, dict[Beam, int]] = {}
+        for number, row in enumerate(self._rows):
+            found.setdefault(row.group, {})[row.beam] = number
+        return {group: [at[beam] for beam in group.beams] for group, at in found.items()}
+
+    def _score(self) -> Tensor:
+        """The logits ``[rows, V']`` of the token after each beam."""
+        lengths = self._target.lengths
+        pending = [
+            row.group.tokens_of(row.beam)[length:]
+            for row, length in zip(self._rows, lengths, strict=True)
+        ]
+        nothing = Proposal.empty(len(pending), self._target.device)
+        scores = self._target.score(Plan(pending, nothing.tokens, nothing.tree))
+        self._target.commit([()] * len(pending))
+        return scores.logits[:, -1]
+
+    def _follow(self, played: Mapping[Group, Sequence[int]]) -> None:
+        """Gives each of the new beams a row with what the beam that it continues has cached.
+
+        played: the rows that each group had, in the order of its former beams.
+        """
+        heirs: dict[int, list[_Row]] = {}  # by row
+        for group, rows in played.items():
+            for beam in group.beams:
+                heirs.setdefault(rows[beam.parent], []).append(_Row(group, beam))
+        staying = sorted(heirs)
+        if len(staying) < len(self._rows):
+            self._target.retain(staying)
+        self._rows = [heirs[row][0] for row in staying]
+        for number, row in enumerate(staying):
+            for heir in heirs[row][1:]:
+                self._target.fork(number, whole=True)
+                self._rows.append(heir)

@@ -1,1 +1,0 @@
-"""Who of the waiting requests joins the batch next."""
