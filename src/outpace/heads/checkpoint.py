@@ -18,7 +18,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape, config_of, shape_of
-from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.folder import CONFIG, WEIGHTS, Folder
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
 
 
@@ -35,7 +35,7 @@ class Content:
     about: Mapping[str, Any]
     """Its configuration."""
     weights: Mapping[str, Tensor]
-    file: str = "model.safetensors"
+    file: str = WEIGHTS
     """Where the weights are."""
 
 
@@ -95,7 +95,7 @@ class Outpace(Format):
         with folder.describing(kind.kind):
             target = shape_of(given.pop("target"))
             head = kind(target, config_of(kind.Config, given))
-        weights = folder.read_weights("model.safetensors")
+        weights = folder.read_weights(WEIGHTS)
         d2t = weights.get("d2t", head.d2t)
         if d2t.dtype != torch.long or bool(((d2t < 0) | (d2t >= target.vocab_size)).any()):
             raise folder.damaged(f"d2t does not lead to the {target.vocab_size} tokens")
@@ -107,9 +107,6 @@ class Outpace(Format):
     def write(cls, head: Head) -> Content:
         about = {KIND: head.kind, **head.config.as_dict(), "target": asdict(head.target)}
         return Content(about, head.state_dict())
-
-
-WEIGHTS = "model.safetensors"
 
 
 def save_head(head: Head, folder: str | os.PathLike[str], form: str = "outpace") -> None:
