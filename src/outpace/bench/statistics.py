@@ -39,14 +39,14 @@ class Interval:
 
     @property
     def differs(self) -> bool:
-        """Whether the ratio can be told from 1."""
+        """Whether the ratio is distinguishable from 1."""
         if self.low is None or self.high is None:
             return not 1 / UNSURE <= self.mean <= UNSURE
         return 1.0 not in self
 
     @property
     def ratio(self) -> str:
-        """The ratio in words; "none" where it cannot be told from 1.
+        """The ratio in words; "none" where it is not distinguishable from 1.
 
         >>> Interval(1.5, 1.4, 1.6, 9).ratio, Interval(0.98, 0.9, 1.1, 9).ratio
         ('1.50', 'none')
@@ -61,7 +61,7 @@ class Interval:
         return f"[{self.low:.2f}, {self.high:.2f}]"
 
     @property
-    def told(self) -> str:
+    def phrase(self) -> str:
         """The ratio in words, and its interval."""
         return f"{self.ratio} {self.bounds}".rstrip()
 
