@@ -150,7 +150,7 @@ def check_precisions(trainer_of: Callable[[str], TrainingRun], own: bool = True)
 
 @pytest.mark.parametrize("method", representatives(head_names(), KINDS))
 def test_products_in_bfloat16_teach_the_same(method: str, tmp_path: Path) -> None:
-    asked = settings(method, 6)
+    asked = settings(method, 3)
     check_precisions(
         lambda one: run(tmp_path / one, replace(asked, precision=one)), own=method != "pass"
     )
@@ -159,18 +159,18 @@ def test_products_in_bfloat16_teach_the_same(method: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("method", ["medusa", "eagle", "dflash", "pass", "diffusion"])
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: Path) -> None:
     """Also where a recipe draws: noise, or the places of blocks."""
-    whole = run(tmp_path / "whole", settings(method, 12))
-    whole.play(lambda progress: None, every=4)
+    whole = run(tmp_path / "whole", settings(method, 6))
+    whole.play(lambda progress: None, every=2)
     calls = itertools.count()
-    run(tmp_path / "cut", settings(method, 12)).play(
-        lambda progress: None, every=4, stop=lambda: next(calls) == 4
+    run(tmp_path / "cut", settings(method, 6)).play(
+        lambda progress: None, every=2, stop=lambda: next(calls) == 2
     )
-    again = run(tmp_path / "cut", settings(method, 12))
-    assert again.step == 5
-    again.play(lambda progress: None, every=4)
+    again = run(tmp_path / "cut", settings(method, 6))
+    assert again.step == 3
+    again.play(lambda progress: None, every=2)
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
-    assert [entry["step"] for entry in read_log(tmp_path / "cut")] == [4, 5, 8, 12]
+    assert [entry["step"] for entry in read_log(tmp_path / "cut")] == [2, 3, 4, 6]
 
 
 def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
