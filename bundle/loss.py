@@ -75,7 +75,7 @@ def heads(
     drafter_embedding: Tensor,
     labels: Tensor,
     weights: Weights,
-    distribution: Callable[..., tuple[Tensor, Tensor, Tensor]] = chunk,
+    per_chunk: Callable[..., tuple[Tensor, Tensor, Tensor]] = chunk,
 ) -> Heads:
     """Mean losses over the batch and their gradients, for detached hidden states."""
     mix = torch.tensor(
@@ -92,7 +92,7 @@ def heads(
     for start in range(0, count, CHUNK):
         part = slice(start, start + CHUNK)
         ht, hd = target[part], drafter[part]
-        gt, gd, sums = distribution(ht, target_embedding, hd, drafter_embedding, labels[part], mix)
+        gt, gd, sums = per_chunk(ht, target_embedding, hd, drafter_embedding, labels[part], mix)
         gt, gd = gt.to(ht.dtype) / count, gd.to(hd.dtype) / count
         torch.mm(gt, target_embedding, out=result.target[part])
         torch.mm(gd, drafter_embedding, out=result.drafter[part])

@@ -129,7 +129,7 @@ class EngineArgs:
     a GPU."""
     device: Annotated[Device, Reads(_device)] = "auto"
     """cpu, cuda or cuda:1. auto: a GPU where there is one."""
-    max_model_len: Annotated[int | None, Ge(1)] = None
+    max_model_len: Annotated[int | None, Ge(2)] = None
     """Longest prompt and text together. Unset: the model's own limit."""
     max_num_seqs: Annotated[int, Ge(1), Le(MOST_ROWS)] = 16
     """Texts decoded at once."""
@@ -199,7 +199,7 @@ class EngineArgs:
         texts together, may not hold it. longest: what the model has positions for."""
         wanted, held = self.max_model_len, self.max_batch_total_tokens
         found = longest if wanted is None else wanted
-        if not (wanted is None or 1 < wanted <= longest):
+        if wanted is not None and wanted > longest:
             raise ConfigError(
                 f"max_model_len must be in [2, {longest}] for this model, not {wanted}."
             )

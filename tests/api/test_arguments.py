@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from outpace.engine.order.registry import ORDERS
 from transformers import GenerationConfig
 
 from api.words import word_tokenizer
 from outpace import LLM, SamplingParams, SpeculativeConfig, arguments
+from outpace.core.options import options_of
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, ParamsError, UnsupportedModel
 from outpace.llm import BUNDLED
 from targets.families import build, target
@@ -31,6 +33,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_num_seqs": True}, "max_num_seqs must be a whole number, not True"),
     ({"max_model_len": "8"}, "max_model_len must be a whole number, not '8'"),
     ({"max_model_len": 8.0}, "max_model_len must be a whole number, not 8.0"),
+    ({"max_model_len": 1}, "max_model_len must be at least 2, not 1"),
     ({"max_batch_total_tokens": "64"}, "max_batch_total_tokens must be a whole number, not '64'"),
     ({"generation_config": "foo"}, "generation_config must be 'auto' or 'none', not 'foo'"),
     ({"generation_config": None}, "generation_config must be 'auto' or 'none', not None"),
@@ -131,6 +134,13 @@ def test_the_default_writes_what_plain_decoding_writes_and_drafts() -> None:
 def test_an_argument_is_refused_by_name(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         LLM(**{"model": target("llama"), **arguments})
+
+
+def test_every_order_of_requests_can_be_asked_for() -> None:
+    declared = next(
+        one for one in options_of(arguments.EngineArgs) if one.name == "scheduling_policy"
+    )
+    assert list(get_args(declared.kind)) == list(ORDERS)
 
 
 @pytest.mark.parametrize("name", ["max_model_len", "max_batch_total_tokens"])

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from outpace.cli.train.launch import LOCK
 from outpace.train.checkpoint import LOG, STATE
-from processes import START_SECONDS, killed_after
+from processes import START_SECONDS, killed_after, python
 
 # A parent that ignores SIGINT (as background jobs of a shell do) would hand that down.
 SCRIPT = (
@@ -43,7 +42,7 @@ def start(
 ) -> Iterator[subprocess.Popen[bytes]]:
     with (
         subprocess.Popen(
-            [sys.executable, "-c", script, *map(str, arguments)],
+            python(script, *arguments),
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -78,7 +77,7 @@ def training(
     target: Path, text: Path, out: Path, *more: object
 ) -> AbstractContextManager[subprocess.Popen[bytes]]:
     sizes = ("--set", "layers=1", "--start", "random", "--block", 16, "--batch", 2)
-    steps = ("--steps", 100, "--every", 5, "--threads", 1)
+    steps = ("--steps", 40, "--every", 5, "--threads", 1)
     asked = ("train", "draft_model", "-m", target, "--data", text, "--out", out)
     return start(*asked, *sizes, *steps, *more)
 
@@ -96,7 +95,7 @@ def test_a_killed_training_goes_on_and_ends_as_one_that_was_not(
         killed.kill()
         killed.communicate()
     assert killed.returncode == -signal.SIGKILL
-    assert 5 <= torch.load(cut / STATE, weights_only=True)["step"] < 100
+    assert 5 <= torch.load(cut / STATE, weights_only=True)["step"] < 40
     errors = {}
     for out in (cut, whole):
         with training(target, text, out) as process:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import typer
 
 from outpace.cli.signals import sigterm_as_ctrl_c
-from processes import START_SECONDS, killed_after
+from processes import START_SECONDS, killed_after, python
 
 SLOW = """
 import time
@@ -38,7 +37,7 @@ Run = Callable[..., Any]
 def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     with (
         subprocess.Popen(
-            [sys.executable, "-c", SLOW, *map(str, arguments)],
+            python(SLOW, *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -68,18 +68,18 @@ def test_the_figure_at_the_end_is_that_of_the_weights_that_are_kept(
 
 
 def test_the_text_is_read_once_for_several_heads(run: Run, target: Path, tmp_path: Path) -> None:
-    text, lessons = tmp_path / "text.txt", tmp_path / "lessons"
+    text, kept = tmp_path / "text.txt", tmp_path / "lessons"
     text.write_text("w1 w2 w3 w4 " * 20)
-    asked = ("-m", str(target), "--data", str(text), "--lessons", str(lessons), *SHORT)
+    asked = ("-m", str(target), "--data", str(text), "--lessons", str(kept), *SHORT)
     seen = []
     for method in ("medusa", "mlp_speculator"):
         done = run("train", method, *asked, "--out", str(tmp_path / method))
         assert done.exit_code == 0, done.stderr
-        seen.append({file.name: file.stat().st_mtime_ns for file in lessons.glob("*.lesson")})
+        seen.append({file.name: file.stat().st_mtime_ns for file in kept.glob("*.lesson")})
     assert seen[0]
     assert seen[0] == seen[1]
     full = run("train", "hydra", *asked, "--out", str(tmp_path / "c"), "--cache", "1e-9")
-    assert "the lessons fill --cache" in full.stderr
+    assert "the kept hidden states fill --cache" in full.stderr
 
 
 def two_tasks(folder: Path) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ def test_a_drafter_for_each_task(run: Run, target: Path, tmp_path: Path) -> None
     asked = ("train", "medusa", "-m", str(target), *two_tasks(tmp_path), *own, *SHORT)
     done = run(*asked, "--out", str(out), "--png", str(png))
     assert done.exit_code == 0, done.stderr
-    assert "of 12 prompts told right" in done.stderr
+    assert "of 12 prompts recognised" in done.stderr
     assert f"use them: --speculative-config {out / 'routes.json'}" in done.stderr
     for task in ("sums", "tales"):
         assert {"config.json", "answers.jsonl"} <= {file.name for file in (out / task).iterdir()}

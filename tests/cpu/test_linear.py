@@ -19,7 +19,7 @@ from outpace.errors import ConfigError
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu.kernels import SMALLEST, Kernel, preferred, speed_up
 from outpace.targets.cpu.library.processor import Processor, levels_below, this_processor
-from outpace.targets.cpu.linear import PackedLinear, RowLinear, available
+from outpace.targets.cpu.linear import PackedLinear, RowLinear, can_pack
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.cpu.weights.layers import exchange
@@ -82,7 +82,7 @@ def test_a_model_keeps_its_numbers_and_its_parameters(model: nn.Module) -> None:
 def test_packed_weights_give_the_same_product_and_show_the_plain_weight(
     dtype: torch.dtype, bias: bool
 ) -> None:
-    if not available(dtype):
+    if not can_pack(dtype):
         pytest.skip("this processor has no such products")
     torch.manual_seed(0)
     plain = nn.Linear(48, 31, bias=bias).to(dtype)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape, config_of
-from outpace.heads.checkpoint import CONFIG, WEIGHTS, fit, load_head, save_head
+from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.folder import CONFIG, WEIGHTS
 from outpace.heads.layers import Sight
 from outpace.heads.registry import find_head, head_names
 from outpace.methods.heads.attending import AttendingHead

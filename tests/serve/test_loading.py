@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from outpace.serve.settings import KEY_VARIABLE
-from processes import START_SECONDS, killed_after
+from processes import START_SECONDS, killed_after, python
 
 from .conftest import call, wait_for
 
@@ -73,7 +72,7 @@ def started(folder: Path, *flags: str) -> Iterator[tuple[Started, subprocess.Pop
     variables = {**os.environ, KEY_VARIABLE: "", "GO_ON": str(run.go_on)}
     with (
         run.log.open("wb") as said,
-        subprocess.Popen([sys.executable, "-c", SLOW, *words], stderr=said, env=variables) as one,
+        subprocess.Popen(python(SLOW, *words), stderr=said, env=variables) as one,
         killed_after(START_SECONDS, one),
     ):
         wait_for(lambda: one.poll() is not None or run.url, START_SECONDS)

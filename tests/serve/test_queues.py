@@ -79,7 +79,7 @@ def test_one_client_has_so_many_texts(llm: LLM) -> None:
             connection.close()
         wait_for(lambda: running_now(url) == 0)
         assert call(url, "/v1/completions", {"prompt": "a", "user": "a"})[0] == 200
-    with pytest.raises(ConfigError, match="max_per_client must be positive"):
+    with pytest.raises(ConfigError, match="max_per_client must be at least 1"):
         Settings(model_name=MODEL, max_per_client=0)
 
 

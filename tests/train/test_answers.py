@@ -33,10 +33,10 @@ def quiet(_: int) -> None:
 def test_answers_are_added_until_there_are_enough(tmp_path: Path) -> None:
     file = tmp_path / "new" / "answers.jsonl"
     answers = Answers(file, SETTINGS, 10**6)
-    told: list[int] = []
-    answers.extend(PROMPTS, 3, write, told.append)
+    reported: list[int] = []
+    answers.extend(PROMPTS, 3, write, reported.append)
     assert list(answers) == [Written([1, 2], [7, 2]), Written([3], [8, 1]), Written([1, 2], [9, 2])]
-    assert told == [1, 2, 3]
+    assert reported == [1, 2, 3]
     again = Answers(file, SETTINGS, 10**6)
     assert again.count == 3
     again.extend(PROMPTS, 4, write, quiet)

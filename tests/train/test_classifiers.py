@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,24 +74,34 @@ def trained(out: Path, asked: TrainSettings, every: int = 20) -> Any:
     )
 
 
+@pytest.fixture(scope="module")
+def learned(draft: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """A classifier of each kind that has learned: its folder, and how far it came."""
+    folder = tmp_path_factory.mktemp("learned")
+    return {
+        method: (folder / method, trained(folder / method, settings(method, draft)))
+        for method in classifier_names()
+    }
+
+
 @pytest.mark.parametrize("method", classifier_names())
-def test_it_learns_and_is_kept(method: str, draft: str, tmp_path: Path) -> None:
-    reached = trained(tmp_path, settings(method, draft))
+def test_it_learns_and_is_kept(method: str, learned: dict[str, tuple[Path, Any]]) -> None:
+    folder, reached = learned[method]
     assert reached.score > 0.6
-    log = read_log(tmp_path)
+    log = read_log(folder)
     assert log[-1]["loss"] < log[0]["loss"]
     assert log[-1]["balanced_accuracy"] == reached.score == pytest.approx(sum(reached.shares) / 2)
-    network = load_classifier(tmp_path, method)
+    network = load_classifier(folder, method)
     assert network.config.as_dict().items() >= SIZES[method].items()
     other = next(name for name in classifier_names() if name != method)
     with pytest.raises(ConfigError, match=f"holds a classifier '{method}'"):
-        load_classifier(tmp_path, other)
+        load_classifier(folder, other)
 
 
 @pytest.mark.parametrize("method", classifier_names())
 def test_products_in_bfloat16_teach_the_same(method: str, draft: str, tmp_path: Path) -> None:
     def run(precision: str) -> TrainingRun:
-        asked = settings(method, draft, 6, precision=precision)
+        asked = settings(method, draft, 3, precision=precision)
         return TrainingRun(loaded(), text(), asked, tmp_path / precision)
 
     check_precisions(run)
@@ -167,12 +178,11 @@ def test_a_stop_head_learns_the_chance_of_acceptance(draft: str) -> None:
     assert torch.allclose(examples.right, (p / q).clamp_max(1).flatten().float(), atol=1e-4)
 
 
-def test_a_trained_judge_judges(draft: str, tmp_path: Path) -> None:
-    trained(tmp_path, settings("judge", draft, 20))
+def test_a_trained_judge_judges(draft: str, learned: dict[str, tuple[Path, Any]]) -> None:
     config = {"model": draft, "num_speculative_tokens": 3, "quantization": None}
     accepted = []
     for threshold in (0.0, 1.0):
-        verify = {"name": "judge", "head": str(tmp_path), "threshold": threshold}
+        verify = {"name": "judge", "head": str(learned["judge"][0]), "threshold": threshold}
         llm = LLM(target("llama"), speculative_config={**config, "verify": verify})
         outputs = llm.generate(PROMPTS[:4], greedy(12))
         accepted.append(sum(output.metrics.num_accepted_tokens for output in outputs))
@@ -181,12 +191,14 @@ def test_a_trained_judge_judges(draft: str, tmp_path: Path) -> None:
     assert accepted[0] > accepted[1]
 
 
-def test_a_trained_stop_head_shortens_drafts(draft: str, tmp_path: Path) -> None:
-    trained(tmp_path, settings("stop_head", draft))
+def test_a_trained_stop_head_shortens_drafts(
+    draft: str, learned: dict[str, tuple[Path, Any]]
+) -> None:
+    head = str(learned["stop_head"][0])
     config: dict[str, Any] = {"model": draft, "num_speculative_tokens": 8}
     rates = {}
     for threshold in (1.0, 0.7):
-        length = {"name": "stop_head", "head": str(tmp_path), "threshold": threshold}
+        length = {"name": "stop_head", "head": head, "threshold": threshold}
         llm = LLM(
             target("llama"),
             speculative_config={**config, "length": length},
@@ -201,12 +213,12 @@ def test_a_trained_stop_head_shortens_drafts(draft: str, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def heads(draft: str, tmp_path: Path) -> dict[str, str]:
-    found = {}
-    for method in classifier_names():
-        found[method] = str(tmp_path / method)
-        trained(tmp_path / method, settings(method, draft, 2), every=2)
-    return found
+def heads(learned: dict[str, tuple[Path, Any]], tmp_path: Path) -> dict[str, str]:
+    """Folders that a test may write into."""
+    return {
+        method: str(shutil.copytree(folder, tmp_path / method))
+        for method, (folder, _) in learned.items()
+    }
 
 
 def asked(method: str, head: str, model: Any) -> dict[str, Any]:

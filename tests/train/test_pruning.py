@@ -42,13 +42,13 @@ def pruned(**more: Any) -> Any:
 
 
 def test_layers_that_add_nothing_are_left_out(tmp_path: Path) -> None:
-    whole, told = with_idle_layers(), []
+    whole, reported = with_idle_layers(), []
     run = TrainingRun(
-        whole, text(), pruned(), tmp_path, preparing=lambda step, done: told.append(done)
+        whole, text(), pruned(), tmp_path, preparing=lambda step, done: reported.append(done)
     )
-    assert told == sorted(told)
-    assert told[-1] == 1
-    assert len(told) == 1 + 5 + 4  # the beginning; each layer, then each of those that are left
+    assert reported == sorted(reported)
+    assert reported[-1] == 1
+    assert len(reported) == 1 + 5 + 4  # the beginning; each layer, then each of those that are left
     network: Any = run.network
     torch.testing.assert_close(network(text()[:2]).logits, whole.model(text()[:2]).logits)
     run.play(quiet)

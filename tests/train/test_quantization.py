@@ -47,7 +47,7 @@ def weights(network: nn.Module) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
-def test_a_network_wears_the_weights_that_a_cpu_reads(quantization: Any) -> None:
+def test_a_quantized_network_has_the_weights_that_a_cpu_reads(quantization: Any) -> None:
     network = Network()
     before = weights(network)
     read: Any = copy.deepcopy(network)
@@ -60,12 +60,12 @@ def test_a_network_wears_the_weights_that_a_cpu_reads(quantization: Any) -> None
         down = to_four_bits(network.down.weight.T.contiguous()).dense()[:, :72].T
     rounded = QuantizedWeights(network, quantization)
     with rounded.quantized(anew=True):
-        worn = weights(network)
-    assert torch.allclose(worn["up.weight"], up, atol=1e-6)
-    assert torch.allclose(worn["down.weight"], down, atol=1e-6)
-    assert not torch.equal(worn["up.weight"], before["up.weight"])
+        used = weights(network)
+    assert torch.allclose(used["up.weight"], up, atol=1e-6)
+    assert torch.allclose(used["down.weight"], down, atol=1e-6)
+    assert not torch.equal(used["up.weight"], before["up.weight"])
     for name in ("embed.weight", "up.bias", "down.bias"):
-        assert torch.equal(worn[name], before[name])
+        assert torch.equal(used[name], before[name])
     after = weights(network)
     assert all(torch.equal(after[name], before[name]) for name in before)
 
@@ -106,8 +106,8 @@ def test_what_was_rounded_off_is_kept_until_it_is_rounded_anew() -> None:
 def distance_in_four_bits(trainer: TrainingRun) -> float:
     """Returns how far the model is from the target once it is rounded."""
     with QuantizedWeights(trainer.network, "int4").quantized(anew=True), torch.no_grad():
-        lesson = trainer._teacher.read(trainer._tokens)
-        return float(trainer._recipe.compute_loss(lesson).loss)
+        batch = trainer._teacher.read(trainer._tokens)
+        return float(trainer._recipe.compute_loss(batch).loss)
 
 
 def test_a_model_that_learned_rounded_is_closer_to_the_target_when_it_is(tmp_path: Path) -> None:
@@ -142,7 +142,10 @@ def test_a_stopped_run_goes_on_with_the_same_rounding(method: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: TrainSettings(method="medusa", quantization="int3"), "int8 or int4, or None"),  # type: ignore[arg-type]
+        (
+            lambda: TrainSettings(method="medusa", quantization="int3"),
+            "must be .int8. or .int4.",
+        ),  # type: ignore[arg-type]
         (lambda: QuantizedWeights(nn.Embedding(4, 4), "int4"), "has no linear layers to round"),
     ],
 )

@@ -186,17 +186,17 @@ def test_the_parts_of_a_step_are_its_blocks_each_once() -> None:
 def test_a_place_counts_alike_whoever_reads_its_text() -> None:
     tokens, none = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, 0)
     own = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
-    lesson = Batch(tokens, none, none.long(), none)
+    batch = Batch(tokens, none, none.long(), none)
     where = torch.tensor([0, 1])
-    assert (lesson.count(), lesson.share(where)) == (8.0, 1.0)
-    for some in (replace(lesson, learned=own[:2]), lesson.of(own[:2]), lesson.of(own[:2], own[:2])):
+    assert (batch.count(), batch.share(where)) == (8.0, 1.0)
+    for some in (replace(batch, learned=own[:2]), batch.of(own[:2]), batch.of(own[:2], own[:2])):
         learned = some.learned
         assert learned is not None
         assert some.count() == int(learned.sum())
         mean = float(learned[:, :2].float().mean())
         assert float(some.share(where)) == pytest.approx(mean, abs=1e-8)
     # After 3, 2, 4 and 4 of four tokens: 6.5 for two texts; after 1, 0, 2 and 2 of the first two.
-    shared = lesson.of(own[:2], own)
+    shared = batch.of(own[:2], own)
     assert (shared.count(), float(shared.share(where))) == (6.5, 0.625)
 
 

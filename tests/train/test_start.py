@@ -19,7 +19,7 @@ from representatives import representatives
 from train.test_run import KINDS, run, settings
 
 
-def learned(out: Path, method: str, steps: int = 30, **more: object) -> TrainingRun:
+def learned(out: Path, method: str, steps: int = 6, **more: object) -> TrainingRun:
     made = run(out, settings(method, steps, **more))
     made.play(lambda progress: None, every=steps)
     return made
@@ -60,7 +60,7 @@ def weight_of(trainer: TrainingRun, name: str) -> torch.Tensor:
 
 
 def test_a_worse_end_keeps_what_it_began_as(tmp_path: Path) -> None:
-    first = learned(tmp_path / "first", "medusa", 100)
+    first = learned(tmp_path / "first", "medusa", 40)
     ruined = settings("medusa", 2, start=str(tmp_path / "first"), head={}, learning_rate=1.0)
     again = run(tmp_path / "again", ruined)
     again.play(lambda progress: None, every=2)

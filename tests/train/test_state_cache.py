@@ -23,7 +23,7 @@ from .test_run import full_disk, loaded, settings, text
 MUCH = 10**9
 
 
-def lessons(folder: Path, most_bytes: int = MUCH) -> StateCache:
+def cache_in(folder: Path, most_bytes: int = MUCH) -> StateCache:
     return StateCache(folder, origin_of(loaded()), most_bytes)
 
 
@@ -43,10 +43,10 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_kept_lesson_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = passes(monkeypatch)
     plain = Teacher(loaded(), (1, -1)).read(text()[:4])
-    teacher = Teacher(loaded(), (1, -1), state_cache=lessons(tmp_path))
+    teacher = Teacher(loaded(), (1, -1), state_cache=cache_in(tmp_path))
     teacher.read(text()[:2])
     first = teacher.read(text()[:4])  # two of them are kept by now
-    again = Teacher(loaded(), (1, -1), state_cache=lessons(tmp_path)).read(text()[:4])
+    again = Teacher(loaded(), (1, -1), state_cache=cache_in(tmp_path)).read(text()[:4])
     assert made == [4, 2, 2]
     assert torch.equal(first.states, again.states)
     assert first.states.dtype == plain.states.dtype
@@ -60,10 +60,10 @@ def test_drafters_that_read_other_layers_share_a_folder(
 ) -> None:
     made = passes(monkeypatch)
     layers = loaded().config.num_hidden_layers
-    Teacher(loaded(), (1,), state_cache=lessons(tmp_path)).read(text()[:2])
-    Teacher(loaded(), (-1, 0), top=0, state_cache=lessons(tmp_path)).read(text()[:2])
+    Teacher(loaded(), (1,), state_cache=cache_in(tmp_path)).read(text()[:2])
+    Teacher(loaded(), (-1, 0), top=0, state_cache=cache_in(tmp_path)).read(text()[:2])
     assert made == [2, 2]
-    both = Teacher(loaded(), (0, 1, layers), top=1, state_cache=lessons(tmp_path)).read(text()[:2])
+    both = Teacher(loaded(), (0, 1, layers), top=1, state_cache=cache_in(tmp_path)).read(text()[:2])
     assert made == [2, 2]
     assert both.top_tokens.shape == (*text()[:2].shape, 1)
 
@@ -72,22 +72,22 @@ def test_a_folder_has_its_bounds_and_survives_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = passes(monkeypatch)
-    teacher = Teacher(loaded(), (1,), state_cache=lessons(tmp_path, 1))
+    teacher = Teacher(loaded(), (1,), state_cache=cache_in(tmp_path, 1))
     for _ in range(2):
         teacher.read(text()[:1])
         teacher.read(text()[1:2])
     files = list(tmp_path.glob(f"*{SUFFIX}"))
     assert (len(files), made) == (1, [1, 1, 1])
     files[0].write_bytes(files[0].read_bytes()[:-5])
-    Teacher(loaded(), (1,), state_cache=lessons(tmp_path)).read(text()[:1])
+    Teacher(loaded(), (1,), state_cache=cache_in(tmp_path)).read(text()[:1])
     assert made == [1, 1, 1, 1]
 
 
-def test_several_processes_may_write_the_same_lesson(
+def test_several_processes_may_write_the_same_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one writes a file, another one writes it, too, from beginning to end."""
-    first, second = lessons(tmp_path), lessons(tmp_path)
+    first, second = cache_in(tmp_path), cache_in(tmp_path)
     own, written = kept.save_file, []
 
     def write(values: Any, path: Path) -> None:
@@ -106,18 +106,18 @@ def test_several_processes_may_write_the_same_lesson(
 def test_what_a_killed_process_has_left_counts_and_is_removed_when_it_is_old(
     tmp_path: Path,
 ) -> None:
-    lessons(tmp_path)
+    cache_in(tmp_path)
     left = tmp_path / f"a{SUFFIX}.0.part"
-    left.write_bytes(b"half of a lesson")
-    assert lessons(tmp_path, 16).full
+    left.write_bytes(b"half of a block of text")
+    assert cache_in(tmp_path, 16).full
     assert left.exists(), "another process might be writing it"
     os.utime(left, (time.time() - 4000,) * 2)
-    assert not lessons(tmp_path, 16).full
+    assert not cache_in(tmp_path, 16).full
     assert not left.exists()
 
 
 def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    teacher = Teacher(loaded(), (1,), state_cache=lessons(tmp_path))
+    teacher = Teacher(loaded(), (1,), state_cache=cache_in(tmp_path))
     monkeypatch.setattr(kept, "save_file", full_disk)
     with pytest.raises(OSError, match=r"a file cannot be written \(No space left") as found:
         teacher.read(text()[:1])
@@ -125,12 +125,12 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
-    lessons(tmp_path)
-    with pytest.raises(ConfigError, match="holds the lessons of llama"):
+    cache_in(tmp_path)
+    with pytest.raises(ConfigError, match="keeps hidden states of llama"):
         StateCache(tmp_path, origin_of(Loaded(drafter("llama"), None, "changed")), MUCH)
     (tmp_path / GREETING).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
-        lessons(tmp_path)
+        cache_in(tmp_path)
 
 
 def test_the_text_is_read_once_however_long_a_head_learns(
@@ -139,7 +139,7 @@ def test_the_text_is_read_once_however_long_a_head_learns(
     made = passes(monkeypatch)
     for method in ("medusa", "mlp_speculator"):
         asked = settings(method, 6, batch=5)
-        shared = lessons(tmp_path / "kept")
+        shared = cache_in(tmp_path / "kept")
         run = TrainingRun(loaded(), text(), asked, tmp_path / method, state_cache=shared)
         run.play(lambda progress: None, every=3)
     assert sum(made) == len(text())

@@ -1,4 +1,4 @@
-"""Two processes that train together: ``two_ranks.py FOLDER``, in which ``asked.json`` holds
+"""Two processes that train together: ``main(folder)``, in which ``asked.json`` holds
 ``{name: arguments of outpace}``. Each rank writes ``rank0.json`` or ``rank1.json``:
 ``{name: [exit code, what it said]}``, what it found of a few tensors, and how many numbers it has
 held of targets that are split.
@@ -14,7 +14,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ import outpace.train.run
 from outpace.cli.main import app
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.distributed import Ranks
+from processes import python
 
 COUNT = 2
 WORDS, EACH = 1800, 60
@@ -49,12 +49,9 @@ def write_text(file: Path) -> None:
 def run_both(folder: Path, commands: dict[str, list[str]]) -> None:
     """Runs the commands in two processes together, and returns when both have ended."""
     (folder / "asked.json").write_text(json.dumps(commands))
-    subprocess.run(
-        [sys.executable, __file__, str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        check=True,
-        timeout=170,
-    )
+    script = "import sys; from train.two_ranks import main; main(sys.argv[1])"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(python(script, folder), env=environment, check=True, timeout=170)
 
 
 def said_by(rank: int, folder: Path) -> dict[str, Any]:
@@ -149,8 +146,9 @@ def rank(number: int, folder: Path, asked: dict[str, list[str]], ports: list[int
     (folder / f"rank{number}.json").write_text(json.dumps(report))
 
 
-if __name__ == "__main__":
-    place = Path(sys.argv[1])
+def main(folder: str) -> None:
+    """Runs what is asked for in a folder in two processes, which are forked here."""
+    place = Path(folder)
     wanted = json.loads((place / "asked.json").read_text())
     ports = [free_port() for _ in range(len(wanted) + 1)]
     multiprocessing.start_processes(rank, (place, wanted, ports), nprocs=COUNT, start_method="fork")

@@ -215,7 +215,7 @@ class ClaimTest:
                 yield f"drafts to position {last} where the drafter's context ends at {end}"
 
     def observe(self, rows: Rows, proposal: Proposal) -> None:
-        """Bets on one round's proposal; point proposals claim nothing."""
+        """Bets on one round's proposal; deterministic ones claim nothing."""
         if not isinstance(proposal.distribution, Sampled):
             return
         q = _given_elders(proposal).double()

@@ -125,7 +125,7 @@ class Benchmark:
         a batch, those of the longest. A greedy text alone ends by itself there."""
         plain = next(c for c in self.contestants if c.name == BASELINE)
         if not isinstance(plain, Ours):
-            raise ConfigError("--to-end needs plain decoding by outpace, which tells the ends.")
+            raise ConfigError("--to-end needs plain decoding by outpace, which finds the ends.")
         length = plain.length(job)
         alone = len(job.prompts) == 1 and job.temperature == 0 and length > 1
         return replace(job, max_tokens=max(2, length), most=job.max_tokens if alone else None)

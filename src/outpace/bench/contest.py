@@ -29,7 +29,7 @@ class BatchJob:
     ``max_tokens`` tokens.
 
     If the target itself ends its one text there, ``most`` is how many tokens there might have been.
-    Our own engine is told of no other number: whoever knows where a text ends drafts better than
+    Our own engine knows of no other number: whoever knows where a text ends drafts better than
     in use. samples: texts of each prompt, which stands as often as that, side by side. tasks: of
     each prompt, if they are known.
     """
@@ -79,7 +79,7 @@ class Contestant(ABC):
 
     @property
     def nbytes(self) -> int | None:
-        """Bytes of weights and caches that it needs, where it can tell."""
+        """Bytes of weights and caches that it needs, where it is known."""
         return None
 
 

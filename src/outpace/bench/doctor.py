@@ -6,7 +6,7 @@ of any length up to that one bring for the times of their parts (`payoff`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -19,6 +19,7 @@ from outpace.bench.roofline import read_bandwidth
 from outpace.bench.session import Engines, Given, lineup
 from outpace.bench.theory import PlayedDraft, Times
 from outpace.core.params import SamplingParams
+from outpace.core.progress import Progress
 from outpace.core.stats import Seconds
 from outpace.draft.base import Round
 from outpace.draft.route.auto import LOOK_UPS
@@ -124,7 +125,7 @@ class Candidate:
 
     @property
     def lengths(self) -> Sequence[int]:
-        """The lengths of drafts that its rounds tell something of: of chains each one up to the
+        """The lengths of drafts that its rounds say something about: of chains each one up to the
         longest, of trees only the number of nodes that they had."""
         rounds = self.rounds
         most = max((each.draft.drafted for each in rounds), default=0) or 1
@@ -145,7 +146,6 @@ SECONDS = 20.0
 FEWEST, MOST = 16, 64
 """Tokens of a text at most, whatever that takes."""
 
-Tell = Callable[[str, float], None]
 """Is called with what is done next, and the share that is done."""
 
 
@@ -193,22 +193,22 @@ class Measured:
     """Whether prompts were given through the chat template."""
 
 
-def measure(asked: Asked, tell: Tell) -> Measured:
-    """Returns what was measured. tell: is told what is done next. Raises ``PromptError`` where the
-    built-in prompts cannot be used, and as `LLM` does."""
+def measure(asked: Asked, report: Progress) -> Measured:
+    """Returns what was measured. report: is called with what is done next. Raises ``PromptError``
+    where the built-in prompts cannot be used, and as `LLM` does."""
     facts = provenance()  # before the rest, so that the load is not the measurement's own
-    tell("loading", 0)
+    report("loading", 0)
     plain, *others = _candidates(asked)
     chat = bool(getattr(plain.llm.tokenizer, "chat_template", None))
     prompts = _prompts(plain, chat)
-    tell("reading memory", 0.05)
+    report("reading memory", 0.05)
     bandwidth = read_bandwidth(plain.llm.target.device)
-    tell("timing passes", 0.1)
+    report("timing passes", 0.1)
     _sample(plain, others)
     alone = plain.meter.times.verifying(1)
     tokens = asked.max_tokens or tokens_within(SECONDS, len(prompts), alone)
-    _write(plain, others, _fitting(prompts, tokens, plain), tokens, tell)
-    tell("timing passes again", 0.9)
+    _write(plain, others, _fitting(prompts, tokens, plain), tokens, report)
+    report("timing passes again", 0.9)
     _sample(plain, others)
     return Measured(facts, plain, others, bandwidth, tokens, chat)
 
@@ -268,13 +268,13 @@ def _fitting(prompts: Prompts, tokens: int, plain: Candidate) -> Prompts:
 
 
 def _write(
-    plain: Candidate, others: Sequence[Candidate], prompts: Prompts, tokens: int, tell: Tell
+    plain: Candidate, others: Sequence[Candidate], prompts: Prompts, tokens: int, report: Progress
 ) -> None:
     """Writes the texts, all candidates side by side. Plain decoding writes the first of each kind
     only: its rounds are all alike."""
     known: set[str] = set()
     for number, (kind, ids) in enumerate(prompts):
-        tell(f"writing text {number + 1} of {len(prompts)}", 0.15 + 0.75 * number / len(prompts))
+        report(f"writing text {number + 1} of {len(prompts)}", 0.15 + 0.75 * number / len(prompts))
         present = list(others) if kind in known else [plain, *others]
         for each in present[:: -1 if number % 2 else 1]:
             each.write(kind, ids, tokens)

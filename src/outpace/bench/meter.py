@@ -36,7 +36,7 @@ PERIOD = 32
 class Rehearsal:
     """A batch of rows with the same text, which grows by one token per round. No draft is accepted.
 
-    The drafter is told all that the engine would tell it: the states of committed tokens, the
+    The drafter is given all that the engine would give it: the states of committed tokens, the
     target's distributions, what became of its auxiliary tokens. So what it drafts costs what it
     costs in use.
     """
@@ -253,7 +253,7 @@ class Meter:
     @torch.inference_mode()
     def _drafting(self, k: int, repeats: int) -> list[tuple[int, float]]:
         """Returns how many nodes rounds that may draft k have drafted, and the drafter's seconds:
-        for the draft, and for what it does once it is told what became of it."""
+        for the draft, and for what it does once it observes what became of it."""
         found = []
         computing = self.llm.engine.target.computing()
         text = rehearsing(self.llm, self.batch, self.context, self.temperature)

@@ -175,10 +175,10 @@ class Answer:
     new_tokens: int
     wall_time: float
     decoding_steps: int | None
-    """Passes of the target; None where the program does not tell."""
+    """Passes of the target; None where the program does not say."""
     accept_lengths: tuple[int, ...]
     """Tokens of each target pass, the bonus or correction included, in no particular order.
-    Empty where the program does not tell."""
+    Empty where the program does not say."""
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the line as Spec-Bench writes it."""
@@ -234,7 +234,7 @@ def _answer(runs: SettingRuns, run: TimedRun, row: int, model: str, decoder: Tex
     prompt, text = runs.prompts[run.job][row], run.made.texts[row]
     metrics: Sequence[Any] = run.made.metrics
     own = metrics[row] if metrics else None
-    lengths: tuple[int, ...] = ()  # another program does not tell the passes of its target
+    lengths: tuple[int, ...] = ()  # another program does not report the passes of its target
     if own is not None:
         lengths = accept_lengths(own.accepted_per_position, own.num_target_passes)
     return Answer(

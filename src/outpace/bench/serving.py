@@ -101,7 +101,7 @@ class Server:
         try:
             connection.request("POST", "/forget", "{}", _headers())
             answer = connection.getresponse()
-            told = answer.read(300).decode(errors="replace")
+            said = answer.read(300).decode(errors="replace")
         except (OSError, UnicodeError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or error
             raise ConfigError(
@@ -116,7 +116,7 @@ class Server:
                 "it with --allow-forget."
             )
         if answer.status != 200:
-            raise ConfigError(f"the server at {self.url} cannot forget texts: {told}")
+            raise ConfigError(f"the server at {self.url} cannot forget texts: {said}")
 
 
 @dataclass(frozen=True)
@@ -313,7 +313,7 @@ def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
 
 
 def _read(answer: http.client.HTTPResponse, sent: float, begin: float) -> Served:
-    """Returns the times of a streamed answer; ``ConfigError`` where it tells of an error, or ends
+    """Returns the times of a streamed answer; ``ConfigError`` where it holds an error, or ends
     before it has said how many tokens it has."""
     first = last = sent
     tokens: int | None = None

@@ -168,7 +168,7 @@ def _speculating(engines: Engines, plain: LLM, rows: int) -> tuple[list[LLM], di
 
 
 def _labels(llms: Sequence[LLM]) -> list[str]:
-    """A name for each: as much of its configuration as tells it from the others, else a number."""
+    """A name for each: as much of its configuration as the others do not have, else a number."""
     if len(llms) == 1:
         return [llms[0].config.method]
     short = [
@@ -293,17 +293,17 @@ class Given:
         return lambda text: llm.chat_ids([{"role": "user", "content": text}])
 
 
-def unheard(line: str) -> None:
+def silent(line: str) -> None:
     """Takes a line about an engine and does nothing with it."""
 
 
 @dataclass(frozen=True)
 class Onlooker:
-    """Who is told about a run while it goes on."""
+    """Who hears about a run while it goes on."""
 
     progress: Callable[[int], Tick] = lambda total: ignore
     """Is given the number of steps at most, and returns what to call after each."""
-    tell: Callable[[str], None] = unheard
+    say: Callable[[str], None] = silent
     """Is given a line about each engine: how its models are computed, and what is slow and why."""
 
 
@@ -318,7 +318,7 @@ def run(
     competing = taking_part.contestants
     llm = next(c.llm for c in competing if isinstance(c, Ours))
     for name, known in _engines_of(competing).items():
-        onlooker.tell(f"{name}: {known.describe()}")
+        onlooker.say(f"{name}: {known.describe()}")
     benchmark = Benchmark(
         plan=plan,
         prompts=given.prompts,

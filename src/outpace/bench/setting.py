@@ -60,7 +60,7 @@ class Untimed:
     def __init__(
         self, engine: Ours, jobs: Sequence[BatchJob], baseline: Contestant, meter: Meter | None
     ) -> None:
-        """meter: of the engine's parts; None where these have no price of their own."""
+        """meter: of the engine's parts; None where these have no cost of their own."""
         self.meter = meter
         self._lengths = set(total_rounds([engine.run(jobs[0]).metrics]))
         self.divergence = None if engine.lossless else _divergence(engine, jobs)
@@ -125,7 +125,7 @@ class LengthSweep:
 
     def __init__(self, engine: Ours, baseline: Contestant, lengths: Sequence[int]) -> None:
         self._engine, self._lengths = engine, lengths
-        # Not this engine without drafts, whose drafter would be told of each round.
+        # Not this engine without drafts, whose drafter would observe each round.
         self._baseline = baseline
         self._fixed = {k: Ours(engine.llm, f"K={k}", k, shared=True) for k in lengths}
 

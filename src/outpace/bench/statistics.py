@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from outpace.bench.theory import Times
 from outpace.core.stats import Metrics
@@ -39,14 +39,14 @@ class Interval:
 
     @property
     def differs(self) -> bool:
-        """Whether the ratio can be told from 1."""
+        """Whether the ratio is distinguishable from 1."""
         if self.low is None or self.high is None:
             return not 1 / UNSURE <= self.mean <= UNSURE
         return 1.0 not in self
 
     @property
     def ratio(self) -> str:
-        """The ratio in words; "none" where it cannot be told from 1.
+        """The ratio in words; "none" where it is not distinguishable from 1.
 
         >>> Interval(1.5, 1.4, 1.6, 9).ratio, Interval(0.98, 0.9, 1.1, 9).ratio
         ('1.50', 'none')
@@ -61,7 +61,7 @@ class Interval:
         return f"[{self.low:.2f}, {self.high:.2f}]"
 
     @property
-    def told(self) -> str:
+    def phrase(self) -> str:
         """The ratio in words, and its interval."""
         return f"{self.ratio} {self.bounds}".rstrip()
 
@@ -92,14 +92,15 @@ def interval_of(ratios: Sequence[float], level: float = LEVEL, seed: int = 0) ->
     picks = np.random.default_rng(seed).integers(0, len(logs), (RESAMPLES, len(logs)))
     means = logs[picks].mean(1)
     low, high = np.quantile(means, _expanded(level, len(logs)))
-    student = stats.t.ppf((1 + level) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs))
+    error = logs.std(ddof=1) / math.sqrt(len(logs))
+    student = special.stdtrit(len(logs) - 1, (1 + level) / 2) * error
     low, high = min(low, logs.mean() - student), max(high, logs.mean() + student)
     return Interval(mean, float(np.exp(low)), float(np.exp(high)), len(logs))
 
 
 def _expanded(level: float, count: int) -> tuple[float, float]:
-    quantile = stats.t.ppf((1 - level) / 2, count - 1) * math.sqrt(count / (count - 1))
-    tail = float(stats.norm.cdf(quantile))
+    quantile = special.stdtrit(count - 1, (1 - level) / 2) * math.sqrt(count / (count - 1))
+    tail = float(special.ndtr(quantile))
     return tail, 1 - tail
 
 

@@ -45,7 +45,7 @@ def _speed_up(method: MethodResult) -> str | None:
 
 
 def _told(speedup: Interval | None) -> str | None:
-    return None if speedup is None else speedup.told
+    return None if speedup is None else speedup.phrase
 
 
 def _lowest(method: MethodResult) -> float | None:

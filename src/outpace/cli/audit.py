@@ -1,4 +1,7 @@
-"""``outpace audit``: is the text really the target's? Five ways to know."""
+"""``outpace audit``: is the text really the target's? Five ways to know.
+
+What imports torch, which takes seconds, is imported where it is used.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from outpace.cli.loading import ROWS, load_llm, starting
 from outpace.cli.progress import counting
 from outpace.cli.signals import sigterm_as_ctrl_c
 from outpace.core.params import SamplingParams
+from outpace.errors import ConfigError, IncompatibleRule, PromptError
 from outpace.files import Record, holds_records, no_prompt, read_text, records
 
 app = typer.Typer(
@@ -176,8 +180,6 @@ def diff(
     speculation.config(model.bundled)  # refused before anything is imported
     with starting():
         from outpace.audit.diff import audit_diff
-        from outpace.core.params import SamplingParams
-    from outpace.errors import IncompatibleRule
 
     llm = model.engine(speculation, ROWS)
     engines: dict[Any, Any] = {"greedy": llm}
@@ -251,7 +253,6 @@ def coupled_twin(llm: Any, others: Mapping[str, Any]) -> Any:
 def prompt_ids(llm: Any, file: str | None, chat: bool) -> list[list[int]]:
     """Returns the prompts of a file, or of the built-in chats, as token ids; none of neither."""
     from outpace.bench.builtin import CHATS
-    from outpace.errors import PromptError
     from outpace.inputs.chats import check_template
 
     if file is None and not chat:
@@ -279,8 +280,6 @@ def prompts_in(file: str) -> list[Any]:
 
 def _given(record: Record) -> str | list[int]:
     """The prompt of a record."""
-    from outpace.errors import PromptError
-
     names = ("prompt", "prompt_token_ids")
     known = record.value if isinstance(record.value, dict) else {}
     found = next((known[name] for name in names if name in known), None)
@@ -291,8 +290,6 @@ def _given(record: Record) -> str | list[int]:
 
 def check_alpha(alpha: float) -> None:
     """Raises ``ConfigError`` for a rate of false alarms that is none."""
-    from outpace.errors import ConfigError
-
     if not 0 < alpha < 1:
         raise ConfigError(f"--alpha must be between 0 and 1, not {alpha}.")
 

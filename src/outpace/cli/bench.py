@@ -117,8 +117,8 @@ def run_benchmark(
     files = output.files()
     console = Console()
     with counting(Console(stderr=True), "bench run") as steps, quiet():
-        tell = steps.say if output.verbose else session.unheard
-        looking = session.Onlooker(lambda total: _ticker(steps, total), tell)
+        say = steps.say if output.verbose else session.silent
+        looking = session.Onlooker(lambda total: _ticker(steps, total), say)
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
         console.print(table(title(cell), *narrow_by_method(cell)))

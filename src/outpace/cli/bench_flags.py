@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from outpace.bench.prompts import Prompt
     from outpace.bench.session import NamedMethods
 
+DataFolder = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write JSON.")]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page.")
@@ -128,9 +131,7 @@ class PromptSetFlags:
             "commas."
         ),
     ] = "builtin"
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")
-    ] = None
+    data: DataFolder = None
     num_prompts: Annotated[
         int | None, typer.Option(min=1, help="Take this many, evenly from all tasks.")
     ] = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from outpace.cli.bench_flags import JsonFile
+from outpace.cli.bench_flags import DataFolder, JsonFile
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.printing import table
 from outpace.cli.progress import counting
@@ -58,9 +58,7 @@ class AskedFlags:
             "with commas."
         ),
     ] = "builtin"
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where named sets are. Unset: OUTPACE_DATA.")
-    ] = None
+    data: DataFolder = None
     num_requests: Annotated[
         int | None,
         typer.Option(
@@ -224,7 +222,7 @@ def _show(title: str, found: Turns) -> None:
     rows = [[name, *(f"{one[name]:.4g}" for one in medians.values())] for name in medians[first]]
     if others:
         ratios = found.ratios(THROUGHPUT)
-        rows.append([f"{THROUGHPUT} / {first}", "1.00", *(ratios[kind].told for kind in others)])
+        rows.append([f"{THROUGHPUT} / {first}", "1.00", *(ratios[kind].phrase for kind in others)])
     console.print(table(title, ["", *medians], rows))
     for note in found.notes:
         console.print(note, highlight=False, markup=False)

@@ -124,7 +124,7 @@ def chat_at_terminal(session: Session, history: History) -> None:
 
 
 def _run_line(session: Session, line: str, interrupts: Interrupts) -> bool:
-    """Does what a line says and tells a mistake; returns whether the conversation goes on."""
+    """Does what a line says and reports a mistake; returns whether the conversation goes on."""
     try:
         with interrupts.listening(), typed_ahead_kept():
             return run_command(session, line)

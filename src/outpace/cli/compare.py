@@ -63,7 +63,7 @@ class Comparison:
     @property
     def speed_up(self) -> float | None:
         """Ratio of the rates of the `middle` runs; None where nothing was drafted, and where it
-        cannot be told from noise: some pair of neighbouring runs says that plain decoding was
+        is within the noise: some pair of neighbouring runs says that plain decoding was
         faster, and another one that it was slower."""
         if not self.total.num_draft_tokens:
             return None
@@ -155,9 +155,9 @@ class Comparison:
         if not self.total.num_draft_tokens:
             return []
         (low, high), ratio = self.spread, self.speed_up
-        told = "within the noise" if ratio is None else f"[bold]{ratio:.2f}x[/bold]"
+        shown = "within the noise" if ratio is None else f"[bold]{ratio:.2f}x[/bold]"
         among = f"{low:.2f}x - {high:.2f}x"
-        return [("speed-up", "", told), ("  in neighbouring runs", "", among)]
+        return [("speed-up", "", shown), ("  in neighbouring runs", "", among)]
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the result for ``--json``."""
@@ -204,7 +204,7 @@ def _arm(runs: Sequence[Run]) -> dict[str, Any]:
 
 def plain_llm(llm: LLM, options: Mapping[str, Any]) -> LLM:
     """Returns plain decoding over the same loaded target: an engine without a drafter, which would
-    be told of each round and might have the target's states read, and so be a slow baseline.
+    observe each round and might have the target's states read, and so be a slow baseline.
 
     options: the other arguments that the first engine was made with.
     """
@@ -220,12 +220,12 @@ def measure(
     without: LLM,
     prompts: Sequence[Prompt],
     params: SamplingParams,
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> Comparison:
     """Returns the comparison: a warm-up of both kinds, then plain, speculative, plain, ...
 
     Every run writes as many tokens as the options allow, past any end of text, so that the counts
-    agree. without: plain decoding (`plain_llm`). tell: is given a line about the progress.
+    agree. without: plain decoding (`plain_llm`). say: is given a line about the progress.
     """
     resolved = llm.resolve(params)
     params = dataclasses.replace(
@@ -241,7 +241,7 @@ def measure(
         spent = perf_counter() - begin
         if (repeat >= FEWEST and spent > PATIENCE) or (repeat and spent > 2 * PATIENCE):
             break
-        tell(f"measuring, {repeat + 1} of {REPEATS} ...")
+        say(f"measuring, {repeat + 1} of {REPEATS} ...")
         # Another text each time, where texts are drawn: one may be easier to guess than the next.
         seeded = dataclasses.replace(params, seed=(params.seed or 0) + repeat)
         plain.append(_run(without, prompts, seeded))

@@ -33,7 +33,7 @@ def convert(
     """Write a trained head in another format. Without --quantization its weights stay the same, bit
     by bit.
 
-    The format of SRC is told by its config.json. Every format can be drafted with as it is
+    The config.json of SRC says in which format it is. Every format can be drafted with as it is
     (--draft), so a published head need not be converted for that.
     """
     with starting():

@@ -271,10 +271,10 @@ def _compared(
     # from a thread while something is measured.
     replaces = Console(stderr=True).is_terminal
 
-    def tell(text: str) -> None:
+    def say(text: str) -> None:
         typer.echo(f"\r{text}" if replaces else text, nl=not replaces, err=True)
 
-    return measure(llm, plain, prompts, params, tell)
+    return measure(llm, plain, prompts, params, say)
 
 
 # -- beam search -----------------------------------------------------------------------------------

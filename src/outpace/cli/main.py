@@ -1,4 +1,4 @@
-"""The ``outpace`` executable: finds the verb, and tells a user's mistakes in one sentence."""
+"""The ``outpace`` executable: finds the verb, and reports a user's mistakes in one sentence."""
 
 from __future__ import annotations
 

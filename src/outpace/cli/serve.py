@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -13,16 +13,14 @@ from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import EngineFlags, SpeculationFlags
 from outpace.cli.loading import load_llm
 from outpace.errors import ConfigError
-
-if TYPE_CHECKING:
-    from outpace.serve.settings import Settings
+from outpace.serve.settings import Settings, read_keys
 
 SERVER = "Server"
 LIMITS = "Limits"
 
 
-def _option(flag: str, metavar: str, what: str, panel: str = SERVER) -> Any:
-    return typer.Option(flag, metavar=metavar, help=what, rich_help_panel=panel)
+def _option(flag: str, metavar: str, what: str) -> Any:
+    return typer.Option(flag, metavar=metavar, help=what, rich_help_panel=SERVER)
 
 
 def _switch(flag: str, what: str, panel: str = SERVER) -> Any:
@@ -33,8 +31,11 @@ def _switch(flag: str, what: str, panel: str = SERVER) -> Any:
 class ServerFlags:
     """Where the server listens, and whom it lets in."""
 
-    host: Annotated[str, _option("--host", "HOST", "Listen here; 0.0.0.0: to all.")] = "127.0.0.1"
-    port: Annotated[int, _option("--port", "N", "Listen at this port; 0: any free one.")] = 8000
+    declared_in: ClassVar[type[Any]] = Settings
+    panel: ClassVar[str] = SERVER
+
+    host: str
+    port: int
     served_model_name: Annotated[
         str | None, _option("--served-model-name", "NAME", "Name by which clients call the model.")
     ] = None
@@ -60,46 +61,22 @@ class ServerFlags:
         ),
     ] = None
     no_playground: Annotated[bool, _switch("--no-playground", "Do not serve the page.")] = False
-    log_prompts: Annotated[
-        bool, _switch("--log-prompts", "Write prompts and texts into the log.")
-    ] = False
-    allow_forget: Annotated[
-        bool,
-        _switch(
-            "--allow-forget",
-            "Let clients have the texts of earlier requests forgotten (POST /forget), as outpace "
-            "bench serve does between its runs.",
-        ),
-    ] = False
+    log_prompts: bool
+    allow_forget: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitFlags:
     """How much one client may ask for."""
 
-    max_waiting: Annotated[
-        int, _option("--max-waiting", "N", "Texts that may wait; more get status 429.", LIMITS)
-    ] = 256
-    max_per_client: Annotated[
-        int | None,
-        _option(
-            "--max-per-client",
-            "N",
-            "Texts that one client (by API key, else by the field user) may have open; more get "
-            "status 429. Unset: as many as there is room for.",
-            LIMITS,
-        ),
-    ] = None
-    max_body_bytes: Annotated[
-        int, _option("--max-body-bytes", "N", "Largest body of a request.", LIMITS)
-    ] = 4 << 20
-    request_seconds: Annotated[
-        float, _option("--request-seconds", "S", "Longest time of a request.", LIMITS)
-    ] = 600.0
-    drain_seconds: Annotated[
-        float,
-        _option("--drain-seconds", "S", "Time that open requests have after SIGTERM.", LIMITS),
-    ] = 30.0
+    declared_in: ClassVar[type[Any]] = Settings
+    panel: ClassVar[str] = LIMITS
+
+    max_waiting: int
+    max_per_client: int | None
+    max_body_bytes: int
+    request_seconds: float
+    drain_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +132,6 @@ def serve(
 
 
 def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Settings:
-    from outpace.serve.settings import Settings, read_keys
-
     return Settings(
         model_name=server.served_model_name or _name_of(model),
         host=server.host,

@@ -34,7 +34,7 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
     try:
         with _handled_by(stop, signal.SIGTERM):
             yield
-    except (KeyboardInterrupt, typer.Exit):  # the second: who has told of it already
+    except (KeyboardInterrupt, typer.Exit):  # the second: who has reported it already
         if came:
             raise typer.Exit(TERMINATED) from None
         raise

@@ -230,7 +230,7 @@ def router(
     ] = Path("router.npz"),
     seed: Annotated[int, typer.Option(help="Seed of the split that calibrates it.")] = 0,
 ) -> None:
-    """Train a small classifier that tells the task of a prompt, for method "task".
+    """Train a small classifier that recognises the task of a prompt, for method "task".
 
     `outpace tune router --data code=code.jsonl --data chat=chat.txt --out router.npz`
 
@@ -250,7 +250,7 @@ def router(
     share = f"{made.accuracy:.0%}" if made.accuracy is not None else "?"
     typer.echo(
         f"{out}: {len(made.tasks)} tasks ({', '.join(made.tasks)}), {share} of "
-        f"{sum(map(len, texts.values()))} prompts told right when they were left out."
+        f"{sum(map(len, texts.values()))} prompts recognised when they were left out."
     )
 
 

@@ -171,17 +171,17 @@ def logprobs_of(
             found.append([])
             continue
         nodes = [0, *outcome.path]
-        probs = table[row, nodes]  # [emitted, V]
-        pairs = zip(probs, outcome.tokens, strict=True)
-        found.append([_entry(distribution, token, count) for distribution, token in pairs])
+        logprobs = table[row, nodes]  # [emitted, V]
+        pairs = zip(logprobs, outcome.tokens, strict=True)
+        found.append([_entry(own, token, count) for own, token in pairs])
     return found
 
 
-def _entry(distribution: Tensor, token: int, count: int) -> dict[int, Logprob]:
-    value = distribution[token]
-    rank = int((distribution > value).sum()) + 1
+def _entry(logprobs: Tensor, token: int, count: int) -> dict[int, Logprob]:
+    value = logprobs[token]
+    rank = int((logprobs > value).sum()) + 1
     entry = {token: Logprob(float(value), rank)}
-    top = torch.topk(distribution, min(count, distribution.shape[-1]))
+    top = torch.topk(logprobs, min(count, logprobs.shape[-1]))
     ranked = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     for place, (other, logprob) in enumerate(ranked, 1):
         entry.setdefault(other, Logprob(logprob, place))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape, config_of, shape_of
-from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.folder import CONFIG, WEIGHTS, Folder
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
 from outpace.targets.cpu.weights.blocks import BLOCK, BlockLinear, Blocks, to_four_bits
 
@@ -36,7 +36,7 @@ class Content:
     about: Mapping[str, Any]
     """Its configuration."""
     weights: Mapping[str, Tensor]
-    file: str = "model.safetensors"
+    file: str = WEIGHTS
     """Where the weights are."""
 
 
@@ -103,7 +103,7 @@ class Outpace(Format):
         with folder.describing(kind.kind):
             target = shape_of(given.pop("target"))
             head = kind(target, config_of(kind.Config, given))
-        weights = folder.read_weights("model.safetensors")
+        weights = folder.read_weights(WEIGHTS)
         if blocks is not None:
             weights = keep_in_blocks(head, weights, blocks, folder)
         d2t = weights.get("d2t", head.d2t)
@@ -176,9 +176,6 @@ def widened(head: Head) -> Head:
             plain.bias = layer.bias
             head.set_submodule(name, plain.train(layer.training))
     return head
-
-
-WEIGHTS = "model.safetensors"
 
 
 def save_head(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import ResidualBlock, TargetShape, config_of, shape_of
-from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.folder import CONFIG, WEIGHTS, Folder
 from outpace.heads.registry import classifier_names, find_classifier
 
 # -- which model a classifier was trained for ------------------------------------------------------
@@ -63,7 +63,6 @@ class Origin:
 
 KIND = "outpace_classifier"
 """The entry of the configuration that holds the kind of classifier."""
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError, reason_of
 
-CONFIG = "config.json"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What building a network raises where an entry of its configuration is not what it should be: a

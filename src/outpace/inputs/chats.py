@@ -18,8 +18,8 @@ Conversation = Sequence[Mapping[str, Any]]
 ``[{"type": "text", "text": "a text"}, {"type": "image_url", "image_url": {"url": ...}}, ...]``."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Who a message may be of, as in OpenAI's API. Of others only whom a chat template tells from the
-user: many take whoever they do not know for one."""
+"""Who a message may be of, as in OpenAI's API. Of others only whom a chat template knows: many take
+whoever they do not know for a user."""
 
 NO_VARIABLES = frozenset(
     {
@@ -182,8 +182,8 @@ def _check_roles(
     for index, message in enumerate(messages):
         if message["role"] not in ROLES and reads_like_a_user(index):
             known = " or ".join(map(repr, ROLES))
-            told = shown(message["role"])
-            raise PromptError(f"messages[{index}].role must be {known}, not {told}.")
+            given = shown(message["role"])
+            raise PromptError(f"messages[{index}].role must be {known}, not {given}.")
 
 
 def with_text(message: Any) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def illustrated(
 
 def check_template(tokenizer: Any, name: str, remedy: str = "use generate() instead") -> None:
     """Raises ``PromptError`` for a tokenizer without a chat template. name: the model's. remedy:
-    what the error's sentence tells to do."""
+    what the error's sentence asks for."""
     if not getattr(tokenizer, "chat_template", None):
         raise PromptError(f"the tokenizer of {name} has no chat template: {remedy}.")
 
@@ -239,10 +239,14 @@ def end_of_turn(tokenizer: Any, template: Any) -> tuple[int, str] | None:
     """Returns the special token that a chat template writes after an answer, and its text; None
     where it writes none. template: a text, or whatever else the tokenizer's own one is."""
     rest = _after_an_answer(tokenizer, template).lstrip()
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    names = {token: entry.content for token, entry in added.items() if entry.content}
-    known = [entry for entry in names.items() if rest.startswith(entry[1])]
+    known = [entry for entry in added_texts(tokenizer).items() if rest.startswith(entry[1])]
     return max(known, key=lambda entry: len(entry[1]), default=None)
+
+
+def added_texts(tokenizer: Any) -> dict[int, str]:
+    """Returns the tokens that a text holds as they are written, special ones among them."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {token: entry.content for token, entry in added.items() if entry.content}
 
 
 def _after_an_answer(tokenizer: Any, template: Any) -> str:
@@ -388,7 +392,7 @@ class EndTokens:
 
     def _text(self, token: int) -> str:
         tokenizer = self._loaded.tokenizer
-        known = self._names().get(token)
+        known = added_texts(tokenizer).get(token)
         if known is None and hasattr(tokenizer, "convert_ids_to_tokens"):
             known = tokenizer.convert_ids_to_tokens(token)
         return str(token if known is None else known)
@@ -421,8 +425,3 @@ class EndTokens:
         owners = (self._loaded.processor, self._loaded.tokenizer)
         own = [getattr(owner, "chat_template", None) for owner in owners]
         return next((template for template in (asked, *own) if template), None)
-
-    def _names(self) -> Mapping[int, str]:
-        """The tokens that a text holds as they are written, special ones among them."""
-        added = getattr(self._loaded.tokenizer, "added_tokens_decoder", {})
-        return {token: entry.content for token, entry in added.items() if entry.content}

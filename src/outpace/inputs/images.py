@@ -157,8 +157,6 @@ def _named(name: str) -> str:
 
 # -- prompts with images ---------------------------------------------------------------------------
 
-_MARK = "a text to look for"
-
 MOST_TOGETHER = 200_000_000
 """Pixels of all images of a prompt."""
 
@@ -338,11 +336,11 @@ class ImagePrompts:
         """Whether a chat template reads contents that are lists of parts, and not texts only."""
         if template is None:
             return False
-        parts = [{"role": "user", "content": [{"type": "text", "text": _MARK}]}]
+        parts = [{"role": "user", "content": [{"type": "text", "text": chats.ANSWER}]}]
         try:
             text = chats.applied(
                 self._loaded.tokenizer, self._loaded.name, parts, chat_template=template
             )
         except PromptError:
             return False
-        return _MARK in text and "'text'" not in text
+        return chats.ANSWER in text and "'text'" not in text

@@ -21,12 +21,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from outpace.core.special_tokens import special_tokens
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.serve.bodies import Bodies, Reading
 from outpace.serve.engine_thread import EngineThread, Job, QueueFull, ShuttingDown, TooMany
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, client_of, failure
-from outpace.serve.observers import ServerMetrics, Tracer, special_ids
+from outpace.serve.observers import ServerMetrics, Tracer
 from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to, disconnected
 from outpace.serve.openai import openapi
 from outpace.serve.openai.answers import Answer, TokenTexts
@@ -63,7 +64,7 @@ class Server:
         self._body = Bodies(settings.max_body_bytes, settings.request_seconds)
         self._reading = Reading(settings.request_seconds)
         self._texts = TokenTexts(llm.intake.decoder)
-        self._tracer = Tracer(self._decode, special_ids(llm.tokenizer))
+        self._tracer = Tracer(self._decode, special_tokens(llm.tokenizer))
         self.thread = EngineThread(
             llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
         )

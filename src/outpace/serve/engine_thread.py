@@ -15,6 +15,8 @@ from time import perf_counter
 from outpace.engine.engine import Engine
 from outpace.engine.request import FinishReason, Logprob, Request
 
+log = logging.getLogger("outpace.serve")
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -71,7 +73,7 @@ class Job:
         return sum(len(request.output_ids) for request in self.requests)
 
     def failed(self, error: Exception) -> list[Delta]:
-        """Returns the last deltas of texts that cannot be told."""
+        """Returns the last deltas of texts that cannot be decoded."""
         self._done = [True] * len(self.requests)
         return [Delta(index, "", [], [], "error", error) for index in range(len(self.requests))]
 
@@ -97,8 +99,6 @@ class Job:
             request.error,
         )
 
-
-log = logging.getLogger("outpace.serve")
 
 # -- the thread ------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ class EngineThread:
                 if not self._read_mail():
                     return
                 self._play()
-            except BaseException:  # a fault of the server's own: told, and the next round is played
+            except BaseException:  # of the server's own: the next round is played
                 log.exception("the engine's thread caught an error of its own")
 
     def _read_mail(self) -> bool:
@@ -349,8 +349,8 @@ class EngineThread:
                     request.abort()
 
     def _news(self, job: Job) -> list[Delta]:
-        """What there is to deliver; a text that cannot be told, because its tokenizer fails, ends
-        with that error."""
+        """What there is to deliver; a text that cannot be decoded, because its tokenizer fails,
+        ends with that error."""
         try:
             return job.news()
         except BaseException as error:

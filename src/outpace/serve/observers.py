@@ -14,6 +14,8 @@ from outpace.core.request import Request
 from outpace.draft.base import Outcome, Round
 from outpace.serve.engine_thread import Job
 
+log = logging.getLogger("outpace.serve")
+
 # -- counters and histograms -----------------------------------------------------------------------
 
 LATENCIES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -116,8 +118,6 @@ class ServerMetrics:
         )
 
 
-log = logging.getLogger("outpace.serve")
-
 # -- how each token came about ---------------------------------------------------------------------
 
 Origin = Literal["accepted", "corrected", "bonus", "plain"]
@@ -200,11 +200,3 @@ class Tracer:
 
     def _token(self, token: int) -> dict[str, Any]:
         return {"id": token, "text": self._decode(token), "special": token in self._special}
-
-
-def special_ids(tokenizer: Any) -> frozenset[int]:
-    """Returns the tokens that an answer leaves out (``skip_special_tokens``); none without a
-    tokenizer."""
-    named = getattr(tokenizer, "all_special_ids", ())
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return frozenset((*named, *(token for token, one in added.items() if one.special)))

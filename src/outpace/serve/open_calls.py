@@ -63,21 +63,21 @@ class OpenCall:
     async def events(self) -> AsyncIterator[bytes]:
         """Yields the events of a streamed answer. Its status is sent by then: an error is
         the last event but one."""
-        told = self._loop.time()
+        sent = self._loop.time()
         try:
             for part in self._answer.opening():
                 yield part
             async for deltas in self._arriving(SILENCE):
                 parts = list(self._answer.feed(deltas))
                 if parts:
-                    told = self._loop.time()
-                elif self._loop.time() - told >= SILENCE:
-                    parts, told = [STILL_THERE], self._loop.time()
+                    sent = self._loop.time()
+                elif self._loop.time() - sent >= SILENCE:
+                    parts, sent = [STILL_THERE], self._loop.time()
                 for part in parts:
                     yield part
         except ApiError as error:
             yield event(error.body)
-        except Exception as error:  # a fault in making the events: told as any other
+        except Exception as error:  # a fault in making the events: sent as any other
             log.exception("the events of a text could not be made")
             yield event(ApiError.of(error).body)
         for part in self._answer.closing():

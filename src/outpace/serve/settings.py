@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge, Gt, Le
+
+from outpace.core.options import Options
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.files import read_text
@@ -19,55 +23,51 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Settings of a server.
-
-    model_name: as clients call the model. api_keys: whoever shows one of them is let in; none:
-    everybody. allowed_origins: web pages of other origins that may call (CORS). allowed_hosts:
-    values of the Host header that are answered; unset: those of this machine where the server
-    listens to it alone, so that no web page can reach it under a name of its own.
-    max_waiting: texts that may wait for a row; more are refused with status 429. max_per_client:
-    texts that one client may have open, waiting or not; None: any number.
-    max_body_bytes, request_seconds, max_n: limits of one request. drain_seconds: how long open
-    requests may go on after SIGTERM. log_prompts: whether prompts and texts are logged.
-    allow_forget: whether clients may have the server forget the texts of earlier requests.
-    """
+class Settings(Options):
+    """Settings of a server."""
 
     model_name: str
+    """Name by which clients call the model."""
     host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] | None = None
-    max_waiting: int = 256
-    max_per_client: int | None = None
-    max_body_bytes: int = 4 << 20
-    request_seconds: float = 600.0
-    max_n: int = 64
-    drain_seconds: float = 30.0
+    """Listen here; 0.0.0.0: to all."""
+    port: Annotated[int, Ge(0), Le(65535)] = 8000
+    """Listen at this port; 0: any free one."""
+    api_keys: Sequence[str] = ()
+    """Whoever shows one of them is let in; none: everybody."""
+    allowed_origins: Sequence[str] = ()
+    """Web pages of other origins that may call (CORS)."""
+    allowed_hosts: Sequence[str] | None = None
+    """Values of the Host header that are answered. Unset: those of this machine where the server
+    listens to it alone, so that no web page can reach it under a name of its own."""
+    max_waiting: Annotated[int, Ge(1)] = 256
+    """Texts that may wait; more get status 429."""
+    max_per_client: Annotated[int | None, Ge(1)] = None
+    """Texts that one client (by API key, else by the field user) may have open; more get status
+    429. Unset: as many as there is room for."""
+    max_body_bytes: Annotated[int, Ge(1)] = 4 << 20
+    """Largest body of a request."""
+    request_seconds: Annotated[float, Gt(0)] = 600.0
+    """Longest time of a request."""
+    max_n: Annotated[int, Ge(1)] = 64
+    """Texts that one request may ask for."""
+    drain_seconds: Annotated[float, Ge(0), Le(threading.TIMEOUT_MAX)] = 30.0
+    """Time that open requests have after SIGTERM."""
     log_prompts: bool = False
+    """Write prompts and texts into the log."""
     playground: bool = True
+    """Serve the page."""
     allow_forget: bool = False
+    """Let clients have the texts of earlier requests forgotten (POST /forget), as outpace bench
+    serve does between its runs."""
 
     def __post_init__(self) -> None:
-        limits = ("max_waiting", "max_per_client", "max_body_bytes", "request_seconds", "max_n")
-        for name in limits:
-            value = getattr(self, name)
-            if value is not None and not value > 0:  # nan is neither
-                raise ConfigError(f"{name} must be positive, not {value}.")
-        if not 0 <= self.drain_seconds <= threading.TIMEOUT_MAX:
-            raise ConfigError(
-                f"drain_seconds must be in [0, {threading.TIMEOUT_MAX:g}], not "
-                f"{self.drain_seconds}."
-            )
+        super().__post_init__()
         for name in self.allowed_hosts or ():
             if "*" in name.removeprefix("*.") and name != "*":
                 raise ConfigError(f"a host is a name, '*.name' or '*', not {shown(name)}.")
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port must be in [0, 65535], not {self.port}.")
 
     @property
-    def hosts(self) -> tuple[str, ...]:
+    def hosts(self) -> Sequence[str]:
         """The values of the Host header that are answered; ("*",) for all."""
         if self.allowed_hosts is not None:
             return self.allowed_hosts

@@ -133,7 +133,7 @@ def check_layers(wanted: int, count: int, name: str) -> None:
 
 def _of_target(target: Loaded, sizes: DraftModelSizes) -> Start:
     """The target with transformers' layers: ours may stand in the places of some, which is why a
-    folder is read once more. Which layers are kept can be told by ours as well."""
+    folder is read once more. Which layers are kept can be measured with ours as well."""
     check_of_target(target, sizes)
     if target.cpu_kernels is None:
         return Start(target.model, target.tokenizer)

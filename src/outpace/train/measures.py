@@ -37,7 +37,7 @@ class Measure(ABC):
 
     @abstractmethod
     def sentence(self, score: float, shares: Sequence[float]) -> str:
-        """Returns what a user is told at the end of a run."""
+        """Returns what is said at the end of a run."""
 
 
 class AcceptanceLength(Measure):
@@ -94,8 +94,8 @@ class BalancedAccuracy(Measure):
             if bool(column.isnan().all()):
                 raise ConfigError(
                     f"none of the {len(hits)} drafted tokens in the held-out text is {kind}, so "
-                    "that nothing says how well the two kinds are told apart: give more text, or "
-                    "another text."
+                    "that nothing says how well the two kinds are distinguished: give more text, "
+                    "or another text."
                 )
         return super().shares(hits)
 
@@ -129,7 +129,7 @@ class Progress:
 
     @property
     def sentence(self) -> str:
-        """What a user is told of it."""
+        """The same in words."""
         return self.measure.sentence(self.score, self.shares)
 
     def as_state(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ RECIPES = LazyRegistry(
         "eagle": "outpace.methods.heads.eagle:EagleRecipe",
         "block": "outpace.methods.heads.blocks:BlockRecipe",
         "s2d": "outpace.methods.heads.s2d:S2dRecipe",
-        "riding": "outpace.methods.heads.aux_tokens:AuxRecipe",
+        "aux": "outpace.methods.heads.aux_tokens:AuxRecipe",
         "ctc": "outpace.methods.heads.ctc:CtcRecipe",
         "diffusion": "outpace.methods.heads.diffusion:DiffusionRecipe",
     },
@@ -83,15 +83,15 @@ RECIPES = LazyRegistry(
 """How heads are trained, by the name that `Head.recipe` gives."""
 
 
-class Carrier(Shared, Protocol):
-    """A target that lets columns ride in its passes."""
+class AuxShared(Shared, Protocol):
+    """A target whose passes take auxiliary tokens."""
 
     def forward_aux(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
         """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as
         `Teacher.forward_aux`."""
 
 
-def recipe_for(head: Head, shared: Carrier) -> Recipe:
+def recipe_for(head: Head, shared: AuxShared) -> Recipe:
     """Returns the recipe for a head; ``ConfigError`` where there is none."""
     return recipe_kind(head)(head, shared)
 

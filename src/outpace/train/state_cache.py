@@ -1,4 +1,4 @@
-"""What a target makes of blocks of text, kept on disk.
+"""Hidden states of a target in blocks of text, kept on disk, with its likeliest next tokens.
 
 Reading the text costs a pass of the target, which is most of what training a small head costs. The
 second pass through a text, and another drafter that learns from the same one, need not pay for it.
@@ -134,14 +134,14 @@ class StateCache:
             then = load_file(self._folder / GREETING)["greeting"].double()
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ModelLoadError(
-                f"{self._folder} holds no lessons that can be read: name another folder, or delete "
-                "it to begin anew."
+                f"{self._folder} keeps no hidden states that can be read: name another folder, or "
+                "delete it to begin anew."
             ) from error
         now = origin.probe_states.double().cpu()
         if then.shape != now.shape or float((then - now).norm()) > APART * float(now.norm()):
             raise ConfigError(
-                f"{self._folder} holds the lessons of {name}, in which other states come up than "
-                f"in {origin.shape.name} as it is loaded here: name another folder."
+                f"{self._folder} keeps hidden states of {name}, which are others than those of "
+                f"{origin.shape.name} as it is loaded here: name another folder."
             )
 
 

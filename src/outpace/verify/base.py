@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled, Verdi
 from outpace.core.rng import Role, inverse_cdf, uniforms
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.heads.classifiers import Origin
+
+if TYPE_CHECKING:
+    from outpace.heads.classifiers import Origin
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class RuleNeeds:
     soft: bool = False
     """The distributions of greedy rows before the argmax too. Without them such a rule uses p."""
     draft_probs: bool = False
-    """The drafter's distributions before any argmax, even where its tokens are points. A drafter
-    without distributions (prompt look-up) has none to give, and then q is 1 at the token."""
+    """The drafter's distributions before any argmax, even where its tokens are deterministic. A
+    drafter without distributions (prompt look-up) has none to give, and then q is 1 at the
+    token."""
     keeps_drafting: Callable[[Tensor], Tensor] | None = None
     """Whether a chain goes on, from its next distribution alone: see `DraftingTerms`. Chains
     only."""
@@ -194,8 +197,8 @@ def draw(rule: Rule, p: Tensor, proposal: Proposal, seeds: Tensor, positions: Te
 def walk(realised: Tensor, proposal: Proposal) -> Verdict:
     """Returns the verdict when each node's next token is already known: follow it while drafted.
 
-    The point case of every lossless rule: greedy decoding (``realised`` is the argmax) and the
-    coupled rule (``realised`` is drawn with keyed noise). realised: ``[B, M]``.
+    The deterministic case of every lossless rule: greedy decoding (``realised`` is the argmax) and
+    the coupled rule (``realised`` is drawn with keyed noise). realised: ``[B, M]``.
     """
     if not proposal.tree.size:  # plain decoding
         return Verdict(torch.zeros_like(realised[:, 0]), realised[:, 0])
@@ -278,7 +281,7 @@ def of_token(probs: Tensor, tokens: Tensor) -> Tensor:
 
 
 def drafted_mass(proposal: Proposal, dtype: torch.dtype) -> Tensor:
-    """Returns ``[B, N]``: the probability with which each token was drafted, 1 for a point."""
+    """Returns ``[B, N]``: the chance that each token had to be drafted, 1 if deterministic."""
     if isinstance(proposal.distribution, Deterministic):
         return torch.ones_like(proposal.tokens, dtype=dtype)
     return of_token(proposal.distribution.q, proposal.tokens).to(dtype)
@@ -309,7 +312,7 @@ def normalised(mass: Tensor, fallback: Tensor) -> Tensor:
 def proposed_at(proposal: Proposal, index: Tensor, like: Tensor) -> Tensor:
     """Returns ``[B, V]``: the distribution that one drafted token of each row was drawn from.
 
-    It is one-hot where the tokens are points.
+    It is one-hot where the tokens are deterministic.
 
     index: ``[B]``, which token it is in each row (its node - 1); like: ``[B, V]``, any tensor of
     the dtype that the distribution is wanted in.

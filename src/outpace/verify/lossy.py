@@ -238,7 +238,7 @@ class ConfidenceRule(_OneByOne):
 
     Lossy. Greedy decoding stays exact for strict > 0. The paper names the three signals and asks
     for a threshold that is monotone in them; that it is a linear function of their mean is our
-    choice. A point without the drafter's distribution counts as sure (C = 1).
+    choice. A deterministic token without the drafter's distribution counts as sure (C = 1).
     """
 
     strict: Annotated[float, Gt(0), Le(1)] = 0.3
@@ -335,8 +335,8 @@ class JointRule(_LossyRule):
 
     A longer prefix may pass where a shorter one does not. Lossy, and nothing is drawn from a
     residual. It is meant for drafts of high joint probability (beams), where it makes texts
-    likelier. For points, q is the drafter's distribution if the engine has it, else 1; p is the
-    distribution before the argmax in greedy rows, if the engine has it.
+    likelier. For deterministic tokens, q is the drafter's distribution if the engine has it, else
+    1; p is the distribution before the argmax in greedy rows, if the engine has it.
     """
 
     threshold: Annotated[float, Gt(0)] = 0.5

@@ -148,7 +148,7 @@ class CascadeRule(Rule):
         """Returns the mixture, which is sampled from in place of p. All: ``[..., V]``.
 
         Beside sampled rows a greedy row's q is one-hot like its p. Whether q is sure or only the
-        likeliest token was asked for cannot be told from it, so that such a row keeps its p.
+        likeliest token was asked for does not follow from it, so that such a row keeps its p.
         """
         mixed = _MIXTURES[self.defer](p, q.to(p.dtype), self.alpha)
         return torch.where(p.amax(-1, keepdim=True) == 1, p, mixed)

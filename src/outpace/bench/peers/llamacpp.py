@@ -199,7 +199,7 @@ def samples(tokens: Sequence[int], count: int, temperature: float, seed: int) ->
 
 
 UNKNOWN = -1
-"""Stands for a token that a program does not tell; no vocabulary has it."""
+"""Stands for a token that a program does not show; no vocabulary has it."""
 
 
 class LlamaCpp(Contestant):
@@ -235,7 +235,7 @@ class LlamaCpp(Contestant):
         return BatchTexts([[int(token) for token in tokens]])
 
     def _read_again(self, text: str, count: int) -> list[int]:
-        """Returns the tokens of a text by a program that tells only how many it made. Read again,
+        """Returns the tokens of a text by a program that says only how many it made. Read again,
         the text may have more or fewer tokens: what is missing counts as another token."""
         tokens = self._server.tokens(text, special=False)[:count]
         return tokens + [UNKNOWN] * (count - len(tokens))

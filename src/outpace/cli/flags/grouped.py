@@ -31,6 +31,9 @@ METAVARS: Mapping[str, str] = {
     "max_model_len": "TOKENS",
     "scheduling_policy": "NAME",
     "early_stopping": "WHEN",
+    "host": "HOST",
+    "request_seconds": "S",
+    "drain_seconds": "S",
     "logit_bias": "JSON",
 }
 """What stands for the value of a flag, where its type does not say enough."""

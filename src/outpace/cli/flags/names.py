@@ -28,7 +28,7 @@ _OTHERS: Mapping[str, str] = {
     "staged": "a smaller model, for which a look-up drafts (--draft)",
     "suffix": "what most often followed the longest match in this and earlier texts",
     "tagged": "a drafter for each tag of requests",
-    "task": "a drafter for each task, as a classifier tells it (`outpace tune router`)",
+    "task": "a drafter for each task, as a classifier says (`outpace tune router`)",
     "ucb": "a bandit over several drafters",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,6 +12,9 @@ import typer
 from outpace.errors import ConfigError
 
 TEXT, DRAFTER, RUN, PROCESSES, ONLINE = "Text", "Drafter", "Run", "Processes", "Online"
+
+EVERY = 50
+"""Steps between two reports, where --every does not say."""
 
 
 def _option(name: str, text: str, panel: str, metavar: str | None = None) -> Any:
@@ -36,7 +39,7 @@ class TextFlags:
         _option(
             "--for",
             "Instead of --data: the text of a task, or of a language. Once for each. A drafter is "
-            "trained for every one, and a router that tells the task of a prompt.",
+            "trained for every one, and a router that recognises the task of a prompt.",
             TEXT,
             "TASK=FILE",
         ),
@@ -72,7 +75,8 @@ class TextFlags:
         float,
         _option(
             "--cache",
-            "Disk for answers, and as much for lessons, at most 5; then no more are written.",
+            "Disk for answers, and as much for kept hidden states (--lessons), at most 5; then no "
+            "more are written.",
             TEXT,
             "GB",
         ),
@@ -81,8 +85,8 @@ class TextFlags:
         Path | None,
         _option(
             "--lessons",
-            "Folder that keeps what the target makes of the text: it reads each part once, however "
-            "long and however many drafters learn from it.",
+            "Folder that keeps the target's hidden states: it reads each part of the text once, "
+            "however long and however many drafters learn from it.",
             TEXT,
         ),
     ] = None
@@ -173,18 +177,6 @@ class DrafterFlags:
         return found
 
 
-DEFAULTS: Mapping[str, Any] = {
-    "steps": 1000,
-    "batch": 4,
-    "block": 256,
-    "learning_rate": 1e-3,
-    "every": 50,
-    "precision": "auto",
-    "seed": 0,
-}
-"""What a run takes for flags that are not given."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunFlags:
     """How long and how fast it learns."""
@@ -234,17 +226,18 @@ class RunFlags:
         ),
     ] = None
 
-    def filled(self) -> dict[str, Any]:
-        """Returns the flags, or the defaults where they are not given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        known = {name: value for name, value in given.items() if value is not None}
+    def settings(self) -> dict[str, Any]:
+        """Returns those of the flags that were given and are settings of the run. Raises
+        ``ConfigError`` for the others that make no sense."""
         for name in ("patience", "every"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name} must be at least 1, not {value}.")
         if self.minutes is not None and not self.minutes > 0:
             raise ConfigError(f"--minutes must be more than 0, not {self.minutes:g}.")
-        return {**DEFAULTS, "minutes": None, "patience": None, "png": None, **known}
+        names = ("steps", "batch", "block", "learning_rate", "precision", "seed")
+        given = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in given.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

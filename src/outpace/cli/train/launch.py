@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 RANK, COUNT, LOCAL = "RANK", "WORLD_SIZE", "LOCAL_RANK"
 LAST_PORT = 65535
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-"""What torchrun and `accelerate launch` tell each process that they start."""
+"""What torchrun and `accelerate launch` set for each process that they start."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from outpace.cli.loading import starting
 from outpace.cli.printing import say
 from outpace.cli.progress import counting, in_quarters, working
 from outpace.cli.train.answers import GIGABYTE, written
-from outpace.cli.train.flags import DrafterFlags, RunFlags, TextFlags
+from outpace.cli.train.flags import EVERY, DrafterFlags, RunFlags, TextFlags
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ class Training:
 
         console, settings, flags = self.console, self.settings, self.flags
         tokens, own = read
-        lessons = self._lessons(text)
+        state_cache = self._state_cache(text)
         preparing = f"preparing {settings.method}"
         with working(console, preparing, lines=False) as report:
             run = TrainingRun(
@@ -95,7 +95,7 @@ class Training:
                 settings,
                 drafter.out,
                 own=own,
-                state_cache=lessons,
+                state_cache=state_cache,
                 ranks=self.ranks,
                 preparing=report if console.is_terminal else in_quarters(console, preparing),
             )
@@ -109,9 +109,9 @@ class Training:
         console.print(
             f"{reached.tokens:,} tokens in {reached.seconds / 60:.1f} minutes; {_kept(run)}"
         )
-        if lessons is not None and lessons.full:
+        if state_cache is not None and state_cache.full:
             console.print(
-                "the lessons fill --cache: what is not among them is read again each time"
+                "the kept hidden states fill --cache: all others are computed again each time"
             )
 
     def _played(self, run: TrainingRun, name: str, log: Path) -> Progress:
@@ -135,12 +135,12 @@ class Training:
                 steps.at(run.step, "training")
                 return end is not None and time.monotonic() > end
 
-            reached = run.play(report, self.flags.filled()["every"], stop, self.flags.patience)
+            reached = run.play(report, self.flags.every or EVERY, stop, self.flags.patience)
         self.curves.draw(name, log, reached.measure)  # also where there was nothing left to learn
         return reached
 
-    def _lessons(self, text: TextFlags) -> StateCache | None:
-        """Where what the target makes of the text is kept, if it is."""
+    def _state_cache(self, text: TextFlags) -> StateCache | None:
+        """Where the target's hidden states are kept, if they are."""
         if text.lessons is None:
             return None
         from outpace.train.state_cache import StateCache

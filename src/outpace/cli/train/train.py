@@ -61,7 +61,7 @@ def train(
     judges drafted tokens.
 
     Each report says how many tokens a pass of the target would bring with the drafter's guesses, on
-    text that it does not learn from; of a classifier, how many tokens it tells rightly.
+    text that it does not learn from; of a classifier, how many tokens it judges rightly.
     Ctrl-C or SIGTERM keeps what the last report wrote.
 
     `outpace train eagle3 -m big-model --data chats.jsonl --self-distill --out head`
@@ -102,7 +102,7 @@ def _train(
     """Trains on text, which the target may write itself."""
     console, ranks = launch.console(), launch.ranks
     files = _files_of(method, text)
-    settings = _settings(console, method, model, drafter, run.filled())
+    settings = _settings(console, method, model, drafter, run.settings())
     _check_lessons(method, text)
     ranks.check(settings.batch)
     tasks = {task: _one_task(task, files, text, drafter) for task in files}
@@ -147,12 +147,11 @@ def _settings(
     given: dict[str, Any] = {"start": _start(method, drafter), "loss": _loss(method, drafter)}
     named = {name: value for name, value in given.items() if value is not None}
     named["draft"] = _draft(method, model, drafter)
-    names = ("block", "batch", "steps", "learning_rate", "precision", "seed")
     settings = TrainSettings(
         method=method,
         head=drafter.head(),
         quantization=cast("Quantization | None", drafter.drafter_quantization),
-        **{name: run[name] for name in names},
+        **run,
         **named,
     )
     check_sizes(settings)
@@ -304,7 +303,7 @@ def _train_router(
     with saving(out / ROUTER):
         made.save(out / ROUTER)
     training.console.print(
-        f"router: {made.accuracy:.0%} of {sum(map(len, examples.values())):,} prompts told right "
+        f"router: {made.accuracy:.0%} of {sum(map(len, examples.values())):,} prompts recognised "
         "when they were left out"
     )
 

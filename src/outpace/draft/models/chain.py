@@ -104,9 +104,9 @@ class DraftModel(Drafter):
             return drafter
         # Not imported above: few drafters learn.
         from outpace.draft.online.online import Online
-        from outpace.draft.online.pupil import ModelPupil
+        from outpace.draft.online.trainee import ModelTrainee
 
-        return Online(drafter, ModelPupil(drafter.loaded, setup), online)
+        return Online(drafter, ModelTrainee(drafter.loaded, setup), online)
 
     @classmethod
     def _built(cls, setup: Setup) -> DraftModel:

@@ -20,8 +20,8 @@ from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.online.options import ALL, OnlineOptions
-from outpace.draft.online.pupil import Pupil
 from outpace.draft.online.traces import Trace, Window, lesson
+from outpace.draft.online.trainee import Trainee
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.train.learners import find_learner
@@ -49,16 +49,16 @@ class Online(Drafter):
     skips_reproducible = True
 
     def __init__(
-        self, inner: Drafter, pupil: Pupil, options: OnlineOptions, width: int = 0
+        self, inner: Drafter, trainee: Trainee, options: OnlineOptions, width: int = 0
     ) -> None:
         """width: of the target's states of one token, for a head that reads them."""
-        if pupil.depths + 1 >= options.window:
+        if trainee.depths + 1 >= options.window:
             raise ConfigError(
-                f"window in 'online' must be more than {pupil.depths + 1} tokens for this head, "
+                f"window in 'online' must be more than {trainee.depths + 1} tokens for this head, "
                 f"not {options.window}."
             )
-        self._inner, self._pupil, self._options = inner, pupil, options
-        self._learner = find_learner(options.learner)(pupil.network, options.learning_rate)
+        self._inner, self._trainee, self._options = inner, trainee, options
+        self._learner = find_learner(options.learner)(trainee.network, options.learning_rate)
         self._traces = PerRequest(lambda request: Trace(options.window))
         self._windows: list[Window] = []
         self._begun: float | None = None
@@ -79,7 +79,7 @@ class Online(Drafter):
         self.aux_per_row = inner.aux_per_row
         self.keeps_up = inner.keeps_up
         self.has_probs, self.joins_drafts = inner.has_probs, inner.joins_drafts
-        self.weight_bytes = inner.weight_bytes + pupil.nbytes
+        self.weight_bytes = inner.weight_bytes + trainee.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)
 
@@ -101,7 +101,7 @@ class Online(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self._inner.nbytes + self._pupil.nbytes
+        return self._inner.nbytes + self._trainee.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -114,18 +114,18 @@ class Online(Drafter):
         yield from self._inner.files()
 
     def save(self, folder: Path) -> None:
-        self._pupil.save(folder)
+        self._trainee.save(folder)
 
     def _rehearse(self, width: int) -> None:
         """Raises what learning raises: when the drafter is loaded, not in the middle of a text."""
-        device = next(self._pupil.network.parameters()).device
-        count, certain = self._pupil.depths + 2, torch.ones(1, device=device)
+        device = next(self._trainee.network.parameters()).device
+        count, certain = self._trainee.depths + 2, torch.ones(1, device=device)
         states = [torch.zeros(width, device=device)] * count if width else []
         window = Window([0] * count, states, {count - 1: certain.long()}, {count - 1: certain})
         with torch.enable_grad():  # transformers' generate, which may load it, needs none
-            loss = self._pupil.recipe.compute_loss(lesson([window], count, device)).loss
+            loss = self._trainee.recipe.compute_loss(lesson([window], count, device)).loss
             loss.backward()  # type: ignore[no-untyped-call]
-        self._pupil.network.zero_grad()
+        self._trainee.network.zero_grad()
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -208,11 +208,11 @@ class Online(Drafter):
         windows, self._windows = self._windows, []
         # The engine's rounds remember no gradients; tensors made there cannot.
         with torch.inference_mode(False), torch.enable_grad():
-            device = next(self._pupil.network.parameters()).device
+            device = next(self._trainee.network.parameters()).device
             text = lesson(windows, self._options.window, device)
-            recipe = self._pupil.recipe
+            recipe = self._trainee.recipe
             self.losses.append(self._learner.learn(lambda: recipe.compute_loss(text).loss))
-            self._pupil.serve()
+            self._trainee.serve()
         self.updates += 1
         self._learned_for += time.monotonic() - begin
 

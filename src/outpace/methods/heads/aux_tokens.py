@@ -22,7 +22,7 @@ from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.heads.base import Head
 from outpace.methods.heads.base import ByDepth, HeadDrafter
 from outpace.targets.base import Target
-from outpace.train.recipe import Carrier, DepthLosses, LossOutput, Recipe, joined
+from outpace.train.recipe import AuxShared, DepthLosses, LossOutput, Recipe, joined
 from outpace.train.teacher import Batch
 
 # -- the network -----------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ class AuxHead(Head):
     """
 
     learns_online: ClassVar[bool] = False
-    recipe: ClassVar[str] = "riding"
+    recipe: ClassVar[str] = "aux"
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ class AuxRecipe(Recipe):
     While it is measured, they ride after all places but the first, some at a time.
     """
 
-    def __init__(self, head: AuxHead, target: Carrier) -> None:
+    def __init__(self, head: AuxHead, target: AuxShared) -> None:
         self._head, self._target = head, target
 
     def compute_loss(self, batch: Batch) -> LossOutput:

@@ -123,10 +123,10 @@ class TrainedDrafter(Drafter):
         if online is None:
             return drafter
         from outpace.draft.online.online import Online
-        from outpace.draft.online.pupil import HeadPupil
+        from outpace.draft.online.trainee import HeadTrainee
 
         width = len(head.layers) * head.target.hidden_size
-        return Online(drafter, HeadPupil(head, setup), online, width)
+        return Online(drafter, HeadTrainee(head, setup), online, width)
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:

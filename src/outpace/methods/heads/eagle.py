@@ -134,9 +134,6 @@ class EagleRecipe(AttendingRecipe):
 
     _head: Eagle
 
-    def __init__(self, head: Eagle, shared: Shared) -> None:
-        super().__init__(head, shared)
-
     def compute_loss(self, batch: Batch) -> LossOutput:
         depths, learning = self._head.config.depths, torch.is_grad_enabled()
         states = batch.states.float()

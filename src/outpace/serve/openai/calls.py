@@ -310,10 +310,10 @@ class Reader:
             param = "messages" if "messages" in given else "prompt"
             raise ApiError(400, self.without_paths(str(error)), param, code) from error
         except OutpaceError as error:
-            told = self.without_paths(str(error))
+            sentence = self.without_paths(str(error))
             if error.option == "form" and form is not None:
-                told = _named(told, next(iter(form)), given)
-            raise ApiError(400, told, _field(error, given)) from error
+                sentence = _named(sentence, next(iter(form)), given)
+            raise ApiError(400, sentence, _field(error, given)) from error
 
     def _call(
         self,
@@ -383,14 +383,15 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
         ) from error
 
 
-def _named(told: str, kind: str, given: Mapping[str, Any]) -> str:
+def _named(sentence: str, kind: str, given: Mapping[str, Any]) -> str:
     """Returns a sentence about a form with the field that it came in, where it begins with the
     form's kind."""
     schema = ".json_schema.schema" if kind == "json" else ""
     places = {"response_format": schema, "structured_outputs": f".{kind}"}
     places[f"guided_{kind}"] = ""
     field = next((name + place for name, place in places.items() if name in given), kind)
-    return f"{field} {told[len(kind) + 1 :]}" if told.startswith(f"{kind} ") else told
+    begins = sentence.startswith(f"{kind} ")
+    return f"{field} {sentence[len(kind) + 1 :]}" if begins else sentence
 
 
 def _field(error: OutpaceError, given: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API tells them."""
+"""Errors in the form of OpenAI's API."""
 
 from __future__ import annotations
 

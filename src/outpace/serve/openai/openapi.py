@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from outpace import __version__
@@ -64,10 +65,8 @@ CHAT_ANSWER = _answer(
 )
 TOKENIZE_ANSWER = _object(tokens=_list(COUNT), count=COUNT, max_model_len=COUNT)
 DETOKENIZE_ANSWER = _object(prompt=TEXT)
-MODELS = _object(
-    object={"enum": ["list"]},
-    data=_list(_object(id=TEXT, object={"enum": ["model"]}, owned_by=TEXT, max_model_len=COUNT)),
-)
+MODEL = _object(id=TEXT, object={"enum": ["model"]}, owned_by=TEXT, max_model_len=COUNT)
+MODELS = _object(object={"enum": ["list"]}, data=_list(MODEL))
 HEALTH = _object(status={"enum": ["ok", "loading"]})
 READY = _object(status={"enum": ["ready"]}, running=COUNT, waiting=COUNT)
 
@@ -88,10 +87,11 @@ _POSTS = {
 }
 _GETS = {
     "/v1/models": ("List the model that is served.", {_JSON: {"schema": MODELS}}),
+    "/v1/models/{name}": ("Describe the model that is served.", {_JSON: {"schema": MODEL}}),
     "/health": ("Say whether the server lives.", {_JSON: {"schema": HEALTH}}),
     "/ready": ("Say whether it takes requests.", {_JSON: {"schema": READY}}),
     "/metrics": (
-        "Tell counters and histograms to Prometheus.",
+        "Return counters and histograms for Prometheus.",
         {"text/plain": {"schema": {"type": "string"}}},
     ),
 }
@@ -131,7 +131,10 @@ def description() -> dict[str, Any]:
         path: {"post": _post(words, asked, answered)}
         for path, (words, asked, answered) in _POSTS.items()
     }
-    paths |= {path: {"get": _get(words, content)} for path, (words, content) in _GETS.items()}
+    paths |= {
+        path: {"get": _get(words, content, re.findall(r"{(\w+)}", path))}
+        for path, (words, content) in _GETS.items()
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "outpace", "version": __version__},
@@ -155,14 +158,21 @@ def _post(words: str, asked: dict[str, Any], answered: dict[str, Any]) -> dict[s
     }
 
 
-def _get(words: str, content: dict[str, Any]) -> dict[str, Any]:
-    return {
+def _get(words: str, content: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """names: those in the path, which may name what there is not."""
+    statuses = ("401", "404", "503") if names else ("401", "503")
+    found: dict[str, Any] = {
         "summary": words,
         "responses": {
             "200": _good(content),
-            **_failures({status: _STATUSES[status] for status in ("401", "503")}),
+            **_failures({status: _STATUSES[status] for status in statuses}),
         },
     }
+    if names:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": TEXT} for name in names
+        ]
+    return found
 
 
 def _good(content: dict[str, Any]) -> dict[str, Any]:

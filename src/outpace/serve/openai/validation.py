@@ -81,7 +81,7 @@ def _check_any(value: Any, choices: list[Mapping[str, Any]], path: str) -> None:
 
 
 def _best(errors: list[ApiError]) -> ApiError:
-    """Returns what to tell of several kinds of lists, of which none was given: the one that goes
+    """Returns what to say of several kinds of lists, of which none was given: the one that goes
     well the longest was meant."""
     most = max(map(_place, errors))
     best = [error for error in errors if _place(error) == most]
@@ -133,7 +133,7 @@ def _check_text(value: str, schema: Mapping[str, Any], path: str) -> None:
         raise ApiError(400, f"{path} must not be empty.", path)
     if len(value) > schema.get("maxLength", len(value)):
         raise ApiError(400, f"{path} must have at most {schema['maxLength']} characters.", path)
-    check_unicode(path, value, error=lambda told: ApiError(400, told, path))
+    check_unicode(path, value, error=lambda sentence: ApiError(400, sentence, path))
 
 
 def _check_items(value: list[Any], schema: Mapping[str, Any], path: str) -> None:

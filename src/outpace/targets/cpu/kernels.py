@@ -14,9 +14,8 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, did_you_mean
-from outpace.targets.cpu import linear as packed
 from outpace.targets.cpu.library.processor import Processor, this_processor
-from outpace.targets.cpu.linear import PackedLinear, RowConv1D, RowLinear
+from outpace.targets.cpu.linear import PackedLinear, RowConv1D, RowLinear, can_pack, packable_dtypes
 from outpace.targets.cpu.native import build
 from outpace.targets.cpu.native_layers.linear import DTYPES as NATIVE_DTYPES
 from outpace.targets.cpu.native_layers.linear import native_linear
@@ -120,8 +119,8 @@ def available() -> Mapping[str, Kernel]:
     if library is not None:
         make = partial(native_linear, library)
         found["native"] = Kernel(make, NATIVE_DTYPES, SMALLEST["native"])
-    if packed.available():
-        found["packed"] = Kernel(_packed, packed.dtypes(), SMALLEST["packed"])
+    if can_pack():
+        found["packed"] = Kernel(_packed, packable_dtypes(), SMALLEST["packed"])
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
         found["blocked"] = Kernel(_blocked, BLOCKED_DTYPES, SMALLEST["blocked"])
     return found

@@ -102,44 +102,45 @@ def opaque(name: str, product: Callable[..., Any], shape: Callable[..., Any]) ->
 # -- oneDNN's products of packed weights -----------------------------------------------------------
 
 
-HINT = 8
+PACKED_FOR = 8
 """Rows that the layout is made for: with it the product was as fast as any at 1 to 512 rows."""
 
-DTYPES = frozenset({torch.float32, torch.bfloat16})
+PACKABLE = frozenset({torch.float32, torch.bfloat16})
 
 
-def available(dtype: torch.dtype = torch.float32) -> bool:
+def can_pack(dtype: torch.dtype = torch.float32) -> bool:
     """Whether weights can be packed here: this build of torch can, and the processor."""
     has: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if not (has and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
     try:
-        torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), HINT)
+        torch.ops.mkldnn._reorder_linear_weight(torch.ones(16, 16, dtype=dtype), PACKED_FOR)
     except RuntimeError:  # narrow types need instructions that not every processor has
         return False
     return True
 
 
-def dtypes() -> frozenset[torch.dtype]:
+def packable_dtypes() -> frozenset[torch.dtype]:
     """Returns the types of weights that can be packed here."""
-    return frozenset(filter(available, DTYPES))
+    return frozenset(filter(can_pack, PACKABLE))
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Returns oneDNN's product ``[..., N]`` of x ``[..., K]`` with a weight ``[N, K]``, packed or
-    plain."""
+def packed_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns oneDNN's product ``[..., N]`` of x ``[..., K]`` with a weight ``[N, K]``, `packed`
+    or plain."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return result
 
 
-def _packed(weight: Tensor) -> Tensor:
+def packed(weight: Tensor) -> Tensor:
     """Returns a weight ``[N, K]`` in oneDNN's layout, in which only its products can read it."""
-    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, HINT)
+    found: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR)
     return found
 
 
-def _shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(*x.shape[:-1], packed.shape[0])
+def _empty_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns an empty tensor of the shape of `packed_product`, for compiled code."""
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
 class PackedLinear(LaidOut, ShowsWeight):
@@ -160,8 +161,8 @@ class PackedLinear(LaidOut, ShowsWeight):
 
     def lay_out(self, plain: Tensor) -> None:
         """Takes over a plain weight ``[N, K]``, which is not kept."""
-        self._packed = _packed(plain)
-        self._compilable = opaque("packed_linear", product, _shape)
+        self._packed = packed(plain)
+        self._compilable = opaque("packed_linear", packed_product, _empty_product)
 
     def plain(self) -> Tensor:
         """Returns the plain weight ``[N, K]``: a copy."""
@@ -180,7 +181,7 @@ class PackedLinear(LaidOut, ShowsWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: ``[..., K]`` -> ``[..., N]``."""
-        multiply = self._compilable if torch.compiler.is_compiling() else product
+        multiply = self._compilable if torch.compiler.is_compiling() else packed_product
         result: Tensor = multiply(x, self._packed, self.bias)
         return result
 

@@ -33,7 +33,7 @@ class BlockRule(Rule):
         next   = norm([a_n p_{n+1} - q_{n+1}]_+) before the last token, p after it
 
     Exact, and never accepts fewer tokens on average than the token rule: no rule for one sampled
-    chain accepts more. The same as the token rule for one token and for points.
+    chain accepts more. The same as the token rule for one token and for deterministic tokens.
     """
 
     name: ClassVar[str] = "block"

@@ -45,8 +45,8 @@ class CanonicalRule(Rule):
     by linear programme; for all other pairs the token with the larger p / q is taken. Exact
     whatever the weights, since p_I is the distribution that they really have. With two children and
     an alphabet that covers the vocabulary no rule accepts more. Slow (a programme for each node, on
-    the CPU): a reference. One child: the token rule. Points: the match rule. Trees: as for
-    `KSeqRule`.
+    the CPU): a reference. One child: the token rule. Deterministic tokens: the match rule. Trees:
+    as for `KSeqRule`.
     """
 
     alphabet: Annotated[int, Ge(0)] = 12

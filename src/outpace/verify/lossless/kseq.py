@@ -39,11 +39,11 @@ class KSeqRule(Rule):
         stop_n = (product over the path of the step to each node) (1 - a_1) ... (1 - a_k)
         next   = norm([p - min(q, p / rho) (1 - (1 - beta)^k) / beta]_+)
 
-    Exact for independent drafts, and for points (where it is the match rule). Accepts at least 1 -
-    1/e of what any rule for k independent drafts could. Takes trees and, as trees with one fork, k
-    chains: drafts with the same tokens so far are pooled, so that all chains that share an accepted
-    prefix go on together. Children of a node must all be drawn from the same distribution,
-    independently.
+    Exact for independent drafts, and for deterministic tokens (where it is the match rule). Accepts
+    at least 1 - 1/e of what any rule for k independent drafts could. Takes trees and, as trees with
+    one fork, k chains: drafts with the same tokens so far are pooled, so that all chains that share
+    an accepted prefix go on together. Children of a node must all be drawn from the same
+    distribution, independently.
     """
 
     name: ClassVar[str] = "kseq"

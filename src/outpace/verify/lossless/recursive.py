@@ -49,11 +49,11 @@ class RecursiveRule(Rule):
         next   = r_k
 
     Exact for siblings drawn with or without replacement, in the order of their nodes, for siblings
-    drawn independently from a distribution each (SpecInfer's several drafters), and for points
-    (where it is the match rule). On a chain it is the token rule. Where siblings share a
-    distribution, r_i is computed as norm([p - t_i q]_+) with t_0 = 0 and t_{i+1} = t_i + sum [p -
-    t_i q]_+ / (q not yet removed). A child that q cannot produce any more (q was exhausted) is
-    passed over.
+    drawn independently from a distribution each (SpecInfer's several drafters), and for
+    deterministic tokens (where it is the match rule). On a chain it is the token rule. Where
+    siblings share a distribution, r_i is computed as norm([p - t_i q]_+) with t_0 = 0 and t_{i+1} =
+    t_i + sum [p - t_i q]_+ / (q not yet removed). A child that q cannot produce any more (q was
+    exhausted) is passed over.
     """
 
     name: ClassVar[str] = "recursive"

@@ -30,8 +30,8 @@ class TokenRule(Rule):
         stop_n = a_1 ... a_n (1 - a_{n+1}),  a_i = min(1, p_i(x_i) / q_i(x_i))
         next   = norm([p - q]_+) after a failure, p after the last token
 
-    A point proposal has q = 1 at its token, so a_i = p_i(x_i) and the residual is p without it. The
-    expected acceptance at a position is 1 - TV(p, q).
+    A deterministic proposal has q = 1 at its token, so a_i = p_i(x_i) and the residual is p without
+    it. The expected acceptance at a position is 1 - TV(p, q).
     """
 
     name: ClassVar[str] = "token"

@@ -36,10 +36,10 @@ class TraversalRule(Rule):
         stop_v = a(v) (product over the nodes tried before v of 1 - a)
         next   = P_v as it is by then
 
-    Exact for siblings drawn with or without replacement and for points (where it is the match
-    rule). Block verification on a chain; never accepts fewer tokens on average than the recursive
-    rule. As implemented, P_u is norm([p - t q]_+), and cutting off a child adds (sum [p - t q]_+)
-    / (a(u) Q) to t, where Q is the mass of q that was not yet removed.
+    Exact for siblings drawn with or without replacement and for deterministic tokens (where it is
+    the match rule). Block verification on a chain; never accepts fewer tokens on average than the
+    recursive rule. As implemented, P_u is norm([p - t q]_+), and cutting off a child adds (sum [p -
+    t q]_+) / (a(u) Q) to t, where Q is the mass of q that was not yet removed.
     """
 
     name: ClassVar[str] = "traversal"

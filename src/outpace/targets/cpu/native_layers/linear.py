@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from outpace.targets.cpu import linear as packed
-from outpace.targets.cpu.linear import opaque
+from outpace.targets.cpu.linear import can_pack, opaque, packed_product
 from outpace.targets.cpu.native import Native, Prepared, Weight, laid_out, native
 from outpace.targets.cpu.native_layers.product import Layout, NativeProduct, Together, in_panels
 from outpace.targets.cpu.race import native_reads_prompts
@@ -66,7 +65,7 @@ class NativeLinear(NativeProduct):
         self._shown: Tensor | None = None
         self._compilable = opaque("native_linear", _product, _shape)
         self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
-        self._onednn = packed.available()
+        self._onednn = can_pack()
 
     def __getattr__(self, name: str) -> Any:
         if name == "weight":
@@ -139,7 +138,7 @@ class NativeLinear(NativeProduct):
             matrix = matrix * self.scale[:, None]
         plain = x.dtype == torch.float32 and not self.learns(x)
         if self._onednn and plain and x.numel():
-            return packed.product(x, matrix, self.bias)
+            return packed_product(x, matrix, self.bias)
         return linear(x, matrix, self.bias)
 
     def plain_weight(self) -> Tensor:
@@ -219,7 +218,7 @@ def native_int8(library: Native, layer: Any) -> NativeLinear:
     weight = nn.Parameter(integers, requires_grad=False)
     # An `Int8Linear`, which is used where there is no compiler, has a zero point beside each scale.
     # As many bytes are counted here (the scales themselves are a parameter, and counted as such):
-    # prices of passes, and with them seeded texts, must not depend on a compiler.
+    # costs of passes, and with them seeded texts, must not depend on a compiler.
     loaded = integers.nbytes + scale.nbytes
     return NativeLinear(
         library,

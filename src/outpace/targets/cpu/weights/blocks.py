@@ -106,15 +106,32 @@ def block_bytes(model: nn.Module) -> dict[str, int]:
     return sizes
 
 
-class BlockLinear(ShowsWeight):
+class InBlocks(ShowsWeight):
+    """A layer whose weight stays in blocks."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        super().__init__()
+        self.blocks = blocks
+
+    @property
+    def kind(self) -> str:
+        """The kind of its blocks."""
+        return self.blocks.kind
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the blocks, which are no parameter."""
+        return self.blocks.nbytes
+
+
+class BlockLinear(InBlocks):
     """A linear layer whose weight stays in blocks; each product widens all of them.
 
     ``weight`` and ``state_dict`` show the weight widened, anew each time.
     """
 
     def __init__(self, blocks: Blocks, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.blocks = blocks
+        super().__init__(blocks)
         self.out_features, self.in_features = blocks.outputs, blocks.inputs
         self.bias: Any = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
@@ -128,31 +145,20 @@ class BlockLinear(ShowsWeight):
         """float32 ``[N, K]``: a copy."""
         return self.blocks.dense()
 
-    @property
-    def kind(self) -> str:
-        """The kind of its blocks."""
-        return self.blocks.kind
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the blocks, which are no parameter."""
-        return self.blocks.nbytes
-
     def extra_repr(self) -> str:
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, {self.blocks.kind}"
         )
 
 
-class BlockEmbedding(ShowsWeight):
+class BlockEmbedding(InBlocks):
     """An embedding whose table stays in blocks; only the rows that are looked up are widened."""
 
     def __init__(
         self, blocks: Blocks, dtype: torch.dtype = torch.float32, scale: float = 1.0
     ) -> None:
         """dtype: of what is looked up. scale: by which that is multiplied, as in Gemma 3."""
-        super().__init__()
-        self.blocks = blocks
+        super().__init__(blocks)
         self.dtype, self.scale = dtype, scale
         self.num_embeddings, self.embedding_dim = blocks.outputs, blocks.inputs
 
@@ -171,16 +177,6 @@ class BlockEmbedding(ShowsWeight):
     def weight(self) -> Tensor:
         """The table ``[V, K]``, not scaled: a copy."""
         return self.blocks.dense().to(self.dtype)
-
-    @property
-    def kind(self) -> str:
-        """The kind of its blocks."""
-        return self.blocks.kind
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the blocks, which are no parameter."""
-        return self.blocks.nbytes
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, {self.blocks.kind}"

@@ -22,7 +22,7 @@ from outpace.train.teacher import Teacher
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Pupil(ABC):
+class Trainee(ABC):
     """A network that learns in float32, and that which drafts with the same weights."""
 
     network: nn.Module
@@ -53,7 +53,7 @@ class Pupil(ABC):
         """Writes what was learned, as ``--draft`` takes it."""
 
 
-class HeadPupil(Pupil):
+class HeadTrainee(Trainee):
     """A head over the target's states."""
 
     def __init__(self, head: Head, setup: Setup) -> None:
@@ -68,7 +68,7 @@ class HeadPupil(Pupil):
         save_head(self._head, folder)
 
 
-class ModelPupil(Pupil):
+class ModelTrainee(Trainee):
     """A draft model with the target's tokens."""
 
     depths = 1
