@@ -111,3 +111,11 @@ def test_a_damaged_file_is_named(kept: Path, fault: str) -> None:
     config.write_text(json.dumps(about))
     with pytest.raises(ModelLoadError, match="damaged"):
         load_head(kept)
+
+
+def test_the_head_of_the_repository_can_be_read_and_is_small() -> None:
+    folder = Path(__file__).parents[2] / "bundle" / "heads" / "eagle3-qwen2.5-coder-1.5b"
+    head = load_head(folder, blocks=True)
+    assert (head.kind, head.target.hidden_size, head.vocabulary) == ("eagle3", 1536, 8192)
+    assert holds_blocks(head)
+    assert (folder / "model.safetensors").stat().st_size < 32_000_000

@@ -68,3 +68,20 @@ def test_a_drafter_with_another_tokenizer_changes_no_word(vocabulary: str) -> No
     first, second = (llm.generate(prompt, sampled)[0] for _ in range(2))
     assert first.token_ids == second.token_ids
     assert first.metrics.num_draft_tokens > 0
+
+
+HEAD = Path(__file__).parents[3] / "bundle" / "heads" / "eagle3-qwen2.5-coder-1.5b"
+
+
+@pytest.mark.slow
+@needs(LARGE)
+def test_the_head_of_the_repository_drafts_for_a_real_file() -> None:
+    config = {"method": "eagle3", "model": str(HEAD), "num_speculative_tokens": 4}
+    llm = LLM(LARGE, speculative_config=config)
+    greedy = SamplingParams(temperature=0, max_tokens=64)
+    drafted = llm.chat(CHAT, greedy)
+    assert llm.chat(CHAT, replace(greedy, speculative="off")).token_ids == drafted.token_ids
+    assert (
+        drafted.outputs[0].metrics.num_emitted_tokens
+        > 2 * drafted.outputs[0].metrics.num_target_passes
+    )
