@@ -9,12 +9,12 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from outpace.engine.order.registry import ORDERS
 from transformers import GenerationConfig
 
 from api.words import word_tokenizer
 from outpace import LLM, SamplingParams, SpeculativeConfig, arguments
 from outpace.core.options import options_of
+from outpace.engine.orders import ORDERS
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, ParamsError, UnsupportedModel
 from outpace.llm import BUNDLED
 from targets.families import build, target
