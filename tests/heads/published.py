@@ -41,26 +41,47 @@ def drawn(shapes: Mapping[str, tuple[int, ...]]) -> Weights:
     return {name: torch.randn(shape, dtype=torch.bfloat16) for name, shape in shapes.items()}
 
 
-def eagle3(folder: Path, change: Change = lambda about, weights: None) -> Weights:
-    about = dict(EAGLE3_CONFIG)
-    layer, half = "midlayer.", SIZE // 2
+def nothing(about: dict[str, Any], weights: Weights) -> None:
+    """No change."""
+
+
+def decoder_layer(prefix: str, size: int, inputs: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of a Llama layer with two heads in one group; inputs: what its attention reads."""
+    half = size // 2
+    return {
+        prefix + "input_layernorm.weight": (size,),
+        prefix + "post_attention_layernorm.weight": (size,),
+        prefix + "self_attn.q_proj.weight": (size, inputs),
+        prefix + "self_attn.k_proj.weight": (half, inputs),
+        prefix + "self_attn.v_proj.weight": (half, inputs),
+        prefix + "self_attn.o_proj.weight": (size, size),
+        prefix + "mlp.gate_proj.weight": (24, size),
+        prefix + "mlp.up_proj.weight": (24, size),
+        prefix + "mlp.down_proj.weight": (size, 24),
+    }
+
+
+def eagle3(
+    folder: Path, change: Change = nothing, *, size: int = SIZE, states: int = 3, layers: int = 1
+) -> Weights:
+    """size: its own width; states: how many it joins; layers: its own."""
+    about = {**EAGLE3_CONFIG, "hidden_size": size}
     weights = drawn(
         {
-            "fc.weight": (SIZE, 3 * SIZE),
-            layer + "hidden_norm.weight": (SIZE,),
-            layer + "input_layernorm.weight": (SIZE,),
-            layer + "post_attention_layernorm.weight": (SIZE,),
-            layer + "self_attn.q_proj.weight": (SIZE, 2 * SIZE),
-            layer + "self_attn.k_proj.weight": (half, 2 * SIZE),
-            layer + "self_attn.v_proj.weight": (half, 2 * SIZE),
-            layer + "self_attn.o_proj.weight": (SIZE, SIZE),
-            layer + "mlp.gate_proj.weight": (24, SIZE),
-            layer + "mlp.up_proj.weight": (24, SIZE),
-            layer + "mlp.down_proj.weight": (SIZE, 24),
-            "norm.weight": (SIZE,),
-            "lm_head.weight": (OWN, SIZE),
+            "fc.weight": (size, states * SIZE),
+            "midlayer.hidden_norm.weight": (size,),
+            **decoder_layer("midlayer.", size, 2 * size),
+            "norm.weight": (size,),
+            "lm_head.weight": (OWN, size),
         }
     )
+    if layers > 1:
+        about["num_hidden_layers"] = layers
+        for at in range(1, layers):
+            weights |= drawn(decoder_layer(f"layers.{at}.", size, size))
+    if size != SIZE:
+        about["target_hidden_size"] = SIZE
+        weights |= drawn({"embed_tokens.weight": (VOCABULARY, size)})
     weights["d2t"] = torch.tensor(TOKENS) - torch.arange(OWN)
     weights["t2d"] = torch.tensor([token in TOKENS for token in range(VOCABULARY)])
     change(about, weights)
@@ -80,7 +101,7 @@ EAGLE_CONFIG = {
 }
 
 
-def eagle(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+def eagle(folder: Path, change: Change = nothing) -> Weights:
     about = dict(EAGLE_CONFIG)
     layer, half = "layers.0.", SIZE // 2
     weights = drawn(
@@ -120,7 +141,7 @@ DFLASH_CONFIG = {
 }
 
 
-def dflash(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+def dflash(folder: Path, change: Change = nothing) -> Weights:
     about = {**DFLASH_CONFIG, "dflash_config": dict(DFLASH_CONFIG["dflash_config"])}
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (SIZE, 3 * SIZE),
@@ -165,14 +186,14 @@ def of_library(kind: str, given: Weights, about: Mapping[str, Any]) -> tuple[Wei
     return weights, {**above, "transformer_layer_config": layer}
 
 
-def speculators_eagle3(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+def speculators_eagle3(folder: Path, change: Change = nothing) -> Weights:
     weights, about = of_library("eagle3", eagle3(folder), EAGLE3_CONFIG)
     about["norm_before_residual"] = True
     change(about, weights)
     return put(folder, about, weights, "model.safetensors")
 
 
-def speculators_eagle(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+def speculators_eagle(folder: Path, change: Change = nothing) -> Weights:
     given = eagle(folder)
     del given["embed_tokens.weight"]
     weights, about = of_library("eagle", given, EAGLE_CONFIG)
@@ -180,7 +201,7 @@ def speculators_eagle(folder: Path, change: Change = lambda about, weights: None
     return put(folder, about, weights, "model.safetensors")
 
 
-def mlp_speculator(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+def mlp_speculator(folder: Path, change: Change = nothing) -> Weights:
     about = {"model_type": "mlp_speculator", "emb_dim": SIZE, "inner_dim": 6, "n_predict": 3,
              "vocab_size": VOCABULARY, "tie_weights": True, "scale_input": True}  # fmt: skip
     shapes: dict[str, tuple[int, ...]] = {
@@ -196,7 +217,7 @@ def mlp_speculator(folder: Path, change: Change = lambda about, weights: None) -
     return put(folder, about, weights, "model.safetensors")
 
 
-def medusa(folder: Path, change: Change = lambda about, weights: None) -> Weights:
+def medusa(folder: Path, change: Change = nothing) -> Weights:
     about = {
         "medusa_num_heads": 2,
         "medusa_num_layers": 1,

@@ -117,11 +117,11 @@ def test_copies_of_tied_weights_are_left_out(tmp_path: Path) -> None:
 def test_a_configuration_says_the_same_again(tmp_path: Path) -> None:
     eagle3(
         tmp_path / "public",
-        say(eagle_aux_hidden_state_layer_ids=[1, 5, 8]),
+        say(eagle_aux_hidden_state_layer_ids=[2, 5, 8]),
     )
     save_head(load_head(tmp_path / "public"), tmp_path / "again", "eagle3")
     about = json.loads((tmp_path / "again" / "config.json").read_text())
-    wanted = {**EAGLE3_CONFIG, "eagle_aux_hidden_state_layer_ids": [1, 5, 8], "head_dim": 4}
+    wanted = {**EAGLE3_CONFIG, "eagle_aux_hidden_state_layer_ids": [2, 5, 8], "head_dim": 4}
     assert {name: about.get(name) for name in wanted} == wanted
 
 
@@ -133,7 +133,8 @@ def test_what_an_eagle3_head_is_made_of(tmp_path: Path) -> None:
     fit(head, TARGET, "the head")
     assert head.layers == (2, 6, 9)
     attention = head.midlayer.self_attn
-    assert (attention.heads, attention.groups, attention.base) == (2, 1, 500000.0)
+    assert (attention.heads, attention.groups) == (2, 1)
+    assert head.config.rope == {"rope_type": "default", "rope_theta": 500000.0}
 
 
 def biased(about: dict[str, Any], weights: Weights) -> None:
@@ -219,13 +220,11 @@ def give(name: str, value: Tensor) -> Change:
     ("form", "change", "sentence"),
     [
         ("eagle3", drop("fc.weight"), "damaged, or not those .*fc.weight"),
-        ("eagle3", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
-        ("eagle3", give("fc.bias", torch.zeros(SIZE)), "fc.bias"),
+        ("eagle3", give("fc.weight", torch.zeros(9, 3 * SIZE)), "size mismatch for fc.weight"),
+        ("eagle3", give("fc_norm.bias", torch.zeros(SIZE)), "fc_norm.bias"),
         ("eagle3", give("norm.weight", torch.full((SIZE,), torch.inf)), "norm.weight holds .* not"),
-        ("eagle3", say(num_hidden_layers=2), "num_hidden_layers is 2, and only 1"),
-        ("eagle3", say(rope_scaling={"type": "yarn"}), "rope_scaling is"),
-        ("eagle3", say(rope_parameters={"rope_type": "yarn"}), "rope is"),
-        ("eagle3", say(target_hidden_size=16), "width is not its target's"),
+        ("eagle3", say(rope_scaling={"type": "yarn"}), "type 'yarn' lack an entry .*factor"),
+        ("eagle3", say(rope_parameters={"rope_type": "yarn"}), "type 'yarn' lack an entry"),
         ("eagle3", say(draft_vocab_size=7), "d2t has 6 entries, not 7"),
         ("eagle3", say(num_key_value_heads=3), "do not fit"),
         ("eagle3", say(hidden_size="8"), "does not describe a head of the kind .eagle3."),
@@ -237,7 +236,8 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle3", give("t2d", torch.ones(VOCABULARY, dtype=torch.bool)), "d2t and t2d disagree"),
         ("eagle", drop("fc.weight"), "damaged, or not those .*fc.weight"),
         ("eagle", give("fc.weight", torch.zeros(SIZE, SIZE)), "size mismatch for fc.weight"),
-        ("eagle", say(rope_scaling={"type": "linear"}), "rope_scaling is"),
+        ("eagle", say(rope_scaling={"type": "linear"}), "type 'linear' lack an entry .*factor"),
+        ("eagle", say(rope_scaling={"type": "longrope"}), "rope_type is 'longrope', and only"),
         ("eagle", say(num_hidden_layers=2), "no trained head"),
         ("eagle", say(architectures=[["LlamaForCausalLM"]]), "no trained head"),
         ("eagle", say(num_key_value_heads=3), "do not fit"),
@@ -271,7 +271,7 @@ def test_a_head_of_another_make_is_refused(
 @pytest.mark.parametrize(
     ("kind", "change", "sentence"),
     [
-        ("eagle3", say(norm_output=True), "norm_output is True, and only False"),
+        ("eagle3", say(norm_before_fc=True), "input_norm.weight"),
         ("eagle3", say(speculators_model_type="mtp"), "its kind is 'mtp'"),
         ("eagle3", say(speculators_model_type=["eagle3"]), "its kind is"),
         ("eagle3", say(speculators_config={}), "does not describe a head of the kind 'eagle3'"),
@@ -314,7 +314,7 @@ def test_medusa_heads_without_blocks_come_back(tmp_path: Path) -> None:
 
 
 def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
-    eagle3(tmp_path, say(eagle_aux_hidden_state_layer_ids=[1, 5, 80]))
+    eagle3(tmp_path, say(eagle_aux_hidden_state_layer_ids=[2, 5, 80]))
     head = load_head(tmp_path)
     with pytest.raises(ConfigError, match="reads layer 80, and this target has 12"):
         fit(head, TARGET, "the head")

@@ -101,6 +101,9 @@ class Head(nn.Module, ABC):
     """Whether it learns at single places of a text, as the target corrects them."""
     recipe: ClassVar[str]
     """Which recipe trains it (`outpace.train.recipe.RECIPES`)."""
+    before_last_norm: ClassVar[bool] = False
+    """Whether published heads that read the state after the target's last layer were trained
+    without the norm that comes after it."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()

@@ -246,7 +246,13 @@ def fit(head: Head, target: TargetShape, what: str) -> None:
                 f"{what} was trained for another model ({head.target.name or 'unnamed'}): its "
                 f"{name} is {made_for}, and this target's is {here}; train one for this target."
             )
-    if head.target.layers == 0 and head.target.hidden_size:  # else it serves targets of any shape
+    unsaid = head.target.layers == 0 and bool(head.target.hidden_size)
+    if unsaid and head.before_last_norm and target.layers in head.layers:
+        raise ConfigError(
+            f"{what} reads layer {target.layers}, the last states of this target before its last "
+            "norm, which are not kept: use another head."
+        )
+    if unsaid:  # else it serves targets of any shape
         head.target = replace(target, name=head.target.name)
     outside = [layer for layer in head.layers if not -1 <= layer <= target.layers]
     if outside:

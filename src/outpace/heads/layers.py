@@ -36,6 +36,8 @@ class Entries:
     @classmethod
     def of_layers(cls, layers: Sequence[Entries]) -> Entries:
         """Returns the entries of several layers side by side, as if they were groups of one."""
+        if len(layers) == 1:
+            return layers[0]
         return cls(
             torch.cat([each.keys for each in layers], 1),
             torch.cat([each.values for each in layers], 1),
@@ -78,13 +80,18 @@ class LayerConfig(HeadConfig):
     """Width of the feed-forward part; 0: three times the target's."""
     norm_eps: float = 1e-6
     rope: dict[str, Any] = field(default_factory=lambda: dict(PLAIN_ROTARY))
-    """Rotary positions, as in transformers."""
+    """Rotary positions, as in transformers. Those of another kind than "default" come with what
+    transformers makes of them: ``inv_freq``, and ``attention_factor`` for queries and keys."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         kind, base = self.rope.get("rope_type"), self.rope.get("rope_theta")
-        if kind != "default" or not isinstance(base, (int, float)) or base <= 0:
-            raise ValueError(f"rope is {self.rope!r}, and only the plain kind with a base is known")
+        known = kind == "default" or isinstance(self.rope.get("inv_freq"), list)
+        if not known or not isinstance(base, (int, float)) or base <= 0:
+            raise ValueError(
+                f"rope is {self.rope!r}, and only the plain kind with a base, or one with its "
+                "frequencies, is known"
+            )
 
 
 class Norm(nn.RMSNorm):
@@ -104,10 +111,14 @@ class Attention(nn.Module):
         *,
         inputs: int | None = None,
         bias: bool = False,
+        output_bias: bool = False,
         normed: bool = False,
+        window: int = 0,
     ) -> None:
         """inputs: their width, that of the outputs if unset. bias: whether queries, keys and values
-        have one. normed: whether queries and keys are normalised, as in Qwen3."""
+        have one. output_bias: whether what the heads say together has one. normed: whether queries
+        and keys are normalised, as in Qwen3. window: how many entries each attends to at most, the
+        last that it sees, itself among them; 0: all."""
         super().__init__()
         self.heads = config.heads or most_heads(size, halved=True)
         self.groups = config.groups or self.heads
@@ -116,12 +127,14 @@ class Attention(nn.Module):
             raise ValueError(
                 f"{self.heads} heads of width {self.head_dim} in {self.groups} groups do not fit"
             )
-        self.base = float(config.rope["rope_theta"])
+        self.window = window
+        self._inv_freq = _frequencies(config.rope, self.head_dim)
+        self._factor = float(config.rope.get("attention_factor") or 1.0)
         wide = inputs or size
         self.q_proj = nn.Linear(wide, self.heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=output_bias)
         # Of the dtype and on the device of the weights, also where these are rounded to integers.
         self.register_buffer("nothing", torch.empty(0), persistent=False)
         self.q_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
@@ -147,7 +160,7 @@ class Attention(nn.Module):
             _turned(_normed(self._split(self.q_proj(x)), self.q_norm), turn),
             together.keys,
             together.values,
-            attn_mask=sight.visible[:, None],
+            attn_mask=_latest(sight.visible, self.window)[:, None],
             enable_gqa=self.groups != self.heads,
         )  # [B, heads, W, D]
         return self.o_proj(found.transpose(1, 2).flatten(2)), own
@@ -161,11 +174,13 @@ class Attention(nn.Module):
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The cosines and sines ``[B, 1, W, D]`` by which positions turn queries and keys."""
-        steps = torch.arange(0, self.head_dim, 2, device=positions.device).float() / self.head_dim
-        angle = positions[:, None, :, None].float() / self.base**steps
+        """The cosines and sines ``[B, 1, W, D']`` by which positions turn the first D' elements of
+        queries and keys."""
+        if self._inv_freq.device != positions.device:
+            self._inv_freq = self._inv_freq.to(positions.device)
+        angle = positions[:, None, :, None].float() * self._inv_freq
         angle = torch.cat([angle, angle], -1)
-        return angle.cos().to(dtype), angle.sin().to(dtype)
+        return (angle.cos() * self._factor).to(dtype), (angle.sin() * self._factor).to(dtype)
 
 
 class FeedForward(nn.Module):
@@ -193,14 +208,18 @@ class DecoderLayer(nn.Module):
         *,
         input_norm: bool = True,
         bias: bool = False,
+        output_bias: bool = False,
         normed: bool = False,
+        window: int = 0,
     ) -> None:
-        """input_norm: whether attention reads its input normalised. bias, normed: as in
+        """input_norm: whether attention reads its input normalised. The others: as in
         `Attention`."""
         super().__init__()
         eps = config.norm_eps
         self.input_layernorm = Norm(size, eps=eps) if input_norm else None
-        self.self_attn = Attention(size, config, bias=bias, normed=normed)
+        self.self_attn = Attention(
+            size, config, bias=bias, output_bias=output_bias, normed=normed, window=window
+        )
         self.post_attention_layernorm = Norm(size, eps=eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
@@ -225,8 +244,36 @@ def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
     return found
 
 
+def _frequencies(rope: Mapping[str, Any], head_dim: int) -> Tensor:
+    """By how much a position turns each pair of elements, ``[D' / 2]``, in float32 as in
+    transformers. It is no buffer of the module, which would be rounded with the weights."""
+    given = rope.get("inv_freq")
+    if given is not None:
+        found = torch.tensor(given, dtype=torch.float32)
+        if found.dim() != 1 or not 0 < len(found) <= head_dim // 2 or not found.isfinite().all():
+            raise ValueError(f"inv_freq has no frequencies for heads of width {head_dim}")
+        return found
+    turned = int(head_dim * float(rope.get("partial_rotary_factor") or 1.0))
+    if turned % 2 or not 0 < turned <= head_dim:
+        raise ValueError(f"rope turns {turned} of {head_dim} elements of a head")
+    steps = torch.arange(0, turned, 2).float() / turned
+    return 1.0 / float(rope["rope_theta"]) ** steps
+
+
+def _latest(visible: Tensor, window: int) -> Tensor:
+    """Those of the visible entries ``[B, W, L]`` that are in a window. What an entry sees is its
+    text, what was drafted on its way, and itself, one at each position and in that order: the last
+    ones are the nearest."""
+    if not window or visible.shape[-1] <= window:
+        return visible
+    return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
+
+
 def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
+    if cos.shape[-1] < x.shape[-1]:
+        turned = cos.shape[-1]
+        return torch.cat([_turned(x[..., :turned], turn), x[..., turned:]], -1)
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat([-right, left], -1) * sin
 

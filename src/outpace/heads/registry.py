@@ -70,11 +70,12 @@ FORMATS = LazyRegistry(
     "outpace.head_formats",
     {
         "outpace": "outpace.heads.checkpoint:Outpace",
+        # Before the others: its folders name architectures like theirs.
+        "speculators": f"{_IN}.speculators:SpeculatorsFormat",
         "eagle": f"{_IN}.eagle:EagleFormat",
         "eagle3": f"{_IN}.eagle3:Eagle3Format",
         "dflash": f"{_IN}.dflash:DFlashFormat",
         "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",
-        "speculators": f"{_IN}.speculators:SpeculatorsFormat",
         "medusa": f"{_IN}.medusa:MedusaFormat",
     },
 )

@@ -60,6 +60,12 @@ class AttendingHead(Head):
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
         """Returns the logits ``[..., V']`` of the next tokens for outputs ``[..., H]``."""
 
+    def after_text(self, outputs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns guides ``[B, W, H]`` and tokens ``[B, W]`` of entries after the text: the outputs
+        of the entries before them, and what was drafted there. A head that guesses all depths at
+        once has masks in their place."""
+        return outputs, tokens
+
 
 # -- how it is trained -----------------------------------------------------------------------------
 
@@ -100,6 +106,8 @@ class AttendingRecipe(Recipe):
             positions = (at + depth - 1).expand(rows, -1)
             sight = Sight(positions, before, visible.expand(rows, -1, -1))
             fed = tokens[:, depth : depth + places]
+            if depth > 1:
+                outputs, fed = self._head.after_text(outputs, fed)
             outputs, entries = self._head.step(outputs, fed, sight, self._shared)
             yield outputs
             before = before.then(entries)
@@ -279,11 +287,27 @@ class _Walk:
         related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
         visible = torch.cat([_to_all(self._own, width), related], -1)
         sight = Sight(self._position.expand(-1, width), self._entries, visible)
-        guides = of_parents(self._outputs, parents)
-        self._outputs, entries = self._head.step(guides, fed[:, -width:], sight, self._target)
+        guides, tokens = self._head.after_text(of_parents(self._outputs, parents), fed[:, -width:])
+        self._outputs, entries = self._head.step(guides, tokens, sight, self._target)
         self._entries = self._entries.then(entries)
         self._position = self._position + 1
         return self._vocabulary.logits(self._head.logits(self._outputs, self._target))
+
+    @torch.inference_mode()
+    def ahead(self, depths: int) -> Tensor:
+        """Returns the logits ``[B, depths, V]`` of all depths, from one step over masks, of a head
+        that has these after the text."""
+        outputs, masks = self._outputs, depths - 1
+        if masks:
+            columns = torch.arange(masks, device=outputs.device)
+            causal = (columns <= columns[:, None]).expand(len(outputs), -1, -1)
+            visible = torch.cat([_to_all(self._own, masks), causal], -1)
+            sight = Sight(self._position + columns, self._entries, visible)
+            nothing = columns.expand(len(outputs), -1)
+            guides, tokens = self._head.after_text(outputs.expand(-1, masks, -1), nothing)
+            more, _ = self._head.step(guides, tokens, sight, self._target)
+            outputs = torch.cat([outputs, more], 1)
+        return self._vocabulary.logits(self._head.logits(outputs, self._target))
 
 
 def _to_all(own: Tensor, width: int) -> Tensor:

@@ -119,7 +119,7 @@ class TrainedDrafter(Drafter):
         drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
             # What was handed over is its owner's affair.
-            drafter.on_trial = _named(given)
+            drafter.on_trial = named(given)
         if online is None:
             return drafter
         from outpace.draft.online.online import Online
@@ -133,7 +133,7 @@ class TrainedDrafter(Drafter):
         """Returns the head that the options name, once it fits the target."""
         given = setup.options.model
         head = given if isinstance(given, Head) else load_head(given, blocks=True)
-        what = _named(given)
+        what = named(given)
         if head.kind != cls.name:
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
         fit(head, TargetShape.of(setup.loaded.config), what)
@@ -227,8 +227,8 @@ class HeadDrafter(TrainedDrafter):
         return replace(self._growth, depth=depth)(rows, walk.first(), walk.deeper, budgets)
 
 
-def _named(given: Any) -> str:
-    """What a head that was named is called in errors."""
+def named(given: Any) -> str:
+    """Returns what a head that was named is called in errors."""
     return "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
 
 

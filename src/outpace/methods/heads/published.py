@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outpace.heads.base import Head
 from outpace.heads.layers import PLAIN_ROTARY, Attention
+from outpace.targets.hf.rotary import with_frequencies
 
 SIZES = {
     "heads": "num_attention_heads",
@@ -20,10 +21,12 @@ SIZES = {
 }
 """Our names of a layer's sizes, and the public ones."""
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The types of layers that there are in heads."""
+
 ONLY: Mapping[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
-    "rope_scaling": None,
 }
 """Entries by which layers that are built otherwise, and cannot be read, are told."""
 
@@ -38,18 +41,57 @@ def check_only(about: Mapping[str, Any], only: Mapping[str, Any]) -> None:
 def layer_sizes(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries of a `LayerConfig` that a public configuration gives."""
     sizes = {name: about[public] for name, public in SIZES.items() if about.get(public) is not None}
-    rope = about.get("rope_parameters") or {
-        **PLAIN_ROTARY, "rope_theta": about.get("rope_theta", PLAIN_ROTARY["rope_theta"]),
-    }  # fmt: skip
-    return {**sizes, "rope": dict(rope)}
+    width = sizes.get("head_dim") or about["hidden_size"] // about["num_attention_heads"]
+    return {**sizes, "head_dim": width, "rope": _rope(about, width)}
+
+
+def _rope(about: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """The rotary positions of a layer, in the words of transformers 5, from those of 4 or 5."""
+    given = about.get("rope_parameters") or about.get("rope_scaling") or {}
+    # Some have one entry for each type of layer; all layers of a head have the same.
+    given = given.get("sliding_attention") or given.get("full_attention") or given
+    kind = given.get("rope_type") or given.get("type") or "default"
+    base = given.get("rope_theta", about.get("rope_theta")) or PLAIN_ROTARY["rope_theta"]
+    turned = given.get("partial_rotary_factor", about.get("partial_rotary_factor"))
+    part = {} if turned in (None, 1.0) else {"partial_rotary_factor": turned}
+    # "mrope" has a position for each of three axes, which are the same one throughout a text.
+    if kind in ("default", "mrope"):
+        return {"rope_type": "default", "rope_theta": base, **part}
+    scaled = {name: value for name, value in given.items() if value is not None and name != "type"}
+    rope = {**scaled, "rope_type": kind, "rope_theta": base, **part}
+    return with_frequencies(rope, head_dim, about.get("max_position_embeddings"))
+
+
+def windows(about: Mapping[str, Any], layers: int) -> list[int]:
+    """Returns how many entries each of some layers attends to, 0 for all; nothing where all of them
+    attend to all."""
+    kinds = about.get("layer_types") or []
+    if len(kinds) != layers:
+        if kinds and len(kinds) != about.get("num_hidden_layers"):
+            raise ValueError(f"layer_types are of {len(kinds)} layers, and it has {layers}")
+        return []  # copied from the target with the number of its layers
+    for kind in kinds:
+        if kind not in (FULL, SLIDING):
+            raise ValueError(
+                f"a layer is of the type {kind!r}, and only {[FULL, SLIDING]} are known"
+            )
+    if SLIDING not in kinds:
+        return []
+    window = about.get("sliding_window")
+    if type(window) is not int or window < 1 or about.get("use_sliding_window") is False:
+        raise ValueError(f"a layer is of the type {SLIDING!r}, and no sliding_window is used")
+    return [window if kind == SLIDING else 0 for kind in kinds]
 
 
 def about_layers(head: Head, attention: Attention, inner: int, layers: int = 1) -> dict[str, Any]:
     """Returns the public configuration of a head with ``layers`` layers. inner: width of their
     feed-forward parts."""
     config = head.config.as_dict()
-    return {
-        "hidden_size": head.target.hidden_size,
+    rope = dict(config["rope"])
+    rope.pop("inv_freq", None)
+    base, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
+    about = {
+        "hidden_size": attention.o_proj.out_features,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
         "num_attention_heads": attention.heads,
@@ -57,12 +99,18 @@ def about_layers(head: Head, attention: Attention, inner: int, layers: int = 1) 
         "head_dim": attention.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config["norm_eps"],
-        "rope_theta": config["rope"]["rope_theta"],
-        "rope_scaling": None,
+        "rope_theta": base,
+        "rope_scaling": None if rope == {"rope_type": "default"} else rope,
         "vocab_size": head.target.vocab_size,
         "tie_word_embeddings": False,
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
+    if part is not None:
+        about["partial_rotary_factor"] = part
+    if given := config.get("windows"):
+        about["layer_types"] = [SLIDING if window else FULL for window in given]
+        about |= {"sliding_window": max(given), "use_sliding_window": True}
+    return about
 
 
 def without_derived(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The folders of vLLM's `speculators` library, for heads of EAGLE and EAGLE-3.
+"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3 and P-EAGLE.
 
 ``speculators_model_type`` says what kind of head it is, ``transformer_layer_config`` what its layer
 is, as far as that differs from the defaults of its model type, and ``speculators_config`` which
@@ -17,7 +17,17 @@ from outpace.heads.base import Head
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
 from outpace.methods.heads.eagle import Eagle, eagle_head
-from outpace.methods.heads.eagle3 import LAYERS, Eagle3, about_eagle3, eagle3_head, eagle3_weights
+from outpace.methods.heads.eagle3 import (
+    LAYERS,
+    MASKS,
+    NORMS,
+    STATES,
+    Eagle3,
+    about_eagle3,
+    eagle3_head,
+    eagle3_names,
+    eagle3_weights,
+)
 from outpace.methods.heads.published import (
     about_layers,
     check_only,
@@ -39,12 +49,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """What transformers takes where a layer's configuration says nothing."""
 
-OWN = {
-    "eagle": {"fusion_fc.": "fc.", "transformer.": "layer."},
-    "eagle3": {"layers.0.": "midlayer."},
+KINDS: Mapping[str, str] = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3"}
+"""The kinds of heads there, and ours."""
+EAGLE = {"fusion_fc.": "fc.", "transformer.": "layer."}
+PUBLIC: Mapping[str, Mapping[str, str]] = {
+    "eagle": {own: public for public, own in EAGLE.items()},
+    "eagle3": {"midlayer.": "layers.0.", "stack.": "layers."},
 }
-ABOVE = ("draft_vocab_size", "norm_before_residual", "norm_before_fc", "fc_norm", "norm_output",
-         "target_hidden_size", LAYERS)  # fmt: skip
+"""Beginnings of our names of weights, and theirs."""
+ABOVE = ("draft_vocab_size", "target_hidden_size", LAYERS, *NORMS, MASKS[0])
 """Entries of an EAGLE-3 head's configuration that stand next to its layer's."""
 
 
@@ -60,18 +73,19 @@ class SpeculatorsFormat(Format):
     @classmethod
     def kind_of(cls, about: Mapping[str, Any]) -> str | None:
         kind = about[TYPE]
-        return kind if isinstance(kind, str) and kind in OWN else None
+        return KINDS.get(kind) if isinstance(kind, str) else None
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        kind = about[TYPE]
-        if not isinstance(kind, str) or kind not in OWN:
+        kind = cls.kind_of(about)
+        if kind is None:
             raise folder.unfit(
-                "speculators", f"its kind is {kind!r}, and only {list(OWN)} are known"
+                "speculators", f"its kind is {about[TYPE]!r}, and only {list(KINDS)} are known"
             )
-        found = renamed(without_derived(folder.read_weights("model.safetensors")), OWN[kind])
+        found = folder.read_weights("model.safetensors")
+        read = _eagle3 if kind == "eagle3" else _eagle
         with folder.describing(kind):
-            head = _eagle3(about, found) if kind == "eagle3" else _eagle(about, found)
+            head, found = read(about, found)
             inside = about[ABOUT]
             name = str(inside["verifier"].get("name_or_path") or "")
             depths = inside["proposal_methods"][0].get("speculative_tokens", head.config.depths)
@@ -81,27 +95,21 @@ class SpeculatorsFormat(Format):
             replace(head.target, name=name),
             replace(head.config, depths=depths),
         )
-        if kind == "eagle":
-            found["d2t"] = head.d2t  # it knows all tokens
         return folder.fill(head, found)
 
     @classmethod
     def write(cls, head: Head) -> Content:
         if isinstance(head, Eagle3):
-            return Content(_about_eagle3(head), renamed(eagle3_weights(head), _public("eagle3")))
+            return Content(_about_eagle3(head), renamed(eagle3_weights(head), PUBLIC["eagle3"]))
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
         if head.lm_head is not None or not knows_all(head):
             raise cls.refuse("holds EAGLE heads that know all tokens only")
         if head.layer.input_layernorm is not None or head.embed_tokens is not None:
             raise cls.refuse("holds EAGLE heads without norms before and embeddings of their own")
-        weights = renamed(head.state_dict(), _public("eagle"))
+        weights = renamed(head.state_dict(), PUBLIC["eagle"])
         del weights["d2t"]
         return Content(_about_eagle(head), weights)
-
-
-def _public(kind: str) -> dict[str, str]:
-    return {own: public for public, own in OWN[kind].items()}
 
 
 def _layer(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -113,21 +121,34 @@ def _layer(about: Mapping[str, Any]) -> dict[str, Any]:
     return {**DEFAULTS[kind], **layer, "num_hidden_layers": layer.get("num_hidden_layers", 1)}
 
 
-def _eagle3(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
+def _eagle3(
+    about: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[Head, dict[str, Tensor]]:
+    """A head, and its weights by our names."""
     above = {name: about[name] for name in ABOVE if about.get(name) is not None}
-    return eagle3_head({**_layer(about), **above}, weights)
+    found = eagle3_names(weights)
+    return eagle3_head({**_layer(about), **above, STATES: True}, found), found
 
 
-def _eagle(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle:
+def _eagle(
+    about: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[Head, dict[str, Tensor]]:
+    """The same."""
     check_only(about, {"layernorms": False})
-    return eagle_head(_layer(about), weights)
+    found = renamed(without_derived(weights), EAGLE)
+    head = eagle_head(_layer(about), found)
+    return head, {**found, "d2t": head.d2t}  # it knows all tokens
 
 
 def _about_eagle3(head: Eagle3) -> dict[str, Any]:
     flat = about_eagle3(head)
-    kind = "llama" if head.midlayer.self_attn.q_norm is None else "qwen3"
+    layer = "qwen3" if head.config.normed else "llama"
     above = {name: flat.pop(name) for name in ABOVE if name in flat}
-    return _about(head, flat, kind, {"architectures": ["Eagle3Speculator"], **above})
+    for name in (STATES, MASKS[1], "num_depths"):
+        flat.pop(name, None)
+    kind = "peagle" if head.config.parallel else "eagle3"
+    name = "PEagleSpeculator" if head.config.parallel else "Eagle3Speculator"
+    return _about(head, flat, layer, {"architectures": [name], **above}, kind)
 
 
 def _about_eagle(head: Eagle) -> dict[str, Any]:
@@ -140,22 +161,22 @@ def _about_eagle(head: Eagle) -> dict[str, Any]:
         "layernorms": False,
         "fusion_bias": head.fc.bias is not None,
     }
-    return _about(head, flat, "llama", above)
+    return _about(head, flat, "llama", above, "eagle")
 
 
 def _about(
-    head: Head, layer: Mapping[str, Any], kind: str, above: Mapping[str, Any]
+    head: Head, layer: Mapping[str, Any], layer_kind: str, above: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
     proposal = {"proposal_type": "greedy", "speculative_tokens": head.config.depths}
     return {
         **above,
-        TYPE: head.kind,
+        TYPE: kind,
         "speculators_version": VERSION,
         ABOUT: {
-            "algorithm": head.kind,
+            "algorithm": kind,
             "proposal_methods": [proposal],
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": head.target.name, "architectures": []},
         },
-        LAYER: {"model_type": kind, **layer},
+        LAYER: {"model_type": layer_kind, **layer},
     }

@@ -1,0 +1,193 @@
+"""EAGLE-3 heads computed one entry at a time, from the description of the published code: what is
+read from a folder is compared with this."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from heads.variants import LAYERS
+
+
+class Reference:
+    """One text at a time, in float64."""
+
+    def __init__(self, folder: Path, embeddings: Tensor, output: Tensor) -> None:
+        """embeddings, output: the target's, ``[V, H]``."""
+        about = json.loads((folder / "config.json").read_text())
+        self.about = {**about, **about.get("eagle_config", {})}
+        self.weights: dict[str, Tensor] = {}
+        for name, value in load_file(folder / "model.safetensors").items():
+            name = name.removeprefix("model.").replace("midlayer.", "layers.0.")
+            self.weights[name] = value.double() if value.is_floating_point() else value
+        self.embeddings = self.weights.get("embed_tokens.weight", embeddings)
+        tied = self.about.get("tie_word_embeddings")
+        self.output = self.weights.get("lm_head.weight", self.embeddings if tied else output)
+        self.vocabulary = len(embeddings)
+        self.layers = 1 + max(
+            int(name.split(".")[1]) for name in self.weights if name.startswith("layers.")
+        )
+        self.keys: list[list[Tensor]] = [[] for _ in range(self.layers)]
+        self.values: list[list[Tensor]] = [[] for _ in range(self.layers)]
+        self.positions: list[int] = []
+
+    def reads(self, layers: int) -> list[int]:
+        """Which of transformers' hidden states of a target with these layers."""
+        if not self.about.get("use_aux_hidden_state", True):
+            return [layers]
+        given = self.about.get(LAYERS) or [2, layers // 2, layers - 3]
+        return [at + 1 for at in given] if given[0] == 1 else given
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + self.about["rms_norm_eps"]).rsqrt()
+        return x * scale * self.weights[f"{name}.weight"]
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        found = self.weights[f"{name}.weight"] @ x
+        return found + self.weights.get(f"{name}.bias", torch.zeros_like(found))
+
+    def guide(self, states: Tensor) -> Tensor:
+        """states: ``[n H]``."""
+        if self.about.get("norm_before_fc"):
+            states = self.norm("input_norm", states)
+        if self.about.get("fc_norm"):
+            count = sum(name.startswith("fc_norm.") for name in self.weights)
+            parts = enumerate(states.chunk(count))
+            states = torch.cat([self.norm(f"fc_norm.{at}", part) for at, part in parts])
+        return self.linear("fc", states) if "fc.weight" in self.weights else states
+
+    def entry(
+        self, guide: Tensor, token: int, position: int, seen: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Adds an entry that attends to earlier ones and itself; returns what the next entry goes
+        on from, and the logits ``[V]`` of the token after it."""
+        self.positions.append(position)
+        embedded = self.norm("layers.0.input_layernorm", self.embeddings[token])
+        normed = self.norm("layers.0.hidden_norm", guide)
+        x = normed if self.about.get("norm_before_residual") else guide
+        for layer in range(self.layers):
+            prefix = f"layers.{layer}"
+            read = (
+                torch.cat([embedded, normed])
+                if layer == 0
+                else self.norm(f"{prefix}.input_layernorm", x)
+            )
+            x = x + self.attended(layer, read, position, seen)
+            inner = self.norm(f"{prefix}.post_attention_layernorm", x)
+            gate = silu(self.linear(f"{prefix}.mlp.gate_proj", inner))
+            up = self.linear(f"{prefix}.mlp.up_proj", inner)
+            x = x + self.linear(f"{prefix}.mlp.down_proj", gate * up)
+        normed = self.norm("norm", x)
+        return (normed if self.about.get("norm_output") else x), self.logits(normed)
+
+    def attended(self, layer: int, read: Tensor, position: int, seen: Sequence[int]) -> Tensor:
+        prefix = f"layers.{layer}.self_attn"
+        heads, groups = self.about["num_attention_heads"], self.about["num_key_value_heads"]
+        queries = self.linear(f"{prefix}.q_proj", read).view(heads, -1)
+        keys = self.linear(f"{prefix}.k_proj", read).view(groups, -1)
+        values = self.linear(f"{prefix}.v_proj", read).view(groups, -1)
+        if f"{prefix}.q_norm.weight" in self.weights:
+            queries = self.norm(f"{prefix}.q_norm", queries)
+            keys = self.norm(f"{prefix}.k_norm", keys)
+        queries, keys = self.turned(queries, position), self.turned(keys, position)
+        self.keys[layer].append(keys)
+        self.values[layer].append(values)
+        shown = [*seen, len(self.positions) - 1]
+        if self.about.get("layer_types", ["full"] * self.layers)[layer] == "sliding_attention":
+            least = position - self.about["sliding_window"]
+            shown = [at for at in shown if self.positions[at] > least]
+        found = []
+        for head in range(heads):
+            group = head * groups // heads
+            scores = torch.stack([self.keys[layer][at][group] @ queries[head] for at in shown])
+            weights = (scores / math.sqrt(len(queries[head]))).softmax(0)
+            found.append(
+                sum(w * self.values[layer][at][group] for w, at in zip(weights, shown, strict=True))
+            )
+        return self.linear(f"{prefix}.o_proj", torch.cat(found))
+
+    def turned(self, x: Tensor, position: int) -> Tensor:
+        """x: ``[heads, D]``."""
+        count = int(x.shape[-1] * self.about.get("partial_rotary_factor", 1.0))
+        x, rest = x[:, :count], x[:, count:]
+        frequencies, factor = turns(self.about, count)
+        angle = (torch.tensor(float(position)) * frequencies).repeat(2)
+        cos, sin = ((part * factor).double() for part in (angle.cos(), angle.sin()))
+        left, right = x.chunk(2, -1)
+        return torch.cat([x * cos + torch.cat([-right, left], -1) * sin, rest], -1)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        own = self.output @ normed
+        if "d2t" not in self.weights:
+            return own
+        found = torch.full((self.vocabulary,), -math.inf, dtype=torch.float64)
+        found[self.weights["d2t"] + torch.arange(len(own))] = own
+        return found
+
+    def drafted(
+        self, text: Sequence[int], states: Tensor, tokens: Sequence[int], parents: Sequence[int]
+    ) -> Tensor:
+        """Returns the logits ``[1 + N, V]`` after a text and after each of N drafted tokens, whose
+        parents are nodes, 0 the text. states: ``[T - 1, n H]``."""
+        for at in range(len(text) - 1):
+            onward = self.entry(self.guide(states[at]), text[at + 1], at, range(at))
+        last = len(text) - 2
+        guides, found = [onward[0]], [onward[1]]
+        depths, ways = [0], [list(range(last + 1))]
+        masked = "mask_hidden" in self.weights
+        for token, parent in zip(tokens, parents, strict=True):
+            guide, depth, way = guides[parent], depths[parent] + 1, ways[parent]
+            if masked:
+                guide = self.guide(self.weights["mask_hidden"].flatten())
+                token = self.about["mask_token_id"]
+            onward = self.entry(guide, token, last + depth, way)
+            guides.append(onward[0])
+            found.append(onward[1])
+            depths.append(depth)
+            ways.append([*way, len(self.positions) - 1])
+        return torch.stack(found)
+
+
+def turns(about: Mapping[str, Any], width: int) -> tuple[Tensor, float]:
+    """Returns by how much a position turns each pair of a head's elements, and the factor of
+    queries and keys, in float32 as the published code computes it."""
+    rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
+    base = rope.get("rope_theta") or about["rope_theta"]
+    powers = base ** (torch.arange(0, width, 2).float() / width)
+    plain = 1.0 / powers
+    kind = rope.get("rope_type", "default")
+    if kind == "linear":
+        return plain / rope["factor"], 1.0
+    if kind == "llama3":
+        first = rope["original_max_position_embeddings"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        waves = 2 * math.pi / plain
+        smooth = (first / waves - low) / (high - low)
+        between = (1 - smooth) * plain / rope["factor"] + smooth * plain
+        slow = torch.where(waves > first / low, plain / rope["factor"], between)
+        return torch.where(waves < first / high, plain, slow), 1.0
+    if kind == "yarn":
+        first = rope["original_max_position_embeddings"]
+        ends = [
+            width * math.log(first / (turns * 2 * math.pi)) / (2 * math.log(base))
+            for turns in (rope["beta_fast"], rope["beta_slow"])
+        ]
+        low, high = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), width - 1)
+        ramp = (torch.arange(width // 2).float() - low) / max(high - low, 0.001)
+        kept = 1 - ramp.clamp(0, 1)
+        stretched = 1.0 / (rope["factor"] * powers)
+
+        def scale(given: float) -> float:
+            return 0.1 * given * math.log(rope["factor"]) + 1.0
+
+        mixed = stretched * (1 - kept) + plain * kept
+        return mixed, scale(rope["mscale"]) / scale(rope["mscale_all_dim"])
+    return plain, 1.0
