@@ -139,7 +139,7 @@ class Learner:
         embedded = mid.input_layernorm(self.model.embeddings[tokens].float())
         at = torch.arange(count + self.depths, device=tokens.device)
         steps = torch.arange(0, dim, 2, device=tokens.device).float() / dim
-        angle = at[:, None].float() / attention.base**steps
+        angle = at[:, None].float() / float(head.config.rope["rope_theta"]) ** steps
         angle = torch.cat([angle, angle], -1)
         cosines, sines = angle.cos(), angle.sin()
         hidden = at[:count] > at[:count, None]  # [P, P]
