@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,7 @@ from outpace.serve.listening import listen
 from outpace.serve.openai.answers import TextChoice
 from outpace.serve.openai.calls import Reader
 from outpace.serve.settings import KEY_VARIABLE, Settings, read_keys
-from processes import killed_after
+from processes import killed_after, python
 
 from .conftest import MODEL, call, running, wait_for
 
@@ -394,7 +393,7 @@ def served(rows: int, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]
     stands still."""
     words = ["serve", "--port", "0", "--threads", "1", "--max-num-seqs", str(rows)]
     environment = {**os.environ, KEY_VARIABLE: ""}
-    command = [sys.executable, "-c", SERVE, *words]
+    command = python(SERVE, *words)
     with (
         log.open("wb") as said,
         subprocess.Popen(command, stderr=said, env=environment) as process,
