@@ -1,4 +1,4 @@
-"""Trains an EAGLE-3 head for Qwen2.5 on its own answers, on a GPU, in so many seconds.
+"""Trains an EAGLE-3 head for Qwen2.5 on its own answers, on a GPU, in a given number of seconds.
 
     python lab/answers/head_on_a_gpu.py MODEL.gguf PROMPTS.npz ANSWERS.npz --out FOLDER --seconds 300
 

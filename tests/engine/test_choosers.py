@@ -24,7 +24,7 @@ from outpace.draft.base import Round, Rows
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.draft.route.classifier import TaskClassifier
-from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Leader, Purse, Shadow
+from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Allowance, Leader, Shadow
 from outpace.draft.route.learned.ucb import Bandit, UcbOptions
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
@@ -142,22 +142,22 @@ def test_one_round_is_not_all_that_is_known_after_a_long_silence(memory: float) 
 
 
 def test_a_purse_never_spends_more_than_its_share() -> None:
-    purse, spent = Purse(0.04, AT_FIRST), 0.0
+    allowance, spent = Allowance(0.04, AT_FIRST), 0.0
     for round in range(500):
-        purse.earned += 1.5
-        asked = [purse.hold(0.7) for _ in range(3)]  # three rows at once
+        allowance.earned += 1.5
+        asked = [allowance.hold(0.7) for _ in range(3)]  # three rows at once
         if round % 5:  # one round in five comes to nothing
             for _ in filter(None, asked):
-                purse.pay(0.7)
+                allowance.pay(0.7)
                 spent += 0.7
-        purse.held = 0.0
-        assert spent <= AT_FIRST + 0.04 * purse.earned
-    assert spent == pytest.approx(purse.spent)
-    assert spent > AT_FIRST + 0.9 * 0.04 * purse.earned
+        allowance.held = 0.0
+        assert spent <= AT_FIRST + 0.04 * allowance.earned
+    assert spent == pytest.approx(allowance.spent)
+    assert spent > AT_FIRST + 0.9 * 0.04 * allowance.earned
 
 
 def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
-    """Rows that are asked about at once share a purse, and only their prompts are read."""
+    """Rows that are asked about at once share a allowance, and only their prompts are read."""
     llm = decoder(method="hedge", drafters=[NGRAM, NEAR], every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda request, length: 0
@@ -173,7 +173,7 @@ def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
     drafter.children[1].probs_of = watched
     llm.generate(PROMPTS * 3, greedy(LENGTH))
     assert read
-    assert drafter.spent <= AT_FIRST + 0.01 * drafter._purse.earned
+    assert drafter.spent <= AT_FIRST + 0.01 * drafter._allowance.earned
 
 
 def test_hedge_does_not_ask_what_learns_from_others_about_a_seeded_row() -> None:
@@ -208,7 +208,7 @@ def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
         assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert set(methods) <= {"ngram", "hedge"}
     assert sum(map(bool, heard)) > len(heard) / 2
-    assert drafter.gains["medusa"] != 1 / drafter.learned.prices[1]
+    assert drafter.gains["medusa"] != 1 / drafter.learned.costs[1]
     assert drafter.spent > 0
 
 
@@ -248,9 +248,9 @@ def test_what_asking_costs_stays_below_its_share() -> None:
     drafter.learned.learn = lambda ended, count: None  # the look-up leads for good
     for prompt in PROMPTS:
         llm.generate([prompt], greedy(LENGTH))
-    purse = drafter._purse
-    assert 0 < len(asked) <= purse.spent  # a pass of this model costs one of the target
-    assert purse.spent <= AT_FIRST + 0.1 * purse.earned
+    allowance = drafter._allowance
+    assert 0 < len(asked) <= allowance.spent  # a pass of this model costs one of the target
+    assert allowance.spent <= AT_FIRST + 0.1 * allowance.earned
 
 
 def test_hedge_knows_what_a_look_up_would_have_brought_alone() -> None:

@@ -148,7 +148,7 @@ class Group:
         return scores[0, 0]
 
     def _continuations(self, logprobs: Tensor) -> list[Beam]:
-        """The most likely continuations, the best first: so many that, whichever of them end, as
+        """The most likely continuations, the best first: enough that, whichever of them end, as
         many are left as there are beams. logprobs: ``[beams, V]``."""
         before = torch.tensor([beam.logprob for beam in self.beams], dtype=logprobs.dtype)
         total = (logprobs + before.to(logprobs.device)[:, None]).flatten()

@@ -21,11 +21,11 @@ from outpace.draft.guesses import Guess
 from outpace.draft.route.base import Asked, Turn
 from outpace.draft.route.feedback import Committed
 from outpace.draft.route.learned.base import Learning, LearningOptions
-from outpace.draft.route.learned.leader import ALIKE, AT_FIRST, Leader, Purse, Shadow
+from outpace.draft.route.learned.leader import ALIKE, AT_FIRST, Allowance, Leader, Shadow
 from outpace.draft.state import numbers
 
 READ_AT_ONCE = 8
-"""Tokens of a text that a model reads for the price of one pass; more take as much longer."""
+"""Tokens of a text that a model reads for the cost of one pass; more take as much longer."""
 
 EXPECTED = 128
 """Tokens that are expected of a text, or from some length on as many again as it has: what reading
@@ -55,19 +55,19 @@ class HedgeOptions(LearningOptions):
     every: Annotated[int, Ge(1)] = 4
     """Models that did not draft are asked in one of this many rounds at most."""
     asking: Annotated[float, Gt(0), Le(1)] = 0.01
-    """The share of the price of all rounds that asking may take, reading included."""
+    """The share of the cost of all rounds that asking may take, reading included."""
 
 
 class Hedge(Learning[Leader]):
-    """Drafts with the child that would have brought most lately, token for price.
+    """Drafts with the child that would have brought most lately, in tokens per cost.
 
     After a round a model that did not draft says with which distributions it would have drafted the
     committed tokens (`Drafter.probs_of`, one pass); one that cannot, such as a trained head, drafts
-    beside the one that was chosen. That costs something, and is done in one of ``every`` rounds
+    besides the one that was chosen. That costs something, and is done in one of ``every`` rounds
     only, and only while it takes no more than ``asking`` of what all rounds cost. Look-ups say what
     they would have found: they are asked again wherever a round of their own would have ended.
 
-    Prices are nominal, so that a text does not depend on a clock: a round costs one pass of the
+    Costs are nominal, so that a text does not depend on a clock: a round costs one pass of the
     target and ``horizon`` passes of the drafter, by the bytes of weights that these read. A model
     that has not read a text yet has that to pay, too: another child drafts where the text is not
     expected to be long enough to repay it. Rows of a batch have one leader; a sampled row with a
@@ -87,21 +87,21 @@ class Hedge(Learning[Leader]):
     ) -> None:
         horizon = options.horizon
         shares = [child.pass_bytes / max(1, target_bytes) for child in children]
-        prices = [1 + horizon * share for share in shares]
+        costs = [1 + horizon * share for share in shares]
 
         def first() -> Leader:
-            return Leader(prices, options.memory)
+            return Leader(costs, options.memory)
 
         super().__init__(children, names, vocabulary, first, options.state)
         self.joins_drafts |= any(
             one.pass_bytes and not one.has_probs and not one.aux_per_node for one in children
         )
         self._horizon, self._shares = horizon, shares
-        self._purse = Purse(options.asking, AT_FIRST)  # of all rows together
-        self._purses = PerRequest(
-            lambda request: Purse(options.asking, options.asking * EXPECTED),
+        self._allowance = Allowance(options.asking, AT_FIRST)  # of all rows together
+        self._allowances = PerRequest(
+            lambda request: Allowance(options.asking, options.asking * EXPECTED),
             lasting=True,
-            common=self._purse,
+            common=self._allowance,
         )
         self._every = options.every
         self._texts = PerRequest(
@@ -123,7 +123,7 @@ class Hedge(Learning[Leader]):
     @property
     def spent(self) -> float:
         """What asking has cost so far, in passes of the target; that of seeded rows left out."""
-        return self._purse.spent
+        return self._allowance.spent
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
         shared = self.learned
@@ -144,13 +144,13 @@ class Hedge(Learning[Leader]):
         leader = self._learned[request]
         expected = max(EXPECTED, self._texts[request].tokens)
         costs = [
-            1 / gain + self._price_of_reading(number, request, length) / expected
+            1 / gain + self._cost_of_reading(number, request, length) / expected
             for number, gain in enumerate(leader.gains)
         ]
         least = min(range(len(costs)), key=costs.__getitem__)
         return leader.best if costs[leader.best] <= ALIKE * costs[least] else least
 
-    def _price_of_reading(self, number: int, request: Request, length: int) -> float:
+    def _cost_of_reading(self, number: int, request: Request, length: int) -> float:
         """What it costs a child to read a text of this length that it has not read."""
         if self.children[number].keeps_up or number in self._texts[request].readers:
             return 0.0
@@ -163,7 +163,7 @@ class Hedge(Learning[Leader]):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         for request in rows.requests:
-            self._purses[request].held = 0.0
+            self._allowances[request].held = 0.0
         turn, chosen, every = self.turn(rows), self.choice(rows), range(len(self.children))
         turn.wanted = [self._asked_for(number, chosen, rows, budgets) for number in every]
         for number, wanted in enumerate(turn.wanted):
@@ -223,18 +223,18 @@ class Hedge(Learning[Leader]):
         """Enters what a round has cost in a row, and what it has cost to ask others for drafts.
 
         That waits until the round is over: one that comes to nothing is played again."""
-        request, price = rows.requests[row], 1.0
-        purse, text = self._purses[request], self._texts[request]
+        request, cost = rows.requests[row], 1.0
+        allowance, text = self._allowances[request], self._texts[request]
         for each in turn.asked:
             number = each.child
             if not each.nodes[row] or not self.children[number].pass_bytes:
                 continue
             if turn.chosen[row] == number:
-                price += len(each.nodes[row]) * self._shares[number]
+                cost += len(each.nodes[row]) * self._shares[number]
             else:
-                purse.pay(self._price_of_asking(number, rows, row))
+                allowance.pay(self._cost_of_asking(number, rows, row))
             text.readers.add(number)
-        purse.earned += price
+        allowance.earned += cost
 
     def _found(
         self, number: int, turn: Turn, rows: Rows, committed: Committed
@@ -282,7 +282,7 @@ class Hedge(Learning[Leader]):
             probs = child.probs_of(rows, tokens, due)
         for row in (row for row in all_rows if due[row]):
             request = rows.requests[row]
-            self._purses[request].pay(self._price_of_asking(number, rows, row))
+            self._allowances[request].pay(self._cost_of_asking(number, rows, row))
             self._texts[request].readers.add(number)
         found = []
         for row in all_rows:
@@ -297,7 +297,7 @@ class Hedge(Learning[Leader]):
         return found
 
     def _is_due(self, number: int, rows: Rows, row: int) -> bool:
-        """Whether it is time to ask a model about a row, and the row's purse holds the price ready.
+        """Whether it is time to ask a model about a row, and the row's allowance holds the cost ready.
 
         What does not draft for pure rows is not asked about them: what it would say there may be
         what it has learned from others."""
@@ -305,13 +305,13 @@ class Hedge(Learning[Leader]):
         skips = request.reproducible and self.children[number].skips_reproducible
         if self._texts[request].rounds % self._every or skips:
             return False
-        return self._purses[request].hold(self._price_of_asking(number, rows, row))
+        return self._allowances[request].hold(self._cost_of_asking(number, rows, row))
 
-    def _price_of_asking(self, number: int, rows: Rows, row: int) -> float:
+    def _cost_of_asking(self, number: int, rows: Rows, row: int) -> float:
         """What it costs to ask a model: a pass, or a draft where it cannot say its
         distributions."""
         passes = 1 if self.children[number].has_probs else self._horizon
-        reading = self._price_of_reading(number, rows.requests[row], rows.length(row))
+        reading = self._cost_of_reading(number, rows.requests[row], rows.length(row))
         return passes * self._shares[number] + reading
 
     def _was_silent(self, number: int, turn: Turn, rows: Rows, row: int) -> bool:

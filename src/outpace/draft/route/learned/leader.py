@@ -17,7 +17,7 @@ LONGEST_SILENCE = 4.0
 than so many times as many as were heard: a single round must not be all that is known of it."""
 
 AT_FIRST = 4.0
-"""Passes of the target for whose price models are asked before anything is earned, once for all
+"""Passes of the target for whose cost models are asked before anything is earned, once for all
 texts together; one that goes by its own history has what it is expected to earn."""
 
 
@@ -50,31 +50,31 @@ class Shadow:
 class Leader:
     """What N drafters would have brought lately, of which the greatest leads.
 
-    A drafter's gain is the tokens for the price of the rounds that it would have played alone, with
+    A drafter's gain is the tokens for the cost of the rounds that it would have played alone, with
     older tokens counting less and less. They are known for all drafters, whoever drafted. With
     Hedge's weights exp(eta x gain) the leader is the drafter with most weight; it is taken without
     a draw, so that texts repeat.
     """
 
-    def __init__(self, prices: Sequence[float], memory: float) -> None:
-        """prices: of a round with each drafter; memory: what is kept at each token."""
-        self.prices, self.memory = list(prices), memory
+    def __init__(self, costs: Sequence[float], memory: float) -> None:
+        """costs: of a round with each drafter; memory: what is kept at each token."""
+        self.costs, self.memory = list(costs), memory
         # For each token; at first all gains are alike, so that the drafter named first begins.
-        self.rounds = [1 / price for price in self.prices]
+        self.rounds = [1 / cost for cost in self.costs]
         self.best = 0
-        self._unheard = [0.0] * len(self.prices)
+        self._unheard = [0.0] * len(self.costs)
         """Tokens since each drafter was asked last."""
 
     @property
     def gains(self) -> list[float]:
-        """Tokens for the price of a round, by drafter; 1 before anything is learned."""
-        pairs = zip(self.rounds, self.prices, strict=True)
-        return [1 / (rounds * price) for rounds, price in pairs]
+        """Tokens for the cost of a round, by drafter; 1 before anything is learned."""
+        pairs = zip(self.rounds, self.costs, strict=True)
+        return [1 / (rounds * cost) for rounds, cost in pairs]
 
     @gains.setter
     def gains(self, gains: Sequence[float]) -> None:
-        pairs = zip(gains, self.prices, strict=True)
-        self.rounds = [1 / (min(max(LEAST, gain), MOST) * price) for gain, price in pairs]
+        pairs = zip(gains, self.costs, strict=True)
+        self.rounds = [1 / (min(max(LEAST, gain), MOST) * cost) for gain, cost in pairs]
 
     def learn(self, ended: Sequence[Sequence[float] | None], count: int) -> None:
         """Adds n tokens, of one round. ended: of each drafter, the rounds of its own that
@@ -86,7 +86,7 @@ class Leader:
                 kept = self.memory ** min(self._unheard[number] / count, LONGEST_SILENCE)
                 for each in new:
                     self.rounds[number] = kept * self.rounds[number] + (1 - kept) * each
-                self.rounds[number] = max(self.rounds[number], 1 / (MOST * self.prices[number]))
+                self.rounds[number] = max(self.rounds[number], 1 / (MOST * self.costs[number]))
                 self._unheard[number] = 0.0
         gains = self.gains
         top = max(range(len(gains)), key=gains.__getitem__)
@@ -95,24 +95,24 @@ class Leader:
 
 
 @dataclass
-class Purse:
-    """What asking models may cost: a share of the price of all rounds, and something at first."""
+class Allowance:
+    """What asking models may cost: a share of the cost of all rounds, and something at first."""
 
     share: float
     at_first: float = 0.0
     """What may be spent before anything is earned."""
     earned: float = 0.0
-    """The price of all rounds so far."""
+    """The cost of all rounds so far."""
     spent: float = 0.0
     held: float = 0.0
     """What is to be spent in the present round, which may still come to nothing."""
 
-    def hold(self, price: float) -> bool:
-        """Returns whether so much more may be spent, and holds it ready then."""
-        allowed = self.spent + self.held + price <= self.at_first + self.share * self.earned
-        self.held += price if allowed else 0.0
+    def hold(self, cost: float) -> bool:
+        """Returns whether this may be spent, and holds it ready then."""
+        allowed = self.spent + self.held + cost <= self.at_first + self.share * self.earned
+        self.held += cost if allowed else 0.0
         return allowed
 
-    def pay(self, price: float) -> None:
+    def pay(self, cost: float) -> None:
         """Spends what was held ready."""
-        self.held, self.spent = self.held - price, self.spent + price
+        self.held, self.spent = self.held - cost, self.spent + cost
