@@ -38,7 +38,7 @@ for temperature in (0, 0.8):
     for turn in range(TURNS):
         for name, shape in SHAPES.items():
             llm = chains if shape.is_chain else trees
-            llm.engine.controller = Constant(shape.size, shape)
+            llm.engine.controller = Constant(shape.size, shape=shape)
             params = SamplingParams(
                 temperature=temperature, max_tokens=TOKENS, seed=turn, ignore_eos=True
             )

@@ -50,7 +50,7 @@ MOST_ROWS = 1 << 16
 that a slip of the hand does no harm."""
 
 CONVERSATIONS = 4
-"""Conversations of which the target keeps what is cached, unless it is said how many texts."""
+"""Conversations of which the target keeps what is cached, where enable_prefix_caching is unset."""
 
 
 def _model(name: str, value: Any) -> Any:
@@ -174,7 +174,7 @@ class EngineArgs:
     ``keep_cached=True``; unset, the target and a draft model keep as many tokens of them as one
     context has, and a draft model up to 1,024 tokens of the last four beginnings of other texts.
     False: nothing is kept. Unset, nothing is kept where it cannot be (an encoder-decoder, passes of
-    one shape). Beside a trained head the target keeps nothing: the head needs its states of every
+    one shape). With a trained head the target keeps nothing: the head needs its states of every
     token of a prompt (a warning says so where it was asked for). ``outpace serve`` switches it on
     for all texts."""
     batch_invariant: bool = False

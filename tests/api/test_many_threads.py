@@ -88,7 +88,7 @@ def busy_threads() -> Iterator[None]:
 def test_passes_that_change_a_model_do_not_meet_those_of_another_engine(
     family: str, method: str
 ) -> None:
-    """Drafts leave out layers, columns join after one, positions are told to the modules."""
+    """Drafts leave out layers, columns join after one, positions are set in the modules."""
     model, length = target(family), 12
     options = find_drafter(method).specimen(Loaded(model, None, family))
     config = {"method": method, "num_speculative_tokens": 3, **options}

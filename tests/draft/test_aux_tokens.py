@@ -1,4 +1,4 @@
-"""Heads whose columns ride in the target's pass: what they are told, and when."""
+"""Heads whose columns ride in the target's pass: what they observe, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a rule asks of the drafter: where chains end, and the distributions after greedy tokens."""
+"""What a rule asks of the drafter: where chains end, and the distributions that greedy tokens were
+taken from."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def test_the_nodes_of_a_ragged_tree() -> None:
         ({"drafters": [NGRAM, {"method": "ngam"}]}, "did you mean 'ngram'"),
         ({"drafters": [NGRAM, NGRAM], "combine": "vot"}, "did you mean 'vote'"),
         ({"drafters": [NGRAM, {**NEAR, "verify": "token"}]}, "'verify' cannot be set"),
-        ({"drafters": [NGRAM, {**NEAR, "num_speculative_tokens": 2}]}, "set it beside it"),
+        ({"drafters": [NGRAM, {**NEAR, "num_speculative_tokens": 2}]}, "set it for all of them"),
         ({"drafters": "ngram"}, "must list"),
     ],
 )

@@ -20,7 +20,7 @@ import outpace
 
 
 def command_line() -> Any:
-    """Returns the Typer app after the executable ``outpace``."""
+    """Returns the Typer app of the executable ``outpace``."""
     from outpace.cli.main import app
 
     return app

@@ -23,7 +23,6 @@ from outpace.policy.auto.ladder import Ladder
 from outpace.policy.auto.stopping import Stopping
 from outpace.policy.base import Controller, Outcome, RoundPlan, affordable
 from outpace.policy.lengths.constant import Constant
-from outpace.policy.row import DraftingRow
 
 CHAINS = Ladder.chains(16)
 SURE, UNSURE = 0.95, 0.35
@@ -106,20 +105,20 @@ class Ending(Controller):
         self.stopping = Stopping()
         self._own = {}
 
-    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         self.stopping.begin(requests)
         self.stopping.plan(rate=1.0, curve=[1 + 0.9 * width for width in range(9)])
         return RoundPlan([6] * len(requests), self.stopping.terms(requests, terms))
 
     def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         for row, outcome in zip(requests, outcomes, strict=True):
             own = self._own.setdefault(row, self.stopping.new())
             if outcome.depth:
                 self.stopping.learn(row, own, outcome)
 
-    def account(self, request: DraftingRow) -> Account:
+    def account(self, request: Request) -> Account:
         return Account(Mode.FIXED)
 
 

@@ -50,7 +50,7 @@ def test_texts_are_put_aside_and_stay_the_same(narrow: LLM, url: str) -> None:
 
 @pytest.mark.parametrize("keys", [("one", "two"), ()])
 def test_one_client_keeps_nobody_waiting(narrow: LLM, keys: tuple[str, ...]) -> None:
-    """Whoever has asked for twenty texts is after another who asks for one."""
+    """Whoever has asked for twenty texts comes after another who asks for one."""
 
     def ask(url: str, client: str, tokens: int) -> Any:
         body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "user": client}
@@ -66,7 +66,7 @@ def test_one_client_keeps_nobody_waiting(narrow: LLM, keys: tuple[str, ...]) -> 
         assert [one.result() for one in many] == [200] * 16
 
 
-def test_one_client_has_so_many_texts(llm: LLM) -> None:
+def test_one_client_has_at_most_max_per_client_texts(llm: LLM) -> None:
     with running(llm, max_per_client=2) as url:
         held = [opened(url, {**ENDLESS, "stream": True, "user": "a"}) for _ in range(2)]
         wait_for(lambda: running_now(url) == 2)

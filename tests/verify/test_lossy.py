@@ -27,7 +27,7 @@ LOSSY = [name for name, rule in rules().items() if not rule.lossless]
 
 
 def chain(tokens: list[int], q: Tensor | None = None) -> Proposal:
-    """One row; q: ``[N, V]``, or none for a point."""
+    """One row; q: ``[N, V]``, or none for deterministic tokens."""
     distribution = Deterministic() if q is None else Sampled(q[None])
     size = len(tokens)
     return Proposal(torch.tensor([tokens]), Tree.chain(1, size), torch.tensor([size]), distribution)

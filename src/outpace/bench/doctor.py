@@ -146,8 +146,6 @@ SECONDS = 20.0
 FEWEST, MOST = 16, 64
 """Tokens of a text at most, whatever that takes."""
 
-"""Is called with what is done next, and the share that is done."""
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -261,8 +261,8 @@ class Meter:
             for _ in range(repeats + 1):
                 rows = rehearsal.rows()
                 drafting, proposal = self._timed(partial(rehearsal.propose, rows, k))
-                telling, _ = self._timed(rehearsal.score(rows, proposal))
-                found.append((int(proposal.counts.max()), drafting + telling))
+                observing, _ = self._timed(rehearsal.score(rows, proposal))
+                found.append((int(proposal.counts.max()), drafting + observing))
         return found[1:]
 
     def _timed(self, work: Callable[[], Result]) -> tuple[float, Result]:

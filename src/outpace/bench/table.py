@@ -41,10 +41,10 @@ def _same(method: MethodResult) -> str | None:
 
 def _speed_up(method: MethodResult) -> str | None:
     """The speed-up, in words where it is none of its own drafts."""
-    return NOTHING if method.drafted_nothing else _told(method.speedup)
+    return NOTHING if method.drafted_nothing else _phrase(method.speedup)
 
 
-def _told(speedup: Interval | None) -> str | None:
+def _phrase(speedup: Interval | None) -> str | None:
     return None if speedup is None else speedup.phrase
 
 
@@ -57,7 +57,7 @@ COLUMNS = (
     Column("tokens/s", lambda m: m.tokens_per_second, ".1f", short="tok/s"),
     Column("speed-up", _speed_up, short="speed-up"),
     Column("lowest", _lowest, ".2f"),
-    Column("decoding only", lambda m: None if m.drafted_nothing else _told(m.decode_speedup)),
+    Column("decoding only", lambda m: None if m.drafted_nothing else _phrase(m.decode_speedup)),
     Column("accepted", lambda m: m.acceptance and m.acceptance.rate, ".2f", short="accepted"),
     Column("tokens/pass", lambda m: m.acceptance and m.acceptance.length, ".2f", short="tok/pass"),
     Column("same text", _same, short="same"),

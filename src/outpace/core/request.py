@@ -186,7 +186,9 @@ class PerRequest(Generic[State]):
     def values(self) -> list[State]:
         """Returns the values that are there, of each request that has one of its own."""
         known = (ref() for ref in self._requests)
-        return [one.state[self] for one in known if one is not None and one in self]
+        missing: Any = object()  # another thread may end a text meanwhile
+        found = [one.state.get(self, missing) for one in known if one is not None]
+        return [value for value in found if value is not missing]
 
     def forget(self, requests: Sequence[Request]) -> None:
         """Forgets what is kept of these requests."""

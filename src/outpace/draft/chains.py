@@ -34,8 +34,8 @@ class Chains:
         ends_after: EndsAfter | None = None,
     ) -> None:
         """counts: how many tokens each row may draft; some row at least one. random_stream: the
-        drafter's. ends_after: the drafter's own, besides that of the round's
-        terms."""
+        one that the drafter draws from. ends_after: the drafter's own condition, besides that of
+        the round's terms."""
         self.counts = list(counts)
         self.tokens = rows.seeds.new_empty(len(rows), 0)  # [B, N]
         self._rows = rows

@@ -50,7 +50,7 @@ class Growth:
         A node is worth the product of the drafter's probabilities on its path, which is the chance
         of its acceptance if the drafter is right. A child is never worth more than its parent, so
         that the best nodes make a tree. Their tokens were selected after their probabilities were
-        seen, so that they are points. What one row drafts does not depend on the others.
+        seen, so that they are deterministic. What one row drafts does not depend on the others.
 
         logits: ``[B, V']``, at the root.
         """
@@ -61,8 +61,8 @@ class Growth:
         for level in range(1, self.depth + 1):
             best = distribution.topk(min(self.top_k, distribution.shape[-1]), -1)  # [B, W, k]
             found = found.joined(frontier, best.indices, best.values)
-            # A node after as many better ones of its level cannot be in the tree, and if no node
-            # of a level can, none that is deeper can.
+            # A node of which that many of its level are better cannot be in the tree, and if no
+            # node of a level can, none that is deeper can.
             if level == self.depth or not found.newest_kept(wanted, best.values[0].numel()):
                 break
             expanded = min(self.top_k, max(budgets))

@@ -67,7 +67,7 @@ class StateFile:
         _settle_at_exit(weakref.ref(self))
 
     def changed(self) -> None:
-        """Is told, between rounds, that more is known than is written."""
+        """Notes, between rounds, that more is known than is written."""
         self._behind = True
         busy = self._writing is not None and self._writing.is_alive()
         if not busy and time.monotonic() - self._written > SECONDS:

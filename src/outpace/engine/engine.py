@@ -102,8 +102,10 @@ class Engine:
         playing a round, after that round."""
         for request in requests:
             if not request.finished:
+                # First: once it has ended, the thread that plays a round may clear its state.
+                account = self.controller.account(request)
                 request.abort()
-                request.metrics.account = self.controller.account(request)
+                request.metrics.account = account
         self._leaving = True
         if self._turn.acquire(blocking=False):
             try:

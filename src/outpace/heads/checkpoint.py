@@ -20,7 +20,14 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape, config_of, shape_of
 from outpace.heads.folder import CONFIG, WEIGHTS, Folder
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
-from outpace.targets.cpu.weights.blocks import BLOCK, BlockLinear, Blocks, to_four_bits
+from outpace.targets.cpu.native_layers.blocks import widen_blocks
+from outpace.targets.cpu.weights.blocks import (
+    BLOCK,
+    FOUR_BITS,
+    BlockLinear,
+    Blocks,
+    to_four_bits,
+)
 
 
 def architectures(about: Mapping[str, Any]) -> set[str]:
@@ -38,10 +45,6 @@ class Content:
     weights: Mapping[str, Tensor]
     file: str = WEIGHTS
     """Where the weights are."""
-
-
-FOUR_BITS = "Q4_1"
-"""The kind of blocks of 4 bits that heads are kept in."""
 
 
 class Format(ABC):
@@ -161,23 +164,6 @@ def keep_in_blocks(
     return others
 
 
-def holds_blocks(head: nn.Module) -> bool:
-    """Returns whether some of a head's weights are in blocks."""
-    return any(type(layer) is BlockLinear for layer in head.modules())
-
-
-@torch.no_grad()
-def widened(head: Head) -> Head:
-    """Returns a head with plain weights in the place of those in blocks."""
-    for name, layer in list(head.named_modules()):
-        if type(layer) is BlockLinear:
-            plain = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-            plain.weight = nn.Parameter(layer.weight.to(head.dtype), requires_grad=False)
-            plain.bias = layer.bias
-            head.set_submodule(name, plain.train(layer.training))
-    return head
-
-
 def save_head(
     head: Head,
     folder: str | os.PathLike[str],
@@ -202,7 +188,9 @@ def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
     place = Folder(Path(folder))
     about = place.read_config()
     head = _format(place, about).read(place, about)
-    return head if blocks else widened(head)
+    if not blocks:
+        widen_blocks(head, head.dtype)
+    return head
 
 
 def read_kind(folder: str | os.PathLike[str]) -> str | None:

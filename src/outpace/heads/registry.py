@@ -73,7 +73,7 @@ FORMATS = LazyRegistry(
         # Before the others: its folders name architectures like theirs.
         "speculators": f"{_IN}.speculators:SpeculatorsFormat",
         "eagle": f"{_IN}.eagle:EagleFormat",
-        "eagle3": f"{_IN}.eagle3:Eagle3Format",
+        "eagle3": f"{_IN}.eagle3_format:Eagle3Format",
         "dflash": f"{_IN}.dflash:DFlashFormat",
         "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",
         "medusa": f"{_IN}.medusa:MedusaFormat",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import EndsAfter
+from outpace.core.request import Request
 from outpace.draft.exits import probability
-from outpace.policy.row import DraftingRow
 
 BINS = 10
 """Ranges of confidence of which each has a chance of acceptance."""
@@ -72,7 +72,7 @@ class Confidences:
     [7, 2]
     """
 
-    def __init__(self, requests: Sequence[DraftingRow]) -> None:
+    def __init__(self, requests: Sequence[Request]) -> None:
         self._rows = {request: row for row, request in enumerate(requests)}
         self._drawn: list[list[Tensor]] = [[] for _ in requests]
         """For each row, a list that its drafter fills in this round. It has a tensor [B] for each
@@ -111,7 +111,7 @@ class Confidences:
 
         return ends_after
 
-    def ranges(self, request: DraftingRow, depth: int) -> list[int] | None:
+    def ranges(self, request: Request, depth: int) -> list[int] | None:
         """Returns the range of each of the first ``depth`` tokens of a row's chain; None for a
         row whose chain was not watched."""
         row = self._rows.get(request)

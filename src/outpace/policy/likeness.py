@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from outpace.policy.row import DraftingRow
+from outpace.core.request import Request
 
 KEPT = 64
 """Texts with which a new one is compared: the latest."""
@@ -64,7 +64,7 @@ class Likeness:
 
     def __init__(self) -> None:
         self._kept: deque[Text] = deque(maxlen=KEPT)
-        self._of: WeakKeyDictionary[DraftingRow, tuple[Text, Sequence[Alike]]]
+        self._of: WeakKeyDictionary[Request, tuple[Text, Sequence[Alike]]]
         self._of = WeakKeyDictionary()
 
     @property
@@ -76,15 +76,15 @@ class Likeness:
         """Adds a text of an earlier run."""
         self._kept.append(text)
 
-    def text(self, request: DraftingRow) -> Text:
+    def text(self, request: Request) -> Text:
         """Returns what stands for a request's text, which is kept from now on."""
         return self._entry(request)[0]
 
-    def alike(self, request: DraftingRow) -> Sequence[Alike]:
+    def alike(self, request: Request) -> Sequence[Alike]:
         """Returns the earlier texts that have anything in common with a request's prompt."""
         return self._entry(request)[1]
 
-    def _entry(self, request: DraftingRow) -> tuple[Text, Sequence[Alike]]:
+    def _entry(self, request: Request) -> tuple[Text, Sequence[Alike]]:
         entry = self._of.get(request)
         if entry is None:
             text = Text(_bins(request.prompt_ids))

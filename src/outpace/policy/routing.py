@@ -8,6 +8,7 @@ from typing import Any
 
 from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.base import Find, Pick
@@ -19,7 +20,6 @@ from outpace.policy.auto.trials import LOOK_ASIDE
 from outpace.policy.base import Controller, Outcome, RoundPlan, is_reproducible, wish
 from outpace.policy.ends import Ends
 from outpace.policy.likeness import Likeness, Text
-from outpace.policy.row import DraftingRow
 from outpace.policy.savings import Choice, Savings, Way
 
 Found = Mapping[str, Sequence[Find]]
@@ -33,7 +33,7 @@ FoundInRow = Mapping[str, Find]
 class _Plan:
     """What might be drafted in the coming round, and what it promises."""
 
-    picks: dict[DraftingRow, Pick]
+    picks: dict[Request, Pick]
     offers: dict[str, Offer]  # of those that draft, by name
     rate: float | None  # tokens per second of all rows; None while it is not known
     seconds: float | None = None  # of the round; None while they are not known
@@ -57,18 +57,18 @@ class Routing(Controller):
         skip_reproducible: Collection[str] = (),
         file: StateFile | None = None,
     ) -> None:
-        """autos: what is known of each drafter, by name; free: the look-ups among them; skip_pure:
-        those that draft nothing for a row whose text must repeat itself; file: where what is
-        learned is kept between runs."""
+        """autos: what is known of each drafter, by name; free: the look-ups among them;
+        skip_reproducible: those that draft nothing for a row whose text must repeat itself; file:
+        where what is learned is kept between runs."""
         self._autos, self._coupled = dict(autos), coupled
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
         self._for_reproducible = [name for name in self._models if name not in skip_reproducible]
-        self._found: list[tuple[DraftingRow, FoundInRow, int]] = []
+        self._found: list[tuple[Request, FoundInRow, int]] = []
         self._since_second = 0
         self._likeness, self._ends = Likeness(), Ends()
         self._savings = {name: Savings() for name in self._models}
-        self._choices: dict[str, dict[DraftingRow, Choice]] = {name: {} for name in self._models}
+        self._choices: dict[str, dict[Request, Choice]] = {name: {} for name in self._models}
         self._file = file
         if file is not None:
             saved = file.load()
@@ -83,7 +83,7 @@ class Routing(Controller):
 
     # -- choosing ------------------------------------------------------------------------------
 
-    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         self._found = []
         shape = None
         for name in self._models:
@@ -96,9 +96,7 @@ class Routing(Controller):
         budgets = [most if wished is None else wished for wished in wishes]
         return RoundPlan(budgets, terms, shape)
 
-    def pick(
-        self, requests: Sequence[DraftingRow], found: Found, budgets: Sequence[int]
-    ) -> list[Pick]:
+    def pick(self, requests: Sequence[Request], found: Found, budgets: Sequence[int]) -> list[Pick]:
         drafts = {
             request: {name: found[name][row] for name in self._free if found[name][row].tokens}
             for row, request in enumerate(requests)
@@ -107,7 +105,7 @@ class Routing(Controller):
         for name in self._free:
             finds = ((request, found.get(name)) for request, found in drafts.items())
             self._autos[name].finds.show({request: find.sure for request, find in finds if find})
-        picks: dict[DraftingRow, Pick] = {}
+        picks: dict[Request, Pick] = {}
         free = []
         for request, budget in zip(requests, budgets, strict=True):
             for name in self._free if budget else ():
@@ -131,7 +129,7 @@ class Routing(Controller):
         """For a row that says how much: the first look-up that found something, or the model."""
         return Pick(next(iter([*drafts, *self._models]), ""), budget)
 
-    def _alone(self, request: DraftingRow, drafts: FoundInRow) -> Pick:
+    def _alone(self, request: Request, drafts: FoundInRow) -> Pick:
         """By the row's own history and nominal prices."""
         best, promise = Pick(), 1.0
         for name in [*drafts, *self._for_reproducible]:
@@ -147,11 +145,11 @@ class Routing(Controller):
 
     def _together(
         self,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
-        drafts: Mapping[DraftingRow, FoundInRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
+        drafts: Mapping[Request, FoundInRow],
         floor: int,
-    ) -> dict[DraftingRow, Pick]:
+    ) -> dict[Request, Pick]:
         """For the rows that are not seeded, one choice by measured rounds."""
         if not free:
             return {}
@@ -171,13 +169,13 @@ class Routing(Controller):
 
     def _looked_up(
         self,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
-        drafts: Mapping[DraftingRow, FoundInRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
+        drafts: Mapping[Request, FoundInRow],
         floor: int,
     ) -> _Plan | None:
         """What look-ups found, in the rows where they found anything; None if that does not pay."""
-        chosen: dict[DraftingRow, str] = {}
+        chosen: dict[Request, str] = {}
         for request in free:
             worth = {
                 name: self._autos[name].tokens(request, len(find.tokens))
@@ -216,8 +214,8 @@ class Routing(Controller):
     def _modelled(
         self,
         name: str,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
         looked_up: _Plan | None,
         floor: int,
     ) -> _Plan | None:
@@ -256,7 +254,7 @@ class Routing(Controller):
         if not savings.known:
             return None
 
-        def prospect(request: DraftingRow) -> Prospect:
+        def prospect(request: Request) -> Prospect:
             text, alike = self._likeness.text(request), self._likeness.alike(request)
             ahead = self._ends.expected(alike, request.remaining, len(request.output_ids))
             return Prospect(ahead, savings.of(text, alike))
@@ -264,8 +262,8 @@ class Routing(Controller):
         return prospect
 
     def _choices_of(
-        self, name: str, free: Sequence[DraftingRow], looked_up: _Plan | None
-    ) -> dict[DraftingRow, Choice]:
+        self, name: str, free: Sequence[Request], looked_up: _Plan | None
+    ) -> dict[Request, Choice]:
         """What a model promises in each row of this round, and what can be had without it."""
         auto, choices = self._autos[name], {}
         promise = auto.promise
@@ -299,12 +297,12 @@ class Routing(Controller):
 
     # -- learning ------------------------------------------------------------------------------
 
-    def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
+    def begin(self, request: Request, known: Mapping[str, int]) -> None:
         for name, auto in self._autos.items():
             auto.begin(request, {name: known.get(name, 0)})
 
     def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         widest = {name: 0 for name in self._autos}
         for outcome in outcomes:
@@ -323,7 +321,7 @@ class Routing(Controller):
         if self._file is not None and any(request.finished for request in requests):
             self._file.changed()
 
-    def account(self, request: DraftingRow) -> Account:
+    def account(self, request: Request) -> Account:
         account = next(iter(self._autos.values())).account(request)
         if account.mode is Mode.OFF:
             return account
@@ -360,7 +358,7 @@ class Routing(Controller):
         for name, auto in self._autos.items():
             auto.known.restore(saved["drafters"][name])
 
-    def _note_savings(self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> None:
+    def _note_savings(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Notes what the models saved, or would have saved, in the round that has ended."""
         for name, choices in self._choices.items():
             for request, outcome in zip(requests, outcomes, strict=True):
@@ -372,7 +370,7 @@ class Routing(Controller):
                     self._savings[name].note(text, outcome.emitted, saved)
             choices.clear()
 
-    def _note_ends(self, requests: Sequence[DraftingRow]) -> None:
+    def _note_ends(self, requests: Sequence[Request]) -> None:
         for request in requests:
             tokens, early = len(request.output_ids), request.remaining > 0
             asked_for_one = tokens == 1 and not early  # and says nothing of others

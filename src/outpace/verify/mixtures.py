@@ -147,7 +147,7 @@ class CascadeRule(Rule):
     def mixture(self, p: Tensor, q: Tensor) -> Tensor:
         """Returns the mixture, which is sampled from in place of p. All: ``[..., V]``.
 
-        Beside sampled rows a greedy row's q is one-hot like its p. Whether q is sure or only the
+        Among sampled rows a greedy row's q is one-hot like its p. Whether q is sure or only the
         likeliest token was asked for does not follow from it, so that such a row keeps its p.
         """
         mixed = _MIXTURES[self.defer](p, q.to(p.dtype), self.alpha)

@@ -94,7 +94,7 @@ class Flags:
         if one.kind == Mapping[int, float]:
             given = _by_token(name, given)
         if isinstance(given, str) and bool in get_args(one.kind):
-            given = _WORDS.get(given, given)
+            given = _WORDS.get(given.lower(), given)
         one.read(given, ConfigError, flag_name(name))
         return given
 

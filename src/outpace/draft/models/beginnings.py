@@ -9,7 +9,7 @@ from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
 from outpace.targets.hf.runner import Runner
 
 TEXTS = 4
-"""Texts of which the beginnings are kept, unless it is said how many."""
+"""Texts of which the beginnings are kept, where no number is given."""
 
 TOKENS = 1024
 """Tokens of these together: some ten to a hundred megabytes."""

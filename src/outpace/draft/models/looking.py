@@ -51,8 +51,8 @@ class Looking:
     ) -> ModelRow:
         """Returns the row of a request that joins the batch.
 
-        twin: the row that it is copied from, if it is. text: makes the text of the target's tokens,
-        told whether these go on after a prompt that is shown.
+        twin: the row that it is copied from, if it is. text: makes the text of the target's tokens;
+        its argument says whether these go on after a prompt that is shown.
         """
         prompt = None if twin is None else twin.prompt
         prompt = prompt or self._sight.of(request.token_ids, request.media)

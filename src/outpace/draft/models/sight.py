@@ -124,7 +124,7 @@ class Sight:
         return ShownPrompt(ids, media.tokens, made)
 
     def _checked(self, prompt: ShownPrompt) -> ShownPrompt | None:
-        """A prompt, unless nothing of it is left behind its last image."""
+        """A prompt, unless nothing of it is left after its last image."""
         ends = not prompt.token_ids or prompt.token_ids[-1] in self.own_placeholders
         if not ends:
             return prompt

@@ -196,7 +196,7 @@ class Several(Drafter):
         """Returns what a child proposes, and its nodes by row.
 
         Columns ride only where all rows are one child's. So a child that drafts by them drafts
-        nothing in pure rows, whose drafts must not depend on the others.
+        nothing in reproducible rows, whose drafts must not depend on the others.
         """
         if self.children[child].aux_per_node:
             budgets = rows.for_others(budgets)
@@ -297,12 +297,13 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
     for key in ("verify", "length"):
         if getattr(wanted, key) is not None:
             raise ConfigError(
-                f"{key!r} cannot be set for one drafter of method {method!r}: set it beside it."
+                f"{key!r} cannot be set for one drafter of method {method!r}: set it for all "
+                "of them, outside that drafter."
             )
     if "num_speculative_tokens" in config:
         raise ConfigError(
             f"'num_speculative_tokens' cannot be set for one drafter of method {method!r}: set it "
-            "beside it."
+            "for all of them, outside that drafter."
         )
     find_drafter(wanted.method).configure(wanted.options)
     return wanted
@@ -310,7 +311,7 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
 
 def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rule for drafters of which each may draft for a row: one that takes trees where
-    any of them makes some. Beside a drafter that samples, given trees are cut to chains; where all
+    any of them makes some. With a drafter that samples, given trees are cut to chains; where all
     drafts are given, "match" takes them all and accepts as much as any rule."""
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]

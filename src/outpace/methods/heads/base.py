@@ -25,12 +25,13 @@ from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, holds_blocks, load_head, widened
+from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import LEFT_OPEN
-from outpace.targets.cpu.native_layers.blocks import use_block_kernels
+from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
 from outpace.targets.cpu.native_layers.linear import lay_out_weights
+from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.layers import linear_layers
 from outpace.targets.cpu.weights.quantize import Quantization, check, pays, quantize
 from outpace.targets.hf.loading.loaded import Loaded
@@ -114,7 +115,7 @@ class TrainedDrafter(Drafter):
         if online is None:
             head = rounded(head, setup, handed_over=isinstance(given, Head))
         else:
-            widened(head)
+            widen_blocks(head, head.dtype)
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if setup.options.check and given is not None and not isinstance(given, Head):
@@ -291,12 +292,13 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     """
     asked: Quantization | Literal["auto"] | None = setup.options.quantization
     left_open = setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
-    if holds_blocks(head):
+    if block_bytes(head):
+        head = copy.deepcopy(head) if handed_over else head
         on_cpu = setup.target.device.type == "cpu" and head.dtype == torch.float32
         as_it_is = asked == "int4" or (asked == "auto" and left_open)
         if on_cpu and as_it_is and use_block_kernels(head):
             return head
-        widened(head)
+        widen_blocks(head, head.dtype)
     worth = not handed_over and left_open and pays(head)
     rounds: Quantization | None = "int8" if worth else None
     wanted = rounds if asked == "auto" else asked

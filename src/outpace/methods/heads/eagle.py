@@ -172,7 +172,7 @@ class EagleDrafter(AttendingHeadDrafter):
 #
 # The weights are ``fc`` and ``layers.0``, whose attention reads its input as it is, and mostly a
 # copy of the target's ``embed_tokens``. Nothing in the configuration says that it is a head; from a
-# whole model of one layer it is told by its weights.
+# whole model of one layer it is recognised by its weights.
 
 
 ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLM", "Qwen2ForCausalLM")

@@ -8,7 +8,7 @@ checkpoints, but for the layers after the first, which are called ``stack`` here
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from outpace.draft.base import Rows, Setup
 from outpace.errors import UnsupportedModel
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, begin_as_last, config_of
-from outpace.heads.checkpoint import Content, Format, architectures
-from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, begin_as_last
+from outpace.heads.folder import CONFIG
 from outpace.heads.layers import (
     Attention,
     DecoderLayer,
@@ -31,14 +30,7 @@ from outpace.heads.layers import (
 )
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
 from outpace.methods.heads.base import ByDepth, named
-from outpace.methods.heads.published import (
-    about_layers,
-    check_only,
-    layer_sizes,
-    renamed,
-    windows,
-    without_derived,
-)
+from outpace.methods.heads.published import LAYERS
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
 
@@ -125,7 +117,7 @@ class Eagle3(AttendingHead):
             )
         if not config.own_head and config.draft_vocab_size:
             raise ValueError("it knows some tokens only, and has no output matrix of its own")
-        self.names_no_layers = not config.reads and not target.layers
+        self.names_no_layers = config.fused and not config.reads and not target.layers
         """Whether it comes from a file that says neither what it reads nor how many layers its
         target has: which ones it reads is a guess."""
         count = len(config.reads) or (3 if config.fused else 1)
@@ -136,7 +128,10 @@ class Eagle3(AttendingHead):
         self.fc = nn.Linear(wide, size, bias=config.fusion_bias) if config.fused else None
         self.midlayer = MidLayer(size, config)
         self.stack = nn.ModuleDict(  # numbered as in the files
-            {str(number): _layer(size, config, number) for number in range(1, config.layers)}
+            {
+                str(number): DecoderLayer(size, config, **_attention(config, number))
+                for number in range(1, config.layers)
+            }
         )
         self.norm = Norm(size, eps=eps)
         self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if config.own_head else None
@@ -235,11 +230,6 @@ class MidLayer(nn.Module):
         return state + self.mlp(self.post_attention_layernorm(state)), entries
 
 
-def _layer(size: int, config: Eagle3Config, number: int) -> DecoderLayer:
-    """A layer after the first one, which is numbered 0."""
-    return DecoderLayer(size, config, **_attention(config, number))
-
-
 def _attention(config: Eagle3Config, number: int) -> dict[str, Any]:
     window = config.windows[number] if config.windows else 0
     kinds = {"bias": config.bias, "output_bias": config.output_bias, "normed": config.normed}
@@ -262,7 +252,7 @@ class Eagle3Drafter(AttendingHeadDrafter):
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
         head = super().head_for(setup)
-        if isinstance(head, Eagle3) and head.names_no_layers and head.config.fused:
+        if isinstance(head, Eagle3) and head.names_no_layers:
             find_layers(head, setup.loaded, named(setup.options.model))
         return head
 
@@ -302,10 +292,12 @@ def find_layers(head: Eagle3, loaded: Loaded, what: str) -> None:
     best = max(range(len(ways)), key=lambda way: (hits[way], -way))
     chosen = best if hits[best] - hits[0] > CLEARLY * places else 0
     head.config = replace(head.config, reads=[*ways[chosen]])
+    head.names_no_layers = False
     told = f"; with them it guesses {hits[chosen]} of {places} tokens right" if places else ""
     warnings.warn(
         f"{what} does not say which layers of its target it reads: {list(ways[chosen])} are a "
-        f"guess{told}. Add {LAYERS} to its {CONFIG}.",
+        f"guess{told}. Add {LAYERS} to its {CONFIG} "
+        "(in the format 'outpace': reads).",
         stacklevel=2,
     )
 
@@ -335,224 +327,3 @@ def _hits(head: Eagle3, loaded: Loaded, ways: Sequence[tuple[int, ...]]) -> tupl
             guesses = head.d2t[head.logits(outputs, teacher).argmax(-1)]
             found.append(int((guesses == batch.top_tokens[:, 1:, 0]).sum()))
     return found, len(ids) - 1
-
-
-# -- its published format --------------------------------------------------------------------------
-
-# EAGLE-3's published heads: ``config.json`` as of a Llama model with one layer, or a few.
-#
-# The weights are ``fc``, the first layer, maybe further ones, ``norm`` and ``lm_head``, under
-# several names (`NAMES`). A head that knows some of the target's tokens only brings ``d2t``, which
-# is what to add to the number of each of its own tokens to get the target's, and ``t2d``, which
-# says of each of the target's tokens whether it is one of them. What the weights show is not asked
-# of the configuration, which is often a copy of the target's with some entries changed.
-
-
-ARCHITECTURES = (
-    "LlamaForCausalLMEagle3",  # SafeAILab, SGLang, SpecForge, TensorRT-LLM, ModelOpt
-    "Eagle3LlamaForCausalLM",  # vLLM, llama.cpp
-    "LlamaEagle3DraftModel",  # NeMo Automodel
-    "PEagleDraftModel",  # SpecForge
-    "PeagleLlamaForCausalLM",  # vLLM
-)
-LAYERS = "eagle_aux_hidden_state_layer_ids"
-NESTED = "eagle_config"
-"""An entry with further ones, which come before those that stand next to it."""
-STATES = "outpace_counts_states"
-"""Whether `LAYERS` are numbers of hidden states even if the first one is 1: an entry of ours."""
-MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
-"""What the token of a mask is called."""
-DEPTHS = 8
-"""What P-EAGLE's code trains for where nothing is said."""
-
-NAMES: Sequence[Mapping[str, str]] = (
-    {"model.": ""},
-    {"layers.0.": "midlayer.", "layers.": "stack."},
-)
-"""Other beginnings of weights' names, and ours. They are replaced one table after the other."""
-PUBLIC: Mapping[str, str] = {"stack.": "layers."}
-
-ONLY: Mapping[str, Any] = {
-    "logit_scale": 1.0,
-    "use_input_layernorm_in_first_layer": True,
-    "use_last_layernorm": True,
-    "use_mtp_layernorm": False,
-}
-"""Entries by which a head that is built otherwise, and cannot be read, is told."""
-
-
-class Eagle3Format(Format):
-    """The target is known by its width and its vocabulary only."""
-
-    name: ClassVar[str] = "eagle3"
-
-    @classmethod
-    def recognises(cls, about: Mapping[str, Any]) -> bool:
-        names = [name.lower() for name in architectures(about)]
-        return any("eagle3" in name or "peagle" in name for name in names)
-
-    @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        if not architectures(about).intersection(ARCHITECTURES):
-            raise folder.unfit(
-                "eagle3",
-                f"its architecture is {sorted(architectures(about))}, and only "
-                f"{list(ARCHITECTURES)} are known",
-            )
-        weights = eagle3_names(folder.read_weights("model.safetensors", "pytorch_model.bin"))
-        with folder.describing("eagle3"):
-            head = eagle3_head(about, weights)
-        return folder.fill(head, weights)
-
-    @classmethod
-    def write(cls, head: Head) -> Content:
-        if not isinstance(head, Eagle3):
-            raise cls.refuse(f"holds no {head.kind} heads")
-        about = {"architectures": [ARCHITECTURES[0]], "model_type": "llama", **about_eagle3(head)}
-        return Content(about, renamed(eagle3_weights(head), PUBLIC))
-
-
-def eagle3_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weights of a published head by our names."""
-    found = without_derived(weights)
-    for names in NAMES:
-        found = renamed(found, names)
-    return found
-
-
-def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
-    """Returns a head, still without its weights, from its public configuration, and gives the
-    weights, which have our names, our ``d2t``. Raises one of `heads.folder.UNFIT` where they do not
-    fit."""
-    about = {**about, **(about.get(NESTED) or {})}
-    size = about.get("target_hidden_size") or about["hidden_size"]
-    if about.get("tie_word_embeddings") and "lm_head.weight" not in weights:
-        weights["lm_head.weight"] = weights["embed_tokens.weight"].clone()
-    if "mask_hidden" in weights:
-        weights["mask_hidden"] = weights["mask_hidden"].flatten()
-    target = TargetShape(size, about["vocab_size"], 0)
-    head = Eagle3(target, _config(about, weights, size))
-    weights["d2t"] = _to_target(weights, head)
-    return head
-
-
-def eagle3_weights(head: Eagle3) -> dict[str, Tensor]:
-    """Returns the weights of a head by their public names, but for those of its layers."""
-    weights = dict(head.state_dict())
-    d2t = weights.pop("d2t")
-    if head.config.draft_vocab_size:
-        weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
-        weights["t2d"] = _known(d2t, head.target.vocab_size)
-    if head.mask_hidden is not None:
-        weights["mask_hidden"] = weights["mask_hidden"][None, None]
-    return weights
-
-
-def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) -> Eagle3Config:
-    check_only(about, ONLY)
-    fused, parallel = about.get("use_aux_hidden_state", True), "mask_hidden" in weights
-    layers = _own_layers(about, weights)
-    given = {
-        **layer_sizes(about),
-        "depths": about.get("num_depths") or (DEPTHS if parallel else Eagle3Config().depths),
-        "draft_vocab_size": about.get("draft_vocab_size") or 0 if "d2t" in weights else 0,
-        "reads": _reads(about, weights, size) if fused else [],
-        "layers": layers,
-        "hidden_size": about["hidden_size"] if about["hidden_size"] != size else 0,
-        "own_embedding": "embed_tokens.weight" in weights,
-        "own_head": "lm_head.weight" in weights,
-        "normed": "midlayer.self_attn.q_norm.weight" in weights,
-        "bias": "midlayer.self_attn.q_proj.bias" in weights,
-        "output_bias": "midlayer.self_attn.o_proj.bias" in weights,
-        "windows": windows(about, layers),
-        "fused": fused,
-        "fusion_bias": "fc.bias" in weights,
-        "parallel": parallel,
-        "mask_token": _mask(about) if parallel else 0,
-        **{name: about.get(name) or False for name in NORMS},
-    }
-    return config_of(Eagle3Config, given)
-
-
-NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-"""Entries about norms, which are called as ours and false where nothing is said."""
-
-
-def _own_layers(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> int:
-    """How many layers there are weights of. A configuration may have the target's number."""
-    count = 1 + len({name.split(".")[1] for name in weights if name.startswith("stack.")})
-    if count > 1 and about.get("num_hidden_layers") != count:
-        raise ValueError(
-            f"its num_hidden_layers is {about.get('num_hidden_layers')!r}, and it has weights of "
-            f"{count} layers"
-        )
-    return count
-
-
-def _reads(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) -> list[int]:
-    """The numbers of the hidden states that ``fc`` joins; none: the usual three.
-
-    Files name them in two ways. A list that begins with 1 numbers the target's layers from 0, whose
-    outputs are the states one further up; any other numbers the states, of which the first is the
-    embedding: nobody reads the state after the first layer first (SGLang, pull request 25454)."""
-    given = about.get(LAYERS) or []
-    fc = weights.get("fc.weight")
-    joined = len(given) or 3 if fc is None or fc.dim() != 2 else fc.shape[1] / size
-    if joined != len(given) and (given or joined != 3):
-        named = f"{LAYERS} is {given}" if given else f"it has no {LAYERS}"
-        raise ValueError(f"fc joins {joined:g} of its target's states, and {named}")
-    outputs = given[:1] == [1] and not about.get(STATES)
-    return [at + 1 for at in given] if outputs else list(given)
-
-
-def _mask(about: Mapping[str, Any]) -> int:
-    found = [about[name] for name in MASKS if about.get(name) is not None]
-    if not found or type(found[0]) is not int:
-        raise ValueError(f"it has a mask_hidden, and none of {list(MASKS)} is a token")
-    return found[0]
-
-
-def _to_target(weights: dict[str, Tensor], head: Eagle3) -> Tensor:
-    """The target's tokens for the head's own, from their distances."""
-    offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
-    if offsets is None:
-        return head.d2t
-    if offsets.shape != head.d2t.shape:
-        raise ValueError(f"d2t has {len(offsets)} entries, not {len(head.d2t)}")
-    d2t = offsets.long() + torch.arange(len(offsets))
-    size = head.target.vocab_size
-    if int(d2t.min()) < 0 or int(d2t.max()) >= size or len(set(d2t.tolist())) != len(d2t):
-        raise ValueError(f"d2t does not lead to {len(d2t)} of the {size} tokens")
-    if mask is not None and not torch.equal(mask.bool(), _known(d2t, size)):
-        raise ValueError("d2t and t2d disagree")
-    return d2t
-
-
-def _known(d2t: Tensor, size: int) -> Tensor:
-    found = torch.zeros(size, dtype=torch.bool, device=d2t.device)
-    found[d2t] = True
-    return found
-
-
-def about_eagle3(head: Eagle3) -> dict[str, Any]:
-    """Returns the public configuration of a head."""
-    config, layer = head.config, head.midlayer
-    about = {
-        "attention_bias": config.bias,
-        "mlp_bias": False,
-        "norm_before_residual": config.norm_before_residual,
-        "draft_vocab_size": head.vocabulary,
-        **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
-        **{name: True for name in NORMS if getattr(config, name)},
-    }
-    if config.hidden_size:
-        about["target_hidden_size"] = head.target.hidden_size
-    if config.parallel:
-        about |= {"num_depths": config.depths} | dict.fromkeys(MASKS[:2], config.mask_token)
-    if not config.fused:
-        about[NESTED] = {"use_aux_hidden_state": False}
-    elif head.target.layers or config.reads:
-        about[LAYERS] = list(head.layers)
-        if head.layers[0] == 1:
-            about[STATES] = True
-    return about

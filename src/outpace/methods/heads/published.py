@@ -21,6 +21,9 @@ SIZES = {
 }
 """Our names of a layer's sizes, and the public ones."""
 
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+"""The entry that says which of the target's layers an EAGLE-3 head reads."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The types of layers that there are in heads."""
 
@@ -28,7 +31,7 @@ ONLY: Mapping[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
 }
-"""Entries by which layers that are built otherwise, and cannot be read, are told."""
+"""Entries by which layers that are built otherwise, and cannot be read, are recognised."""
 
 
 def check_only(about: Mapping[str, Any], only: Mapping[str, Any]) -> None:
@@ -48,8 +51,11 @@ def layer_sizes(about: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(about: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     """The rotary positions of a layer, in the words of transformers 5, from those of 4 or 5."""
     given = about.get("rope_parameters") or about.get("rope_scaling") or {}
-    # Some have one entry for each type of layer; all layers of a head have the same.
-    given = given.get("sliding_attention") or given.get("full_attention") or given
+    used = set(about.get("layer_types") or (FULL,))
+    by_type = [given[kind] for kind in (FULL, SLIDING) if kind in used and given.get(kind)]
+    if any(each != by_type[0] for each in by_type):
+        raise ValueError("its layers have other rotary positions by their type")
+    given = by_type[0] if by_type else given
     kind = given.get("rope_type") or given.get("type") or "default"
     base = given.get("rope_theta", about.get("rope_theta")) or PLAIN_ROTARY["rope_theta"]
     turned = given.get("partial_rotary_factor", about.get("partial_rotary_factor"))

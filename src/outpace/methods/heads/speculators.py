@@ -17,18 +17,18 @@ from outpace.heads.base import Head
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
 from outpace.methods.heads.eagle import Eagle, eagle_head
-from outpace.methods.heads.eagle3 import (
-    LAYERS,
+from outpace.methods.heads.eagle3 import Eagle3
+from outpace.methods.heads.eagle3_format import (
     MASKS,
     NORMS,
     STATES,
-    Eagle3,
     about_eagle3,
     eagle3_head,
     eagle3_names,
     eagle3_weights,
 )
 from outpace.methods.heads.published import (
+    LAYERS,
     about_layers,
     check_only,
     knows_all,
@@ -91,10 +91,8 @@ class SpeculatorsFormat(Format):
             depths = inside["proposal_methods"][0].get("speculative_tokens", head.config.depths)
             if not isinstance(depths, int) or depths < 1:
                 raise ValueError(f"its speculative_tokens are {depths!r}")
-        head.target, head.config = (
-            replace(head.target, name=name),
-            replace(head.config, depths=depths),
-        )
+            head.target = replace(head.target, name=name)
+            head.config = replace(head.config, depths=depths)
         return folder.fill(head, found)
 
     @classmethod

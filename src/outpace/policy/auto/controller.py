@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.account import Account, DrafterAccount, Mode, Reason
 from outpace.core.proposal import DraftingTerms
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.policy.auto.acceptance import PRIOR, Acceptance
@@ -33,14 +34,13 @@ from outpace.policy.base import (
     mode_of,
     wish,
 )
-from outpace.policy.row import DraftingRow
 
 FIRST = 4
 """Nodes of the very first draft in all rows together, before anything is known."""
 
 MARGIN = 1.04
-"""Drafting must promise so many times the speed of plain decoding. Measurements are off by as much,
-and of two equal choices the one that was measured luckily looks better."""
+"""Drafting must promise this many times the speed of plain decoding. Measurements are off by as
+much, and of two equal choices the one that was measured luckily looks better."""
 
 CLOSE = 1.25
 """Where drafting promises less than this, plain rounds are measured now and then, too."""
@@ -48,7 +48,7 @@ CLOSE = 1.25
 PLAIN = 2
 """Plain rounds before the first draft at a batch and context: one may have been disturbed."""
 
-Prospects = Callable[[DraftingRow], Prospect]
+Prospects = Callable[[Request], Prospect]
 
 
 class Auto(Controller):
@@ -92,9 +92,9 @@ class Auto(Controller):
         self._coupled, self._keeps_up = coupled, keeps_up
         self._name, self._look_up = name, look_up
         self._loose = self._growing is None and static.shape.is_chain
-        self._rows: WeakKeyDictionary[DraftingRow, RowHistory] = WeakKeyDictionary()
+        self._rows: WeakKeyDictionary[Request, RowHistory] = WeakKeyDictionary()
         self._ours = True  # whether the budget of some row of this round is chosen here
-        self._asked: frozenset[DraftingRow] = frozenset()  # for which it is asked in this round
+        self._asked: frozenset[Request] = frozenset()  # for which it is asked in this round
         self._trial: Trial | None = None  # of this round
         self._rest: Rest | None = None
         self._promising = False  # whether drafting promises more than plain decoding
@@ -123,13 +123,13 @@ class Auto(Controller):
 
     # -- choosing ------------------------------------------------------------------------------
 
-    def plan(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         return RoundPlan(self.budgets(requests), self.terms(requests, terms), self.shape)
 
-    def begin(self, request: DraftingRow, known: Mapping[str, int]) -> None:
+    def begin(self, request: Request, known: Mapping[str, int]) -> None:
         self._row(request).begin(min(known.values(), default=0))
 
-    def budgets(self, requests: Sequence[DraftingRow]) -> list[int]:
+    def budgets(self, requests: Sequence[Request]) -> list[int]:
         """Returns how many nodes to draft for each request."""
         fixed = [self._fixed(request) for request in requests]
         free = [request for request, count in zip(requests, fixed, strict=True) if count is None]
@@ -144,8 +144,8 @@ class Auto(Controller):
 
     def choose(
         self,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
         floor: int = 0,
         prospects: Prospects | None = None,
     ) -> Offer:
@@ -172,11 +172,11 @@ class Auto(Controller):
         if offer.trial is not None:
             offer.trial.made()
 
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         """Returns the rule's terms with what ends this round's chains, if anything does."""
         return terms if self._stopping is None else self._stopping.terms(requests, terms)
 
-    def prepare(self, requests: Sequence[DraftingRow]) -> TreeShape | None:
+    def prepare(self, requests: Sequence[Request]) -> TreeShape | None:
         """Returns the tree that the coming round's drafts are parts of, if the drafter leaves it
         open."""
         if self._growing is not None:
@@ -193,7 +193,7 @@ class Auto(Controller):
         return self._ladder.widths[-1]
 
     def expected(
-        self, requests: Sequence[DraftingRow], free: Sequence[DraftingRow], nodes: Sequence[int]
+        self, requests: Sequence[Request], free: Sequence[Request], nodes: Sequence[int]
     ) -> tuple[float, float] | None:
         """Returns the tokens that n nodes in each of the ``free`` rows are expected to bring
         in these, and the seconds of such a round; None while nothing is known of these."""
@@ -204,30 +204,30 @@ class Auto(Controller):
         tokens = [self.tokens(request, count) for request, count in zip(free, nodes, strict=True)]
         return sum(tokens), self._seconds(free, curve, max(nodes))[max(nodes)]
 
-    def tokens(self, request: DraftingRow, nodes: int) -> float:
+    def tokens(self, request: Request, nodes: int) -> float:
         """Returns the tokens that a round with n nodes is expected to bring a request."""
         found = self._expected_of(request)
         return max((found[width] for width in found if width <= nodes), default=1.0)
 
-    def ledger(self, request: DraftingRow) -> Ledger:
+    def ledger(self, request: Request) -> Ledger:
         """Returns the ledger of a request: what it drafts by its own history alone."""
         return self._row(request).ledger
 
-    def learn(self, request: DraftingRow, trail: Trail) -> None:
+    def learn(self, request: Request, trail: Trail) -> None:
         """Learns what would have become of a draft that was not played."""
         self.acceptance.learn(self._row(request).counts, trail)
         self._lessons += 1
 
-    def _scout(self, free: Sequence[DraftingRow]) -> DraftingRow:
+    def _scout(self, free: Sequence[Request]) -> Request:
         """The row in which it costs least to try a draft."""
         return min(free, key=self._unread)
 
-    def _unread(self, row: DraftingRow, since: int = 0) -> int:
+    def _unread(self, row: Request, since: int = 0) -> int:
         """Tokens that the drafter has to read before it can draft for a row, as that was so many
         tokens ago."""
         return 0 if self._keeps_up else self._row(row).unread(row.length - since)
 
-    def _fixed(self, request: DraftingRow) -> int | None:
+    def _fixed(self, request: Request) -> int | None:
         """A row's own budget, whatever the others do; None if this controller chooses it."""
         wished = wish(request)
         if wished is not None:
@@ -236,7 +236,7 @@ class Auto(Controller):
             return None
         return self._row(request).ledger.width(request.remaining)
 
-    def _is_reproducible(self, request: DraftingRow) -> bool:
+    def _is_reproducible(self, request: Request) -> bool:
         """Whether what it drafts must follow from its own history alone."""
         return is_reproducible(request, self._coupled)
 
@@ -247,8 +247,8 @@ class Auto(Controller):
 
     def _width(
         self,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
         floor: int,
         prospects: Prospects | None,
     ) -> tuple[int, Trial | None]:
@@ -297,8 +297,8 @@ class Auto(Controller):
 
     def _outlook(
         self,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
         place: Place,
         floor: int,
         asking: float,
@@ -331,8 +331,8 @@ class Auto(Controller):
 
     def _repays(
         self,
-        requests: Sequence[DraftingRow],
-        free: Sequence[DraftingRow],
+        requests: Sequence[Request],
+        free: Sequence[Request],
         gain: float,
         plain: float,
         prospects: Prospects | None,
@@ -351,7 +351,7 @@ class Auto(Controller):
         return repays(reading / plain * len(requests), near)
 
     def _seconds(
-        self, free: Sequence[DraftingRow], curve: Sequence[float], widest: int, floor: int = 0
+        self, free: Sequence[Request], curve: Sequence[float], widest: int, floor: int = 0
     ) -> list[float]:
         """The seconds that a round is expected to take, for each width up to this one."""
         if self._stopping is None:
@@ -359,7 +359,7 @@ class Auto(Controller):
         reach = self._stopping.reach([self._row(request).going for request in free], widest)
         return expected_seconds(curve, reach, floor)
 
-    def _tokens(self, free: Sequence[DraftingRow]) -> dict[int, float]:
+    def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
         """What each width is expected to bring in all free rows together. Where a drafter finds
         something for some of the rows only, the others get the one token of every round."""
         ladder, share = self._ladder, self.known.finding.share
@@ -369,7 +369,7 @@ class Auto(Controller):
                 totals[width] += 1 + share * (tokens - 1)
         return totals
 
-    def _expected_of(self, request: DraftingRow) -> Mapping[int, float]:
+    def _expected_of(self, request: Request) -> Mapping[int, float]:
         """What each width is expected to bring a request. It stays what it was while nothing is
         learned, as in plain rounds, which must not take longer for asking again."""
         row, ladder = self._row(request), self._ladder
@@ -391,7 +391,7 @@ class Auto(Controller):
     # -- learning ------------------------------------------------------------------------------
 
     def record(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds | None
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         if seconds is not None:
             self._learn_times(requests, outcomes, seconds)
@@ -420,7 +420,7 @@ class Auto(Controller):
                 self.learn(request, self._trail(request, outcome))
 
     def _learn_times(
-        self, requests: Sequence[DraftingRow], outcomes: Sequence[Outcome], seconds: Seconds
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
     ) -> None:
         costs, place = self.costs, place_before(requests, outcomes)
         width = max(outcome.drafted for outcome in outcomes)
@@ -465,12 +465,12 @@ class Auto(Controller):
 
     # -- telling -------------------------------------------------------------------------------
 
-    def account(self, request: DraftingRow) -> Account:
+    def account(self, request: Request) -> Account:
         mode = mode_of(request, self._coupled)
         drafters = () if mode is Mode.OFF else (self.drafter_account(request),)
         return Account(mode, self._row(request).rounds, drafters)
 
-    def drafter_account(self, request: DraftingRow, asked: bool = True) -> DrafterAccount:
+    def drafter_account(self, request: Request, asked: bool = True) -> DrafterAccount:
         """Returns what came of the drafter in a request's text. asked: whether it was a candidate
         in this text."""
         row, mode = self._row(request), mode_of(request, self._coupled)
@@ -486,11 +486,11 @@ class Auto(Controller):
         known = {"look_up": self._look_up, "chance": chance, **vars(decision)}
         return row.tally.account(self._name, **known)
 
-    def note_find(self, request: DraftingRow, found: bool) -> None:
+    def note_find(self, request: Request, found: bool) -> None:
         """Learns that the drafter was asked by somebody else, and whether it had a draft."""
         self._row(request).tally.ask(found)
 
-    def _trail(self, request: DraftingRow, outcome: Outcome) -> Trail:
+    def _trail(self, request: Request, outcome: Outcome) -> Trail:
         if self._stopping is not None:
             return self._stopping.learn(request, self._row(request).going, outcome)
         shape = self._ladder.shape
@@ -498,7 +498,7 @@ class Auto(Controller):
             return chain_trail(outcome.depth, outcome.accepted)
         return shape.first(outcome.drafted).trail(outcome.path)
 
-    def _row(self, request: DraftingRow) -> RowHistory:
+    def _row(self, request: Request) -> RowHistory:
         row = self._rows.get(request)
         if row is None:
             counts = self.acceptance.new()

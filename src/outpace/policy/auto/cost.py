@@ -18,16 +18,16 @@ from itertools import accumulate, pairwise
 from statistics import median, median_low
 from typing import NamedTuple
 
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.policy.base import Outcome
-from outpace.policy.row import DraftingRow
 
 KEPT = 15
 """Measurements kept of one kind of round: enough for a median, few enough to follow a machine
 whose speed changes."""
 
 CHANGED = 1.25
-"""The machine has changed where the last ``RUN`` rounds all took so many times longer, or all so
+"""The machine has changed where the last ``RUN`` rounds all took this many times longer, or all so
 many times less, than rounds of their kind did before."""
 
 STALE = 192
@@ -38,7 +38,7 @@ ENOUGH = 3
 """Measurements that make a median trustworthy; n are kept, however old."""
 
 DOUBTED = 1.15
-"""A median is doubted if the latest measurement is so many times greater or less."""
+"""A median is doubted if the latest measurement is this many times greater or less."""
 
 RUN = 5
 """Rounds. One in six may be held up by another process without being taken for a change."""
@@ -371,7 +371,7 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def place_before(requests: Sequence[DraftingRow], outcomes: Sequence[Outcome]) -> Place:
+def place_before(requests: Sequence[Request], outcomes: Sequence[Outcome]) -> Place:
     """Returns the batch and context of a round that has just ended: its tokens are already in the
     requests."""
     pairs = zip(requests, outcomes, strict=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from outpace.core.request import Request
 from outpace.core.trees.tree_shape import Trail
 from outpace.policy.auto.acceptance import DRAFTER_MEMORY
 from outpace.policy.calibration import Calibration, ranges_of
-from outpace.policy.row import DraftingRow
 
 
 class Finds:
@@ -17,14 +17,14 @@ class Finds:
 
     def __init__(self) -> None:
         self._calibration = Calibration(memory=DRAFTER_MEMORY)
-        self._sure: Mapping[DraftingRow, Sequence[float]] = {}
+        self._sure: Mapping[Request, Sequence[float]] = {}
 
-    def show(self, sure: Mapping[DraftingRow, Sequence[float]]) -> None:
+    def show(self, sure: Mapping[Request, Sequence[float]]) -> None:
         """Is shown what was found in this round: how sure the look-up is of each token; nothing for
         a row of which it does not say that."""
         self._sure = {request: each for request, each in sure.items() if each}
 
-    def chances(self, request: DraftingRow) -> list[float] | None:
+    def chances(self, request: Request) -> list[float] | None:
         """Returns the chance of each token that was found for a row to be accepted after those
         before it; None if the look-up does not say how sure it is."""
         if request not in self._sure:

@@ -35,6 +35,6 @@ class ReadingCost:
         return tokens * (median_low(self._seen) if self._seen else self._earlier * plain)
 
     def besides(self, seconds: float, tokens: int) -> float:
-        """Returns what of a draft's seconds did not go into reading so many; 0 while nothing is
+        """Returns what of a draft's seconds did not go into reading that many; 0 while nothing is
         known."""
         return max(0.0, seconds - tokens * median_low(self._seen)) if self._seen else 0.0

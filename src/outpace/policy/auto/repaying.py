@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import fsum
 
 REPAID = 2.3
-"""Reading must be repaid so many times by what drafting promises, since texts end early, and since
-of several ways that which promises most promises too much."""
+"""Reading must be repaid this many times by what drafting promises, since texts end early, and
+since of several ways that which promises most promises too much."""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import DraftingTerms, EndsAfter
+from outpace.core.request import Request
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.policy.auto.acceptance import DRAFTER_MEMORY, Acceptance, Counts
 from outpace.policy.base import Outcome
 from outpace.policy.calibration import Calibration, Confidences
-from outpace.policy.row import DraftingRow
 
 GOES_ON = 0.9
 """The chance that a chain goes on after its first token, before anything is known."""
@@ -44,10 +44,10 @@ class Stopping:
         self._calibration = Calibration(memory=DRAFTER_MEMORY)
         self._next = Counts(DRAFTER_MEMORY, NEXT)
         self._going = Acceptance(GOES_ON)
-        self._free: Sequence[DraftingRow] = ()
+        self._free: Sequence[Request] = ()
         self._least: Sequence[float] = ()  # by length, from 1; the sum of the rows' chances
         self._confidences = Confidences(())
-        self._watched: dict[DraftingRow, bool] = {}  # in this round: whether its chain was ended
+        self._watched: dict[Request, bool] = {}  # in this round: whether its chain was ended
 
     def new(self) -> Counts:
         """Returns the empty counts of a new request: how far its chains go on."""
@@ -66,7 +66,7 @@ class Stopping:
                 reached[place] += chance / len(rows)
         return reached
 
-    def begin(self, free: Sequence[DraftingRow]) -> None:
+    def begin(self, free: Sequence[Request]) -> None:
         """Begins a round: the rows whose chains are watched. They end where they must, unless
         there is a plan."""
         self._free, self._least = free, ()
@@ -80,7 +80,7 @@ class Stopping:
         chance = self._next.rank(0).rate(0, NEXT, NEXT_WEIGHT)
         self._least = [rate * price / chance for price in prices_of_one_more(curve)]
 
-    def terms(self, requests: Sequence[DraftingRow], terms: DraftingTerms) -> DraftingTerms:
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         """Returns the terms of the coming round. What ends the chains may be planned after this."""
         self._confidences, self._watched = Confidences(requests), {}
         chances = [self._calibration.chances()] * len(requests)
@@ -120,7 +120,7 @@ class Stopping:
 
     # -- after a round ------------------------------------------------------------------------
 
-    def learn(self, request: DraftingRow, own: Counts, outcome: Outcome) -> Trail:
+    def learn(self, request: Request, own: Counts, outcome: Outcome) -> Trail:
         """Learns from what became of a chain; returns it for those who learn how far drafts get: a
         token that was not drafted any more counts as one that was not accepted.
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
+from outpace.core.request import Request
 from outpace.policy.auto.cost import ENOUGH, CostModel, Place
 from outpace.policy.auto.history import RowHistory
-from outpace.policy.row import DraftingRow
 
 SHARE = 0.0125
 """The share of all time that may be lost by trying drafts where plain decoding seems best."""
@@ -34,7 +34,7 @@ REST = 8
 a small model's plain round, and what it follows from hardly changes from one round to the next."""
 
 FEW = 4
-"""Few rows have joined where they are one in so many."""
+"""Few rows have joined where they are one in this many."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Rest:
     """A decision against drafting, for some rounds."""
 
     place: Place
-    rows: WeakSet[DraftingRow]
+    rows: WeakSet[Request]
     rounds: int = REST
 
-    def lasts(self, place: Place, free: Sequence[DraftingRow]) -> bool:
+    def lasts(self, place: Place, free: Sequence[Request]) -> bool:
         """Whether it still holds for the coming round."""
         self.rounds -= 1
         if not self.rounds or place != self.place:

@@ -26,7 +26,7 @@ class BatchOptions(Options):
     more: Annotated[int, Ge(1)] = 2
     """Tokens more after a round in which a row accepted all of its draft."""
     share: Annotated[int, Ge(1)] = 10
-    """One token in this many less after any other round."""
+    """After any other round the length shrinks by one token in this many."""
     longest: Annotated[int | None, Ge(1)] = None
     """Tokens of the longest draft; unset: 32, or as many as the first has."""
 

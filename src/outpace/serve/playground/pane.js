@@ -11,7 +11,7 @@ export class Pane {
     this.seconds = 0; // of all rounds
     this.tokens = []; // {text, origin, special, round}
     this.logprobs = [];
-    this.content = ""; // the text as the API tells it
+    this.content = ""; // the text as the API sends it
     this.code = new CodeFinder();
     this.box = add(parent, "article", "pane");
     const head = add(this.box, "header");

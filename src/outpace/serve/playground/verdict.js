@@ -15,7 +15,7 @@ export function verdictOn(fast, plain, about) {
   return `${text}, ${ratio.toFixed(2)} times as fast.`;
 }
 
-// Whether a ratio can be told from 1 by how far the parts of both texts differ among themselves.
+// Whether a ratio is distinguishable from 1, by how far the parts of both texts differ among themselves.
 export function isSure(ratio, fast, plain) {
   const errors = [fast, plain].map((pane) => errorOf(pane.rounds));
   if (errors.some(Number.isNaN)) return false;

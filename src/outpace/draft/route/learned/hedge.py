@@ -200,7 +200,7 @@ class Hedge(Learning[Leader]):
     def observe(self, round: Round) -> None:
         turn, rows, committed = self.turn(round.rows), round.rows, Committed.of(round)
         turn.budgets = turn.budgets or [0] * len(rows)
-        # Before the children are told of the round: what they learn from it would help them here.
+        # Before the children observe the round: what they learn from it would help them here.
         found = {
             number: self._found(number, turn, rows, committed)
             for number, child in enumerate(self.children)
@@ -297,10 +297,10 @@ class Hedge(Learning[Leader]):
         return found
 
     def _is_due(self, number: int, rows: Rows, row: int) -> bool:
-        """Whether it is time to ask a model about a row, and the row's allowance holds the cost ready.
+        """Whether it is time to ask a model about a row, and the row's allowance holds its cost.
 
-        What does not draft for pure rows is not asked about them: what it would say there may be
-        what it has learned from others."""
+        What does not draft for reproducible rows is not asked about them: what it would say there
+        may be what it has learned from others."""
         request = rows.requests[row]
         skips = request.reproducible and self.children[number].skips_reproducible
         if self._texts[request].rounds % self._every or skips:
@@ -319,7 +319,7 @@ class Hedge(Learning[Leader]):
         One whose columns did not ride in the round before could not say anything."""
         if not turn.budgets[row]:
             return False
-        # Look-ahead columns never ride in a pure row, whatever those of other rows do.
+        # Look-ahead columns never ride in a reproducible row, whatever those of other rows do.
         reproducible = rows.is_reproducible(row)
         rides = self.children[number].aux_per_node or (number in self._riding and not reproducible)
         return not rides or turn.chosen[row] == number

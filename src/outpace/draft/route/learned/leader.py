@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIKE = 1.02
-"""Another drafter must promise so much more than the present one: whoever takes over has to read
-what it has not seen."""
+"""Another drafter must promise this many times what the present one does: whoever takes over has to
+read what it has not seen."""
 
 LEAST, MOST = 1e-3, 1e3
-"""A gain is no less and no more than this, whatever was heard or read from a file."""
+"""A gain is no less and no more than this, whatever was observed or read from a file."""
 
 LONGEST_SILENCE = 4.0
-"""What is heard of a drafter stands for the tokens since it was heard last, too, but for no more
-than so many times as many as were heard: a single round must not be all that is known of it."""
+"""What is observed of a drafter stands for the tokens since it was observed last, too, but at most
+for this many times as many as were observed: a single round must not be all that is known of it.
+"""
 
 AT_FIRST = 4.0
 """Passes of the target for whose cost models are asked before anything is earned, once for all
@@ -62,7 +63,7 @@ class Leader:
         # For each token; at first all gains are alike, so that the drafter named first begins.
         self.rounds = [1 / cost for cost in self.costs]
         self.best = 0
-        self._unheard = [0.0] * len(self.costs)
+        self._unobserved = [0.0] * len(self.costs)
         """Tokens since each drafter was asked last."""
 
     @property
@@ -78,16 +79,16 @@ class Leader:
 
     def learn(self, ended: Sequence[Sequence[float] | None], count: int) -> None:
         """Adds n tokens, of one round. ended: of each drafter, the rounds of its own that
-        ended with each of them; None for a drafter that was not asked. What is heard of a drafter
+        ended with each of them; None for a drafter that was not asked. What is observed of one
         stands for the tokens since it was asked last, too."""
         for number, new in enumerate(ended):
-            self._unheard[number] += count
+            self._unobserved[number] += count
             if new is not None:
-                kept = self.memory ** min(self._unheard[number] / count, LONGEST_SILENCE)
+                kept = self.memory ** min(self._unobserved[number] / count, LONGEST_SILENCE)
                 for each in new:
                     self.rounds[number] = kept * self.rounds[number] + (1 - kept) * each
                 self.rounds[number] = max(self.rounds[number], 1 / (MOST * self.costs[number]))
-                self._unheard[number] = 0.0
+                self._unobserved[number] = 0.0
         gains = self.gains
         top = max(range(len(gains)), key=gains.__getitem__)
         if gains[top] > ALIKE * gains[self.best]:

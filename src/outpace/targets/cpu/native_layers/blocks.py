@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -126,23 +127,23 @@ def use_block_kernels(model: nn.Module) -> int:
     return len(made)
 
 
-def widen_blocks(model: nn.Module) -> int:
-    """Puts plain float32 layers in the place of those that multiply blocks; returns the bytes of
+def widen_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
+    """Puts plain layers in the place of those that multiply blocks; returns the bytes of
     their weights. Embeddings stay in blocks: their rows are widened exactly as they are looked up.
     """
     made: dict[int, nn.Linear] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, NativeBlockLinear):
+            if isinstance(child, (BlockLinear, NativeBlockLinear)):
                 if id(child) not in made:
-                    made[id(child)] = _widened(child)
+                    made[id(child)] = _widened(child, dtype)
                 setattr(parent, name, made[id(child)])
     return sum(layer.weight.nbytes for layer in made.values())
 
 
-def _widened(layer: NativeBlockLinear) -> nn.Linear:
+def _widened(layer: BlockLinear | NativeBlockLinear, dtype: torch.dtype) -> nn.Linear:
     """The plain layer with the same weight. None of its parameters is trained."""
-    weight = layer.weight
+    weight = layer.weight.to(dtype)
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
     plain.bias = layer.bias

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.weights.layers import ShowsWeight
 
 CHUNK = 1 << 22
@@ -69,7 +70,7 @@ class Blocks:
         step = max(1, CHUNK // self.inputs)
         for begin in range(0, self.outputs, step):
             some = slice(begin, begin + step)
-            y[..., some] = functional.linear(x, self.dense(some).to(x.dtype))
+            y[..., some] = functional.linear(x, self.dense(some).to(x))
         return y
 
     @property
@@ -188,6 +189,9 @@ class BlockEmbedding(InBlocks):
 BLOCK = 32
 """Weights that share a scale and a smallest value."""
 
+FOUR_BITS = "Q4_1"
+"""The kind of their blocks."""
+
 LEVELS = 15
 """The largest code."""
 
@@ -200,15 +204,21 @@ PIECE = 1 << 18
 
 @torch.no_grad()
 def to_four_bits(matrix: Tensor) -> Blocks:
-    """Returns a float matrix ``[N, K]`` as blocks of the kind Q4_1, its rows filled up with zeros.
+    """Returns a float matrix ``[N, K]`` as blocks of 4 bits, its rows filled up with zeros.
 
     A weight is a code from 0 to 15 times the scale of its block, plus the block's smallest value,
     both float16. Of several ranges the one with the smallest square error is taken, each after one
-    step of least squares.
+    step of least squares. Raises ``UnsupportedModel`` for weights that are beyond the scales.
     """
+    largest, most = float(matrix.abs().max()), torch.finfo(torch.float16).max
+    if not largest <= most:
+        raise UnsupportedModel(
+            f"a layer has a weight of {largest:g}, and weights in 4 bits reach to {most:g} at "
+            "most: use 'int8', or leave quantization out."
+        )
     rows = max(1, PIECE // max(1, matrix.shape[1]))
     pieces = [_rounded(piece) for piece in torch.split(matrix.detach().float(), rows)]
-    return Blocks("Q4_1", torch.cat(pieces))
+    return Blocks(FOUR_BITS, torch.cat(pieces))
 
 
 def _rounded(rows: Tensor) -> Tensor:

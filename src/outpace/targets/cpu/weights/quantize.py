@@ -206,18 +206,9 @@ def quantize(model: nn.Module, quantization: Quantization, *, blocks: bool = Fal
 
 
 def native_int4(library: Native, layer: Any) -> NativeBlockLinear:
-    """Returns a layer with a plain linear one's weight in blocks of 4 bits.
-
-    Raises ``UnsupportedModel`` for weights that are beyond the scales of blocks, which have 16
-    bits.
-    """
+    """Returns a layer with a plain linear one's weight in blocks of 4 bits; ``UnsupportedModel``
+    as `to_four_bits`."""
     matrix = matrix_of(layer)
-    largest, most = float(matrix.abs().max()), torch.finfo(torch.float16).max
-    if not largest <= most:
-        raise UnsupportedModel(
-            f"a layer has a weight of {largest:g}, and weights in 4 bits reach to {most:g} at "
-            "most: use 'int8', or leave quantization out."
-        )
     return NativeBlockLinear(library, to_four_bits(matrix), layer.bias, matrix.shape[1])
 
 
