@@ -162,16 +162,12 @@ class Player:
     def __init__(self, drafters: list[str], machine: Machine, seed: int) -> None:
         known = {LOOK_UP: (SuffixDrafter, PRIOR_OF_LOOK_UPS), MODEL: (DraftModel, PRIOR)}
         autos = {
-            name: Auto(
-                Ladder.chains(kind.longest), coupled=True, prior=prior, stops=kind.ends_chains
-            )
+            name: Auto(Ladder.chains(kind.longest), prior=prior, stops=kind.ends_chains)
             for name, (kind, prior) in known.items()
             if name in drafters
         }
         self._drafters, self._machine, self._noise = drafters, machine, Noise(seed)
-        self._controller = (
-            Routing(autos, [LOOK_UP], coupled=True) if len(drafters) > 1 else autos[drafters[0]]
-        )
+        self._controller = Routing(autos, [LOOK_UP]) if len(drafters) > 1 else autos[drafters[0]]
         self._look_up = SuffixDrafter(SuffixOptions())
         self._numbers = count()
         self._beginnings = SavedTexts(TEXTS, TOKENS)

@@ -47,6 +47,8 @@ class Speculation:
     options: Any
     """An instance of ``drafter.Options``."""
     rule: Rule
+    length: Any
+    """An instance of the length policy's ``Options``, if one is named."""
 
     @classmethod
     def of(cls, config: SpeculativeConfig) -> Self:
@@ -55,9 +57,9 @@ class Speculation:
         drafter = find_drafter(config.method)
         options = drafter.configure(config.options)
         rule = make_rule(config.rule_name or drafter.usual_rule(options), **config.rule_options)
-        if config.length_name is not None:
-            length_options(config.length_name, config.length_options)
-        return cls(config, drafter, options, rule)
+        named = config.length_name
+        length = None if named is None else length_options(named, config.length_options)
+        return cls(config, drafter, options, rule, length)
 
 
 def capture_of(args: EngineArgs, device: torch.device) -> Callable[[nn.Module], FixedShapes] | None:
@@ -132,7 +134,7 @@ def build_engine(
         target,
         drafter,
         verifier,
-        make_controller(speculation.config, drafter, verifier.coupled, target),
+        make_controller(speculation.config, speculation.length, drafter, target),
         loaded.vocabulary,
         max_batched_tokens=args.max_num_batched_tokens,
         order=ORDERS[args.scheduling_policy](),

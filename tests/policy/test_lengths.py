@@ -42,7 +42,7 @@ def request(**options: Any) -> Request:
 
 def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
     kind = find_length(name)
-    return kind(kind.usual if count is None else count, length_options(name, options), False)
+    return kind(kind.usual if count is None else count, length_options(name, options))
 
 
 def watched(of: LengthPolicy, row: Request, outcome: Outcome) -> None:
@@ -208,7 +208,7 @@ def test_a_chain_ends_by_the_chances_of_a_stop_head() -> None:
         def forward(self, states: torch.Tensor) -> torch.Tensor:
             return states[:, 0].logit()
 
-    of = find_length("stop_head")(20, SimpleNamespace(head=Says(), threshold=0.7), False)
+    of = find_length("stop_head")(20, SimpleNamespace(head=Says(), threshold=0.7))
     goes_on = of.terms([request()] * 2, DraftingTerms()).goes_on
     assert goes_on is not None
     chances = [[0.01, 0.01], [0.5, 0.9], [0.7, 0.9], [0.8, 0.3]]

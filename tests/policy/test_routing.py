@@ -45,14 +45,12 @@ NOTHING = Task(hits=0.2, copied=0.05, model=0.05, draft=0.3)
 TASKS = {"copying": COPYING, "prose": PROSE, "nothing": NOTHING}
 
 
-def routing(
-    model: bool = True, coupled: bool = False, skip_reproducible: Sequence[str] = ()
-) -> Routing:
-    autos = {"look-up": Auto(Ladder.chains(MOST), coupled, Prices(node=0.02))}
+def routing(model: bool = True, skip_reproducible: Sequence[str] = ()) -> Routing:
+    autos = {"look-up": Auto(Ladder.chains(MOST), Prices(node=0.02))}
     if model:
         prices = Prices(level=0.1, node=0.02)
-        autos["model"] = Auto(Ladder.chains(MOST), coupled, prices)
-    return Routing(autos, ["look-up"], coupled, skip_reproducible)
+        autos["model"] = Auto(Ladder.chains(MOST), prices)
+    return Routing(autos, ["look-up"], skip_reproducible)
 
 
 class Simulation:

@@ -32,7 +32,7 @@ DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rou
 
 def request(**options: object) -> Request:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return Request([1, 2, 3], RowOptions(params), 0, 10**6)
+    return Request([1, 2, 3], RowOptions(params), 0, 10**6, reproducible=params.seeded)
 
 
 @dataclass

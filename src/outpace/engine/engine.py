@@ -23,7 +23,7 @@ from outpace.engine.rounds import Stopwatch, count, deliver_part, deliver_round,
 from outpace.engine.scheduler import Queue, Room
 from outpace.engine.verifier import Verifier, branches_of, logprobs_of, on_host
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
-from outpace.policy.base import Controller, RoundPlan, affordable, check_wish, is_reproducible
+from outpace.policy.base import Controller, RoundPlan, affordable, check_wish
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -93,7 +93,7 @@ class Engine:
         LogitsPipeline([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
         drafts_matter = bool(self.drafter.longest) and not self.verifier.coupled
         request.repeats = request.params.seeded or request.params.greedy or not drafts_matter
-        request.reproducible = is_reproducible(request, self.verifier.coupled)
+        request.reproducible = request.params.seeded and not self.verifier.coupled
         request.id = next(self._ids)
         self.waiting.add(request)
 

@@ -112,13 +112,12 @@ def wish(request: Request) -> int | None:
     return 0 if wished == "off" else int(wished)
 
 
-def mode_of(request: Request, coupled: bool) -> Mode:
-    """Returns what decides how much is drafted for a request where a controller may choose that.
-    coupled: whether the rule is."""
+def mode_of(request: Request) -> Mode:
+    """Returns what decides how much is drafted for a request where a controller may choose that."""
     wished = wish(request)
     if wished is not None:
         return Mode.FIXED if wished else Mode.OFF
-    return Mode.NOMINAL if is_reproducible(request, coupled) else Mode.MEASURED
+    return Mode.NOMINAL if request.reproducible else Mode.MEASURED
 
 
 def check_wish(request: Request, most: int) -> None:
@@ -129,12 +128,3 @@ def check_wish(request: Request, most: int) -> None:
             f"speculative must be at most {most} with this LLM, which scores no more tokens of a "
             f"text at once, not {wished}."
         )
-
-
-def is_reproducible(request: Request, coupled: bool) -> bool:
-    """Returns whether what a request drafts must follow from its own history alone: it is sampled
-    with a seed of its own, so that its text has to repeat itself.
-
-    coupled: whether the rule is, whose texts do not depend on what is drafted.
-    """
-    return request.params.seeded and not coupled

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from outpace.config import SpeculativeConfig
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
@@ -13,7 +15,7 @@ from outpace.policy.auto.ladder import LENGTHS, Ladder
 from outpace.policy.auto.prices import Prices
 from outpace.policy.base import Controller
 from outpace.policy.lengths.constant import Constant
-from outpace.policy.lengths.registry import find_length, length_names, length_options
+from outpace.policy.lengths.registry import find_length, length_names
 from outpace.policy.routing import Routing
 from outpace.targets.base import Target
 
@@ -23,12 +25,12 @@ That takes some .15 ms for each, and a pass over fewer bytes hardly takes longer
 
 
 def make_controller(
-    config: SpeculativeConfig, drafter: Drafter, coupled: bool, target: Target
+    config: SpeculativeConfig, length: Any, drafter: Drafter, target: Target
 ) -> Controller:
     """Returns the controller that ``num_speculative_tokens`` and ``length`` ask for.
 
-    coupled: the texts of the rule do not depend on what is drafted. Raises ``ConfigError`` for a
-    length policy that does not go with the drafter.
+    length: an instance of the length policy's ``Options``, where there is one. Raises
+    ``ConfigError`` for a policy that does not go with the drafter.
     """
     count = config.num_speculative_tokens
     if drafter.file is not None and (config.length is not None or count != "auto"):
@@ -38,18 +40,18 @@ def make_controller(
             "nothing is chosen so: leave one of the two out."
         )
     if config.length is not None:
-        return _by_name(config, drafter, coupled, target)
+        return _by_name(config, length, drafter, target)
     if not drafter.longest:
         return Constant(0)
     if count != "auto":
         return Constant(count, shape=_shape(drafter, target, count))
     if drafter.choices:
         children = drafter.choices.items()
-        autos = {name: _auto(child, coupled, target) for name, child in children}
+        autos = {name: _auto(child, target) for name, child in children}
         free = [name for name, child in children if not child.pass_bytes]
         skip_reproducible = [name for name, child in children if child.skips_reproducible]
-        return Routing(autos, free, coupled, skip_reproducible=skip_reproducible, file=drafter.file)
-    return _auto(drafter, coupled, target)
+        return Routing(autos, free, skip_reproducible=skip_reproducible, file=drafter.file)
+    return _auto(drafter, target)
 
 
 def _prices(drafter: Drafter, target: Target) -> Prices:
@@ -57,13 +59,12 @@ def _prices(drafter: Drafter, target: Target) -> Prices:
     return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.aux_per_node)
 
 
-def _auto(drafter: Drafter, coupled: bool, target: Target) -> Auto:
+def _auto(drafter: Drafter, target: Target) -> Auto:
     prices = _prices(drafter, target)
     prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
     drafts = _drafts(drafter, target)
     return Auto(
         drafts,
-        coupled=coupled,
         prices=prices,
         prior=prior,
         keeps_up=drafter.keeps_up,
@@ -101,10 +102,10 @@ def _siblings(target: Target) -> int:
 
 
 def _by_name(
-    config: SpeculativeConfig, drafter: Drafter, coupled: bool, target: Target
+    config: SpeculativeConfig, options: Any, drafter: Drafter, target: Target
 ) -> Controller:
     name = config.length_name or ""
-    options, kind = length_options(name, config.length_options), find_length(name)
+    kind = find_length(name)
     if not drafter.longest:
         raise ConfigError(f"length={name!r} has nothing to choose: plain decoding drafts nothing.")
     if kind.stops and not drafter.ends_chains:
@@ -115,7 +116,7 @@ def _by_name(
             f"({others}) or 'draft_model'."
         )
     count = config.num_speculative_tokens
-    policy = kind(kind.usual if count == "auto" else count, options, coupled)
+    policy = kind(kind.usual if count == "auto" else count, options)
     policy.meet(drafter)
     return policy.shaped(_shape(drafter, target, policy.most))
 

@@ -17,7 +17,7 @@ from outpace.policy.auto.controller import CLOSE, Auto, Prospects
 from outpace.policy.auto.outlook import Offer
 from outpace.policy.auto.repaying import Prospect
 from outpace.policy.auto.trials import LOOK_ASIDE
-from outpace.policy.base import Controller, Outcome, RoundPlan, is_reproducible, wish
+from outpace.policy.base import Controller, Outcome, RoundPlan, wish
 from outpace.policy.ends import Ends
 from outpace.policy.likeness import Likeness, Text
 from outpace.policy.savings import Choice, Savings, Way
@@ -45,22 +45,21 @@ class Routing(Controller):
     Look-ups cost nothing to ask, so that what they found is known when the choice is made. What
     they would have brought is known, too, whoever drafts: the committed tokens are compared with
     what they found. A draft model is tried as `Auto` tries drafts, and only its own rounds tell
-    what it brings. Of rows whose text must repeat itself (`is_reproducible`) each chooses by its
-    own history and at nominal prices.
+    what it brings. Of rows whose text must repeat itself (`Request.reproducible`) each chooses by
+    its own history and at nominal prices.
     """
 
     def __init__(
         self,
         autos: Mapping[str, Auto],
         free: Sequence[str],
-        coupled: bool,
         skip_reproducible: Collection[str] = (),
         file: StateFile | None = None,
     ) -> None:
         """autos: what is known of each drafter, by name; free: the look-ups among them;
         skip_reproducible: those that draft nothing for a row whose text must repeat itself; file:
         where what is learned is kept between runs."""
-        self._autos, self._coupled = dict(autos), coupled
+        self._autos = dict(autos)
         self._free = [name for name in autos if name in free]
         self._models = [name for name in autos if name not in free]
         self._for_reproducible = [name for name in self._models if name not in skip_reproducible]
@@ -114,7 +113,7 @@ class Routing(Controller):
                 picks[request] = Pick()
             elif wish(request) is not None:
                 picks[request] = self._wished(drafts[request], budget)
-            elif is_reproducible(request, self._coupled):
+            elif request.reproducible:
                 picks[request] = self._alone(request, drafts[request])
             else:
                 free.append(request)

@@ -141,7 +141,7 @@ def _stop_head(width: int) -> LengthPolicy:
     shape = TargetShape(width, vocab_size=1, layers=1)
     head = _Sureness(Origin(shape, torch.zeros(1, width)), ClassifierConfig())
     options = length_options("stop_head", {"head": head})
-    return find_length("stop_head")(1, options, coupled=False)
+    return find_length("stop_head")(1, options)
 
 
 def _ended(world: World, drafts: Drafts, counts: Tensor) -> Drafts:

@@ -30,7 +30,6 @@ from outpace.policy.base import (
     Outcome,
     RoundPlan,
     affordable,
-    is_reproducible,
     mode_of,
     wish,
 )
@@ -62,8 +61,7 @@ class Auto(Controller):
     Where plain decoding is best a draft is tried now and then (`Trials`). It is tried in one row:
     that shows what a round takes, and the drafter has only one prompt to read. Times differ from
     run to run, and what is drafted changes which random numbers a sampled text meets. So the drafts
-    of a row with a seed of its own depend on nothing but its own history (`Ledger`), unless
-    the rule is ``coupled``: its texts do not depend on what is drafted.
+    of a row whose text is `reproducible` depend on nothing but its own history (`Ledger`).
 
     A drafter that stands for others and chooses among them itself is one drafter here.
     """
@@ -71,7 +69,6 @@ class Auto(Controller):
     def __init__(
         self,
         drafts: Ladder | Growing,
-        coupled: bool = False,
         prices: Prices | None = None,
         prior: float = PRIOR,
         keeps_up: bool = False,
@@ -89,7 +86,7 @@ class Auto(Controller):
         self._static = self._ladder = static
         self.shape: TreeShape | None = None  # of the present round, if the drafter leaves it open
         self._prices = prices or Prices()
-        self._coupled, self._keeps_up = coupled, keeps_up
+        self._keeps_up = keeps_up
         self._name, self._look_up = name, look_up
         self._loose = self._growing is None and static.shape.is_chain
         self._rows: WeakKeyDictionary[Request, RowHistory] = WeakKeyDictionary()
@@ -182,7 +179,7 @@ class Auto(Controller):
         if self._growing is not None:
             # All rows draft parts of one tree. For a seeded text it must not depend on what was
             # learned.
-            learned = not any(map(self._is_reproducible, requests))
+            learned = not any(request.reproducible for request in requests)
             self._ladder = self._growing.learned if learned else self._static
             self.shape = self._ladder.shape
         return self.shape
@@ -232,13 +229,9 @@ class Auto(Controller):
         wished = wish(request)
         if wished is not None:
             return wished
-        if not self._is_reproducible(request):
+        if not request.reproducible:
             return None
         return self._row(request).ledger.width(request.remaining)
-
-    def _is_reproducible(self, request: Request) -> bool:
-        """Whether what it drafts must follow from its own history alone."""
-        return is_reproducible(request, self._coupled)
 
     def _at_most(self, nodes: int) -> int:
         """The widest draft of at most n nodes, or the narrowest there is."""
@@ -404,7 +397,7 @@ class Auto(Controller):
             row.begun, row.drafted = True, outcome.drafted > 0
             row.rounds += 1
             # Nothing is decided about a last token, which needs no draft.
-            chosen = mode_of(request, self._coupled) is Mode.MEASURED
+            chosen = mode_of(request) is Mode.MEASURED
             decided = chosen and request.remaining + outcome.emitted > 1
             row.tally.score(outcome, self._decision.reason if decided else None)
             if request in asked:
@@ -466,14 +459,14 @@ class Auto(Controller):
     # -- telling -------------------------------------------------------------------------------
 
     def account(self, request: Request) -> Account:
-        mode = mode_of(request, self._coupled)
+        mode = mode_of(request)
         drafters = () if mode is Mode.OFF else (self.drafter_account(request),)
         return Account(mode, self._row(request).rounds, drafters)
 
     def drafter_account(self, request: Request, asked: bool = True) -> DrafterAccount:
         """Returns what came of the drafter in a request's text. asked: whether it was a candidate
         in this text."""
-        row, mode = self._row(request), mode_of(request, self._coupled)
+        row, mode = self._row(request), mode_of(request)
         decision, chance = Decision(), None
         if asked and mode is Mode.MEASURED:
             decision = replace(self._decision, reason=None)

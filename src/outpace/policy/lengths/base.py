@@ -50,9 +50,9 @@ class LengthPolicy(Controller):
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
     Options: ClassVar[type[Any]] = Options
 
-    def __init__(self, count: int, options: Any, coupled: bool) -> None:
-        """count: num_speculative_tokens. coupled: the rule's texts do not depend on drafts."""
-        self.count, self.options, self.coupled = count, options, coupled
+    def __init__(self, count: int, options: Any) -> None:
+        """count: num_speculative_tokens."""
+        self.count, self.options = count, options
         self._shape: TreeShape | None = None
         self._played = PerRequest(lambda request: _Played(), lasting=True)
 

@@ -56,8 +56,8 @@ class Batch(LengthPolicy):
     usual: ClassVar[int] = 7
     Options: ClassVar[type[Any]] = BatchOptions
 
-    def __init__(self, count: int, options: Any, coupled: bool) -> None:
-        super().__init__(count, options, coupled)
+    def __init__(self, count: int, options: Any) -> None:
+        super().__init__(count, options)
         first = _State(min(count, self.most))
         self._states = PerRequest(lambda request: first, lasting=True, common=first)
 

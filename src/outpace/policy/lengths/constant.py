@@ -21,11 +21,10 @@ class Constant(LengthPolicy):
         self,
         count: int,
         options: object = None,
-        coupled: bool = False,
         *,
         shape: TreeShape | None = None,
     ) -> None:
-        super().__init__(count, options or Options(), coupled)
+        super().__init__(count, options or Options())
         self._shape = shape
 
     def budgets(self, requests: Sequence[Request]) -> list[int]:

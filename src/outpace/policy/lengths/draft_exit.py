@@ -51,8 +51,8 @@ class DraftExit(StoppingPolicy):
     usual: ClassVar[int] = 12
     Options: ClassVar[type[Any]] = DraftExitOptions
 
-    def __init__(self, count: int, options: Any, coupled: bool) -> None:
-        super().__init__(count, options, coupled)
+    def __init__(self, count: int, options: Any) -> None:
+        super().__init__(count, options)
         first = Exit(options.threshold)
         self._states = PerRequest(lambda request: first, lasting=True, common=first)
         self._watched: set[Request] = set()  # rows of the present round

@@ -25,8 +25,8 @@ class Heuristic(LengthPolicy):
     usual: ClassVar[int] = 5
     afresh: ClassVar[bool] = False
 
-    def __init__(self, count: int, options: object, coupled: bool) -> None:
-        super().__init__(count, options, coupled)
+    def __init__(self, count: int, options: object) -> None:
+        super().__init__(count, options)
         self._latest = count
         self._lengths = PerRequest(self._first, lasting=True)
 

@@ -44,8 +44,8 @@ class Risk(StoppingPolicy):
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = RiskOptions
 
-    def __init__(self, count: int, options: Any, coupled: bool) -> None:
-        super().__init__(count, options, coupled)
+    def __init__(self, count: int, options: Any) -> None:
+        super().__init__(count, options)
         first = Calibration()
         self._known = PerRequest(lambda request: first, lasting=True, common=first)
         self._confidences = Confidences(())

@@ -59,8 +59,8 @@ class StopHead(LengthPolicy):
     usual: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = StopHeadOptions
 
-    def __init__(self, count: int, options: Any, coupled: bool) -> None:
-        super().__init__(count, options, coupled)
+    def __init__(self, count: int, options: Any) -> None:
+        super().__init__(count, options)
         self._head: Classifier = options.head
 
     def meet(self, drafter: Drafter) -> None:
