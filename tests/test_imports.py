@@ -15,7 +15,7 @@ from processes import START_SECONDS
 
 ROOT = Path(outpace.__file__).parent
 
-# core <- heads <- verify; heads, targets <- train <- draft <- methods; draft <- policy <- engine
+# core <- targets <- heads <- verify, train <- draft <- methods; draft <- policy <- engine
 # <- llm <- audit, bench, serve, tune <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}

@@ -10,13 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parent))
 from prompts import prompts
 from write import SHARD, temperature
 
@@ -43,13 +40,18 @@ def arrays(texts: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
     }
 
 
+def texts_in(held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Returns the texts of such arrays."""
+    return np.split(held["tokens"], np.cumsum(held["lengths"])[:-1])
+
+
 def to_shards(answers: Path, out: Path) -> None:
-    """Writes shards of 100 answers; an answer that is there already stays, and those after the last
-    whole shard go to `growing.jsonl`."""
+    """Writes shards of 100 answers; a whole shard that is there already stays, and those after the
+    last one go to `growing.jsonl`."""
     held = np.load(answers)
-    texts = np.split(held["tokens"], np.cumsum(held["lengths"])[:-1])
     found = {
-        int(number): text.tolist() for number, text in zip(held["numbers"], texts, strict=True)
+        int(number): text.tolist()
+        for number, text in zip(held["numbers"], texts_in(held), strict=True)
     }
     out.mkdir(parents=True, exist_ok=True)
     last = max(found) + 1

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from arrays import texts_in
 from qwen2 import Qwen2
 from torch import Tensor
 from torch.nn import functional
@@ -32,12 +33,12 @@ from torch.nn import functional
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
+from outpace.train.recipe import DECAY
 
 LONGEST = 768
 """Tokens of a text that is learned from, with its prompt."""
 STEP = 16384
 """Tokens of a step."""
-DECAY = 0.8
 HELD = 50
 """Every such prompt is held out; these were answered greedily."""
 
@@ -60,15 +61,11 @@ class Texts:
 
 def texts_of(prompts: Path, answers: list[Path]) -> Texts:
     held = np.load(prompts)
-    asked = np.split(held["tokens"], np.cumsum(held["lengths"])[:-1])
+    asked = texts_in(held)
     found = Texts([], [], [], [])
     for path in answers:
         given = np.load(path)
-        for number, answer in zip(
-            given["numbers"].tolist(),
-            np.split(given["tokens"], np.cumsum(given["lengths"])[:-1]),
-            strict=True,
-        ):
+        for number, answer in zip(given["numbers"].tolist(), texts_in(given), strict=True):
             if len(asked[number]) < LONGEST - 64:
                 found.tokens.append(np.concatenate([asked[number], answer])[:LONGEST])
                 found.prompts.append(len(asked[number]))
@@ -277,7 +274,6 @@ def main() -> None:
     ask.add_argument("answers", type=Path, nargs="+")
     ask.add_argument("--out", type=Path, required=True)
     ask.add_argument("--seconds", type=float, default=300, help="of training")
-    ask.add_argument("--end", type=float, help="the time at which training ends (as `date +%%s`)")
     ask.add_argument("--lr", type=float, default=6e-4)
     ask.add_argument("--vocabulary", type=int, default=16384)
     ask.add_argument("--inner", type=int, default=3072)
@@ -315,8 +311,6 @@ def main() -> None:
         weights, lr=given.lr, betas=(0.9, 0.95), weight_decay=0.0, fused=fused
     )
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.end is not None:
-        given.seconds = given.end - time.time()
     began, reports, tokens, losses, step = time.monotonic(), 0, 0, [], 0
     for numbers in batches(learned, 0):
         done = (time.monotonic() - began) / given.seconds

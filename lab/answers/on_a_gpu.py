@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from arrays import arrays, texts_in
 from qwen2 import Qwen2
 from torch import Tensor
+from write import LONGEST, temperature
 
-LONGEST = 512
-TEMPERATURE = 0.7
 STEPS = 12
 """Steps between two looks at which answers have ended."""
 EXTENT = 128
@@ -112,7 +112,7 @@ def answers(
             slots.begin(
                 some,
                 [prompts[number] for number in chosen],
-                [TEMPERATURE * (number % 2) for number in chosen],
+                [temperature(number) for number in chosen],
             )
             for slot, number in zip(some, chosen, strict=True):
                 holds[slot], lengths[slot] = number, len(prompts[number])
@@ -133,8 +133,7 @@ def keep(path: Path, found: list[tuple[int, np.ndarray]]) -> None:
     np.savez(
         part,
         numbers=np.array([number for number, _ in found], dtype=np.int32),
-        lengths=np.array([len(text) for _, text in found], dtype=np.int32),
-        tokens=np.concatenate([text for _, text in found]),
+        **arrays([text for _, text in found]),
     )
     part.replace(path)
 
@@ -156,8 +155,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = Qwen2(given.model, device, torch.bfloat16)
     print(f"loaded in {time.monotonic() - began:.1f} s", flush=True)
-    held = np.load(given.prompts)
-    prompts = np.split(held["tokens"], np.cumsum(held["lengths"])[:-1])
+    prompts = texts_in(np.load(given.prompts))
     last = len(prompts) if given.count is None else min(len(prompts), given.first + given.count)
     numbers = list(range(given.first, last))
     found: list[tuple[int, np.ndarray]] = []

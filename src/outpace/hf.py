@@ -27,6 +27,7 @@ from outpace.config import DEFAULT_TOKENS, SpeculativeConfig
 from outpace.core.faults import ProcessorFault
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.request import Source
 from outpace.core.stats import Metrics
 from outpace.draft.models.loading import OF_LOADING, load_draft_model
 from outpace.draft.registry import find_drafter
@@ -35,7 +36,6 @@ from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
 from outpace.llm import LLM
-from outpace.targets.base import Source
 from outpace.targets.hf.generating import criteria, processors
 from outpace.targets.hf.generating.calls import (
     arguments_of_generate,

@@ -13,6 +13,7 @@ import torch
 from outpace import arguments
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
+from outpace.core.request import Media
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
@@ -35,7 +36,6 @@ from outpace.inputs.prompts import (
     token_ids_of,
     unwrapped,
 )
-from outpace.targets.base import Media
 from outpace.targets.hf.generating import generation, processors
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import End, Loaded

@@ -30,6 +30,7 @@ from heads.published import (
     medusa,
     mlp_speculator,
 )
+from heads.variants import drop, say
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head, save_head
@@ -202,14 +203,6 @@ def test_medusa_heads_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "medusa_lm_head.safetensors").unlink()
     again = load_head(tmp_path)
     assert torch.equal(again.get_parameter("outputs.2.weight"), given["2.1.weight"])
-
-
-def drop(name: str) -> Change:
-    return lambda about, weights: weights.pop(name)
-
-
-def say(**more: object) -> Change:
-    return lambda about, weights: about.update(more)
 
 
 def give(name: str, value: Tensor) -> Change:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
+from outpace.core.request import Source
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
-from outpace.targets.base import PromptInputs, Source
+from outpace.targets.base import PromptInputs
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.seq2seq.memory import Memory
 from outpace.targets.hf.target import HFTarget

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from outpace import LLM
-from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Source, Target
+from outpace.core.request import Source
+from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.target import HFTarget
 

@@ -16,11 +16,11 @@ from typing import Any
 from urllib.parse import unquote
 from urllib.request import url2pathname
 
+from outpace.core.request import Illustrated, Media
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError, reason_of
 from outpace.inputs import chats
 from outpace.inputs.chats import Conversation
-from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.plain import reads_forward

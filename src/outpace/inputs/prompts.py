@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
+from outpace.core.request import Source
 from outpace.core.unicode import check_unicode
 from outpace.core.values import is_whole, plain, shown
 from outpace.errors import ConfigError, PromptError, PromptTooLong
-from outpace.targets.base import Source
 from outpace.targets.hf.kinds import longest_source
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.seq2seq.inputs import AudioReader, reads_audio

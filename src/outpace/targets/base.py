@@ -16,9 +16,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import AuxTokens, Precomputed
-from outpace.core.request import Illustrated as Illustrated
-from outpace.core.request import Media as Media
-from outpace.core.request import Source as Source
+from outpace.core.request import Media, Source
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import LARGEST
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from outpace.core.request import Illustrated, Media
 from outpace.errors import ConfigError, OutpaceError, PromptError
-from outpace.targets.base import Illustrated, Media
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.vision.processor import mark_of, prepare_alike, prepared
 from outpace.targets.hf.vision.prompt import ImagePrompt, read_prompt

@@ -186,7 +186,7 @@ template <typename W> struct Patch {
   int64_t k, depth;       // inputs: of a row, and of the patch
   const W *panel;         // panels are `apart`
   int64_t apart;
-  float *sums;            // of a row: one panel's are `spread` behind the one's before
+  float *sums;            // of a row: one panel's are `spread` after the one's before
   int64_t stride, spread; // between rows, between panels
   bool begin;             // whether there are no sums yet
 };
@@ -377,7 +377,7 @@ void span_of_blocks(const Product &job, const Part &part, float *y, int64_t begi
           (begin + WIDTH - 1) / WIDTH, (end + WIDTH - 1) / WIDTH);
 }
 
-// Where a panel begins, there or behind: parts that came before may end within one.
+// Where a panel begins, there or after: parts that came before may end within one.
 int64_t whole_panels(int64_t output) { return (output + PANEL - 1) / PANEL * PANEL; }
 
 // Works on a product together with others. Shares are of panels that are taken side by side. What
@@ -868,7 +868,7 @@ void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inpu
     widen_row(kind, raw + r * bytes, blocks_of(inputs), to + r * inputs);
 }
 
-// The floats of scratch memory that layers need for a pass over some tokens, on so many threads. One
+// The floats of scratch memory that layers need for a pass over some tokens, on n threads. One
 // line of the cache more is needed to begin with one.
 int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t tokens, int threads) {
   const int64_t held = 1 + 2 * (Run::alone(tokens, threads) ? threads : 1);

@@ -168,7 +168,7 @@ class StatesLeft(NamedTuple):
     first: int | None
     """A pointer to that of the first layer; None: it is not wanted."""
     stride: int
-    """So many floats further is the next layer's."""
+    """How many floats further the next layer's is."""
 
 
 NO_LOGITS, NO_STATES = Ending(None, 0, None, 0), StatesLeft(None, 0)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from outpace.core.request import Source
 from outpace.core.trees.tree import Tree
-from outpace.targets.base import Source
 from outpace.targets.hf.masks import Layout
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from outpace.core.request import Source
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
-from outpace.targets.base import Source
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
 from outpace.targets.hf.extents import PassSlots

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.core.request import Source
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
-from outpace.targets.base import Source
 from outpace.targets.hf.attention import as_attended
 from outpace.targets.hf.kinds import GROUPED, is_encoder_decoder, lack_float64
 from outpace.targets.hf.masks import INDEXED, NAMES, WITHOUT_MASK, follows, named_span, with_span

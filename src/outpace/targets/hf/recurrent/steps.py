@@ -292,7 +292,7 @@ class _Stepped:
             stack.enter_context(exchanged_forward(self._mixer.exit, self._await_exit))
 
     def _run_early(self, states: Tensor, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
-        """What the parts that know no state make of all columns: the module is left behind the last
+        """What the parts that know no state make of all columns: the module is left after the last
         of them, or at the first change of a state."""
         made: dict[nn.Module, Tensor] = {}
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoFeatureExtractor
 
+from outpace.core.request import Source
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError
-from outpace.targets.base import Source
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.source import locate
 from outpace.targets.hf.seq2seq.decoder import Placing

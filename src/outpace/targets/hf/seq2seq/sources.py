@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.core.request import Source
 from outpace.errors import ConfigError
-from outpace.targets.base import Source
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.seq2seq.decoder import DecoderSide

@@ -10,9 +10,9 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 from transformers.models.auto import processing_auto
 from transformers.utils import import_utils
 
+from outpace.core.request import Illustrated
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, PromptError, reason_of
-from outpace.targets.base import Illustrated
 from outpace.targets.hf.kinds import INSTALLED, older_than, placeholders
 
 FILES = ("processor_config.json", "preprocessor_config.json")
