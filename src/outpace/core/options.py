@@ -319,20 +319,20 @@ def make_options(
     unknown: str,
     needs: str = "",
     label: str = "{}",
-    beside: Iterable[str] = (),
+    others: Iterable[str] = (),
 ) -> Class:
     """Returns the options that a user has written as a dict; ``ConfigError`` for a name that there
     is not, for one that has to be given and was not, and for a bad value. numpy's scalars are taken
     like Python's.
 
     unknown, needs: the sentences of the first two, with {} for the name. label: what errors call an
-    option, with {} for its name. beside: names that the user may have meant besides.
+    option, with {} for its name. others: names that the user may have meant besides.
     """
     options = options_of(kind)
     names = [one.name for one in options]
     for name in given:
         if name not in names:
-            known = [*names, *beside]
+            known = [*names, *others]
             hint = did_you_mean(name, known) if known else ": it has no options"
             raise ConfigError(f"{unknown.format(repr(name))}{hint}.")
     read = plain_entries(given)

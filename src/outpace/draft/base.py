@@ -327,7 +327,7 @@ class Drafter(ABC):
         ``ConfigError`` for an unknown name or a bad value."""
         unknown = f"unknown key {{}} in speculative_config for method {cls.name!r}"
         needs = f"method {cls.name!r} needs {{}} in speculative_config"
-        return make_options(cls.Options, given, unknown, needs, beside=COMMON)
+        return make_options(cls.Options, given, unknown, needs, others=COMMON)
 
     @classmethod
     def usual_rule(cls, options: Any) -> str:

@@ -115,8 +115,8 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
     device = proposal.tokens.device
     between = to_device(list(text), device).expand(rows, -1)
     last = size + len(text)
-    behind = torch.arange(size + 1, last, device=device).expand(rows, -1)
-    parents = torch.cat([proposal.counts[:, None], behind, proposal.tree.parents + last], 1)
+    following = torch.arange(size + 1, last, device=device).expand(rows, -1)
+    parents = torch.cat([proposal.counts[:, None], following, proposal.tree.parents + last], 1)
     return AuxTokens(parents, tokens=torch.cat([between, proposal.tokens], 1))
 
 

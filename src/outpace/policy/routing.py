@@ -46,7 +46,7 @@ class Routing(Controller):
     they would have brought is known, too, whoever drafts: the committed tokens are compared with
     what they found. A draft model is tried as `Auto` tries drafts, and only its own rounds tell
     what it brings. Of rows whose text must repeat itself (`Request.reproducible`) each chooses by
-    its own history and at nominal prices.
+    its own history and at nominal costs.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Routing(Controller):
         return Pick(next(iter([*drafts, *self._models]), ""), budget)
 
     def _alone(self, request: Request, drafts: FoundInRow) -> Pick:
-        """By the row's own history and nominal prices."""
+        """By the row's own history and nominal costs."""
         best, promise = Pick(), 1.0
         for name in [*drafts, *self._for_reproducible]:
             ledger = self._autos[name].ledger(request)

@@ -139,8 +139,8 @@ class ConsensusDrafter(Drafter):
         for sample in [own, *(text for text in group.values() if text is not own)]:
             places, agree = sample.occurrences.matches(context)
             if sample is not own:  # the prompt is the same: one vote for it is enough
-                behind = places >= sample.begin_of_output
-                places, agree = places[behind], agree[behind]
+                after = places >= sample.begin_of_output
+                places, agree = places[after], agree[after]
             if len(places) and (most := int(agree.max())) >= self._options.min_token_span:
                 found.append(_Vote(most, sample, int(places[agree.argmax()])))
         return found

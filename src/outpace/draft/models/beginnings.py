@@ -43,7 +43,7 @@ class Beginnings:
     def _find(self, tokens: Sequence[int]) -> tuple[int, SavedText]:
         return max((texts.find(tokens) for texts in (self._texts, self._whole)), key=itemgetter(0))
 
-    def lend(self, row: int, tokens: Sequence[int]) -> int:
+    def restore(self, row: int, tokens: Sequence[int]) -> int:
         """Lets a row that has cached nothing begin with what is kept of these tokens; returns how
         many these are."""
         count, saved = self._find(tokens)

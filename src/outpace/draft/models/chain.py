@@ -40,12 +40,12 @@ from outpace.train.teacher import origin_of
 CATCH_UP = 16
 """Unseen tokens that are fed with other rows' in one pass; more are cached row by row first."""
 
-BEHIND = 2
-"""Tokens by which a row may go back behind what is committed: the last one is fed once more where
-its logits are gone."""
+GO_BACK = 2
+"""Tokens by which a row may go back before the end of what is committed: the last one is fed once
+more where its logits are gone."""
 
 
-LISTENS = 32
+COMMITTED_ROOM = 32
 """Tokens that must fit after a text for `DraftModel.probs_of`: more are hardly ever committed at
 once."""
 
@@ -266,9 +266,9 @@ class DraftModel(Drafter):
         was committed since, too; zeros in rows that reach beyond the context."""
         count = tokens.shape[1]
         asked = [count if on else 0 for on in wanted or [True] * len(rows)]
-        budgets = self._heard(rows, asked)
+        budgets = self._update(rows, asked)
         # What is known of a row must not depend on how many tokens others have just got.
-        most = self.runner.max_length - max(count, LISTENS, self._reserve)
+        most = self.runner.max_length - max(count, COMMITTED_ROOM, self._reserve)
         live = [
             budget > 0 and len(row.own) <= most
             for row, budget in zip(self._rows, budgets, strict=False)
@@ -291,12 +291,12 @@ class DraftModel(Drafter):
     def observe(self, round: Round) -> None:
         # What is cached of a draft stays as far as it was accepted. The last token of a chain was
         # never fed, and of trees nothing counts as cached.
-        self._heard(round.rows)
+        self._update(round.rows)
         lengths = self.runner.lengths
         for number, accepted in enumerate(round.verdict.nodes):
             row = self._rows[number]
             lengths[number] = self.runner.reach(number, len(row.own) - row.begin + accepted)
-        self.runner.settle(BEHIND)
+        self.runner.settle(GO_BACK)
 
     def origin(self) -> Origin | None:
         return origin_of(self.loaded)
@@ -308,13 +308,13 @@ class DraftModel(Drafter):
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts: as many as its budget, but for a small context."""
-        counts = [min(budget, self._reserve) for budget in self._heard(rows, budgets)]
+        counts = [min(budget, self._reserve) for budget in self._update(rows, budgets)]
         for number, count in enumerate(counts):
             if count:
                 self._make_room(number, len(self._rows[number].own))
         return counts
 
-    def _heard(self, rows: Rows, budgets: Sequence[int] = ()) -> list[int]:
+    def _update(self, rows: Rows, budgets: Sequence[int] = ()) -> list[int]:
         """Reads what each row has committed since, in own tokens; returns the budgets, but 0 where
         nothing can be drafted."""
         for number, row in enumerate(self._rows[: len(rows)]):
@@ -351,7 +351,7 @@ class DraftModel(Drafter):
         if not row.borrows or row.begin or self.runner.lengths[number]:
             return 0
         row.borrows = False
-        return self._beginnings.lend(number, own[:-1])
+        return self._beginnings.restore(number, own[:-1])
 
     def _in_slots(self, number: int) -> list[int]:
         """The tokens of a row that has no window, as far as they are cached."""

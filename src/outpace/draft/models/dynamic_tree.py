@@ -52,7 +52,7 @@ class DynamicTree(DraftModel):
         return None
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        budgets = self._heard(rows, budgets)
+        budgets = self._update(rows, budgets)
         if not any(budgets) or not self._growth.depth:
             return Proposal.empty(len(rows), rows.seeds.device)
         for row, budget in enumerate(budgets):

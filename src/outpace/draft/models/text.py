@@ -20,7 +20,7 @@ from outpace.draft.vocabulary import Vocabulary
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
-BEHIND = 8
+CONTEXT = 8
 """Tokens before the draft that are decoded with it: what one says may depend on those before it."""
 
 
@@ -61,7 +61,7 @@ class TextModel(ForeignModel):
         assert self.loaded is not None
         ends = [at for at, token in enumerate(own) if token in self.loaded.eos_ids]
         said = own[: ends[0]] if ends else own
-        text = spoken(self.loaded.tokenizer, self._rows[row].own[-BEHIND:], said)
+        text = spoken(self.loaded.tokenizer, self._rows[row].own[-CONTEXT:], said)
         tokens = continuation(self._target.tokenizer, text)
         odd = [
             at

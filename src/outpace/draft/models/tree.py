@@ -109,7 +109,7 @@ class DraftTree(DraftModel):
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
         shape = shape.up_to(self._reserve)
-        counts = [min(budget, shape.size) for budget in self._heard(rows, budgets)]
+        counts = [min(budget, shape.size) for budget in self._update(rows, budgets)]
         for row, count in enumerate(counts):
             if count:
                 self._make_room(row, len(self._rows[row].own))

@@ -20,7 +20,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.online.options import ALL, OnlineOptions
-from outpace.draft.online.traces import Trace, Window, lesson
+from outpace.draft.online.traces import Trace, Window, batch_of
 from outpace.draft.online.trainee import Trainee
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
@@ -123,7 +123,7 @@ class Online(Drafter):
         states = [torch.zeros(width, device=device)] * count if width else []
         window = Window([0] * count, states, {count - 1: certain.long()}, {count - 1: certain})
         with torch.enable_grad():  # transformers' generate, which may load it, needs none
-            loss = self._trainee.recipe.compute_loss(lesson([window], count, device)).loss
+            loss = self._trainee.recipe.compute_loss(batch_of([window], count, device)).loss
             loss.backward()  # type: ignore[no-untyped-call]
         self._trainee.network.zero_grad()
 
@@ -209,7 +209,7 @@ class Online(Drafter):
         # The engine's rounds remember no gradients; tensors made there cannot.
         with torch.inference_mode(False), torch.enable_grad():
             device = next(self._trainee.network.parameters()).device
-            text = lesson(windows, self._options.window, device)
+            text = batch_of(windows, self._options.window, device)
             recipe = self._trainee.recipe
             self.losses.append(self._learner.learn(lambda: recipe.compute_loss(text).loss))
             self._trainee.serve()

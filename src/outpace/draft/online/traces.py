@@ -80,8 +80,8 @@ class Trace:
             self._top = {at - gone: top for at, top in self._top.items() if at >= gone}
 
 
-def lesson(windows: Sequence[Window], size: int, device: torch.device) -> Batch:
-    """Returns windows as one lesson of texts of ``size`` tokens. After a shorter one stands what
+def batch_of(windows: Sequence[Window], size: int, device: torch.device) -> Batch:
+    """Returns windows as one batch of texts of ``size`` tokens. After a shorter one stands what
     nothing is learned from."""
     shape = (len(windows), size)
     tokens = torch.zeros(shape, dtype=torch.long)

@@ -33,7 +33,7 @@ LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""
 
 OF_AUTO = ("model", "drafter", "lookups", "state")
-"""Options that stand whatever drafts beside the look-ups."""
+"""Options that stand whatever drafts with the look-ups."""
 
 OF_HEADS = ("quantization", "online", "check")
 """Options that trained heads have."""
@@ -46,7 +46,7 @@ class AutoOptions(DraftModelOptions):
     model: Any = None
     """The draft model or trained head, if there is one; else look-ups draft alone."""
     drafter: Any = None
-    """In the place of 'model': what drafts beside the look-ups, as a speculative_config."""
+    """In the place of 'model': what drafts with the look-ups, as a speculative_config."""
     check: bool = True
     """Whether a trained head is tried when it is loaded, as the head's own option."""
     trees: bool = False
@@ -109,7 +109,7 @@ class AutoOptions(DraftModelOptions):
 
     @property
     def model_configs(self) -> list[dict[str, Any]]:
-        """The config of what drafts beside the look-ups in a list, which is empty without any."""
+        """The config of what drafts with the look-ups in a list, which is empty without any."""
         if self.drafter is not None:
             return [dict(self.drafter)]
         if self.model is None:

@@ -48,7 +48,7 @@ def _grown(nodes: int, chances: Chances, prices: Prices) -> tuple[TreeShape, Tre
 
 
 class Growing:
-    """The trees to choose from: one by nominal prices and typical chances, which is the same in
+    """The trees to choose from: one by nominal costs and typical chances, which is the same in
     every run, and one by measured times and learned chances. A chain is a tree without siblings; it
     is cheaper, because no siblings have to be compared.
     """

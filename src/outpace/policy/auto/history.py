@@ -30,7 +30,7 @@ class RowHistory:
     lost: float = 0.0  # plain rounds that trials in this text were expected to lose
     tally: Tally = field(default_factory=Tally)
     expected: tuple[object, Mapping[int, float]] | None = None
-    """What each width was last expected to bring, behind all that this follows from."""
+    """What each width was last expected to bring, after all that this follows from."""
 
     def begin(self, known: int) -> None:
         """Learns that the text joins the batch, perhaps once more, and that the drafter knows so

@@ -1,4 +1,4 @@
-"""What drafting costs and brings one request, at fixed prices instead of measured times."""
+"""What drafting costs and brings one request, at nominal costs instead of measured times."""
 
 from __future__ import annotations
 

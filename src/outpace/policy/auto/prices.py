@@ -1,4 +1,4 @@
-"""What a round costs in passes of the target, at nominal prices that do not depend on any clock."""
+"""What a round costs in passes of the target, at nominal costs that do not depend on any clock."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ small models, and hardly on others. What all these were chosen from is in
 docs/decisions/0004-static-prices.md."""
 
 PASS = 0.3e-3 * HOST
-"""The fixed cost of a pass of the target beside reading its weights, expressed in bytes."""
+"""The fixed cost of a pass of the target besides reading its weights, expressed in bytes."""
 
 STARTED = 1.1e-3 * HOST
 """The fixed cost of drafting in a round (catching up, masks, the verdict), expressed in bytes."""
 
 DRAWN = 0.3e-3 * HOST
-"""The fixed cost of a pass of the drafter beside reading its weights, expressed in bytes."""
+"""The fixed cost of a pass of the drafter besides reading its weights, expressed in bytes."""
 
 FORKED = 1.5e-3 * HOST
 """What a tree costs more than a chain, expressed in bytes."""

@@ -104,7 +104,7 @@ class Stopping:
     def _ending(
         self, live: Sequence[bool], end: Callable[[int], None]
     ) -> Callable[[Tensor], Tensor]:
-        """What ends the chains of the ``live`` rows. end: is told at which length."""
+        """What ends the chains of the ``live`` rows. end: called with the length of each."""
         length = 0
 
         def ends(safe: Tensor) -> Tensor:

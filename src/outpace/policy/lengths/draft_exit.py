@@ -43,8 +43,8 @@ class DraftExit(StoppingPolicy):
         threshold <- beta_2 threshold + (1 - beta_2) (threshold + step), or - step if rate is above
 
     A draft of full length says nothing against the threshold, which is then not lowered, and a
-    draft of a look-up beside the model says nothing at all. All requests share one threshold,
-    except sampled ones with a seed of their own.
+    draft of a look-up that drafts with the model says nothing at all. All requests share one
+    threshold, except sampled ones with a seed of their own.
     """
 
     name: ClassVar[str] = "draft_exit"

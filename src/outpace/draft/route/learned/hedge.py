@@ -33,8 +33,8 @@ it costs is shared out among them."""
 
 
 @dataclass
-class Heard:
-    """What was heard of the drafters on one text."""
+class TextRecord:
+    """What is known of the drafters on one text."""
 
     shadows: Sequence[Shadow]
     rounds: int = 0
@@ -105,7 +105,7 @@ class Hedge(Learning[Leader]):
         )
         self._every = options.every
         self._texts = PerRequest(
-            lambda request: Heard([Shadow(horizon) for _ in children]), lasting=True
+            lambda request: TextRecord([Shadow(horizon) for _ in children]), lasting=True
         )
         self._riding: set[int] = set()
         """The children that draft from columns in the target's pass, as far as that is known."""
