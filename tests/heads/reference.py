@@ -1,5 +1,5 @@
-"""EAGLE-3 heads computed one entry at a time, from the description of the published code: what is
-read from a folder is compared with this."""
+"""EAGLE-3 and DFlash heads computed one entry at a time, from the description of the published
+code: what is read from a folder is compared with this."""
 
 from __future__ import annotations
 
@@ -191,3 +191,68 @@ def turns(about: Mapping[str, Any], width: int) -> tuple[Tensor, float]:
         mixed = stretched * (1 - kept) + plain * kept
         return mixed, scale(rope["mscale"]) / scale(rope["mscale_all_dim"])
     return plain, 1.0
+
+
+class BlockReference(Reference):
+    """A DFlash head, whose entries of the text are made of the target's states alone."""
+
+    def __init__(self, folder: Path, embeddings: Tensor, output: Tensor) -> None:
+        super().__init__(folder, embeddings, output)
+        self.about |= self.about.get("dflash_config", {})
+
+    def block(self, states: Tensor, root: int, block: int) -> Tensor:
+        """Returns the logits ``[block - 1, V]`` of the tokens after a root. states: ``[T, n H]``,
+        those of the text before it."""
+        text = [self.norm("hidden_norm", self.linear("fc", one)) for one in states]
+        tokens = [root, *[self.about["mask_token_id"]] * (block - 1)]
+        xs = [self.embeddings[token] for token in tokens]
+        places = [*range(len(text)), *(len(text) + at for at in range(block))]
+        for layer in range(self.layers):
+            read = [self.norm(f"layers.{layer}.input_layernorm", x) for x in xs]
+            self.keys[layer], self.values[layer] = [], []
+            for position, x in zip(places, [*text, *read], strict=True):
+                self.keep(layer, x, position)
+            for at, x in enumerate(read):
+                own = len(text) + at
+                least = own - self.window(layer) if self.window(layer) else -1
+                last = own if self.causal(layer) else len(places) - 1
+                shown = [*range(max(0, least + 1), len(text)), *range(len(text), last + 1)]
+                xs[at] = xs[at] + self.looked(layer, x, own, shown)
+                inner = self.norm(f"layers.{layer}.post_attention_layernorm", xs[at])
+                gate = silu(self.linear(f"layers.{layer}.mlp.gate_proj", inner))
+                up = self.linear(f"layers.{layer}.mlp.up_proj", inner)
+                xs[at] = xs[at] + self.linear(f"layers.{layer}.mlp.down_proj", gate * up)
+        return torch.stack([self.logits(self.norm("norm", x)) for x in xs[1:]])
+
+    def window(self, layer: int) -> int:
+        if self.about.get("use_swa"):
+            return int(self.about["swa_window_size"])
+        kinds = self.about.get("layer_types") or ["full_attention"] * self.layers
+        return int(self.about["sliding_window"]) if kinds[layer] == "sliding_attention" else 0
+
+    def causal(self, layer: int) -> bool:
+        said = self.about.get("is_causal", self.about.get("causal"))
+        if said is None:
+            return bool(self.window(layer)) and not self.about.get("use_swa")
+        return bool(said)
+
+    def keep(self, layer: int, x: Tensor, position: int) -> None:
+        prefix, groups = f"layers.{layer}.self_attn", self.about["num_key_value_heads"]
+        keys = self.linear(f"{prefix}.k_proj", x).view(groups, -1)
+        self.keys[layer].append(self.turned(self.norm(f"{prefix}.k_norm", keys), position))
+        self.values[layer].append(self.linear(f"{prefix}.v_proj", x).view(groups, -1))
+
+    def looked(self, layer: int, x: Tensor, position: int, shown: Sequence[int]) -> Tensor:
+        prefix = f"layers.{layer}.self_attn"
+        heads, groups = self.about["num_attention_heads"], self.about["num_key_value_heads"]
+        queries = self.linear(f"{prefix}.q_proj", x).view(heads, -1)
+        queries = self.turned(self.norm(f"{prefix}.q_norm", queries), position)
+        found = []
+        for head, query in enumerate(queries):
+            group = head * groups // heads
+            scores = torch.stack([self.keys[layer][at][group] @ query for at in shown])
+            weights = (scores / math.sqrt(len(query))).softmax(0)
+            found.append(
+                sum(w * self.values[layer][at][group] for w, at in zip(weights, shown, strict=True))
+            )
+        return self.linear(f"{prefix}.o_proj", torch.cat(found))

@@ -27,11 +27,14 @@ from outpace.heads.folder import Folder
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.blocks import BlockHead, BlockHeadDrafter
 from outpace.methods.heads.published import (
+    FULL,
     about_layers,
     check_only,
-    knows_all,
     layer_sizes,
+    own_d2t,
+    public_d2t,
     renamed,
+    windows,
     without_derived,
 )
 from outpace.targets.hf.loading.loaded import Loaded
@@ -57,9 +60,20 @@ class DFlashConfig(LayerConfig):
     """Whether masks have an embedding of their own, and not that of a token of the target."""
     mask_token: int = 0
     """That token, where they have not."""
+    own_embedding: bool = False
+    """Whether it has embeddings of its own instead of the target's."""
+    windows: list[int] = field(default_factory=list)
+    """How many entries and tokens of its block each layer attends to at most, 0 for all; none: all
+    layers to all."""
+    causal: list[bool] = field(default_factory=list)
+    """Whether each layer sees only those tokens of its block that come before a token, and itself;
+    none: all layers see the whole block."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("windows", "causal"):
+            if (given := getattr(self, name)) and len(given) != self.layers:
+                raise ValueError(f"{name} is {given!r}, and it has {self.layers} layers")
         if self.layers < 1 or self.depths < 1:
             raise ValueError(f"{self.layers} layers for blocks of {self.depths} masks")
         if any(type(at) is not int for at in self.reads):
@@ -78,6 +92,7 @@ class DFlash(TargetOutput, BlockHead):
 
     kind: ClassVar[str] = "dflash"
     Config: ClassVar[type[HeadConfig]] = DFlashConfig
+    config: DFlashConfig
 
     def __init__(self, target: TargetShape, config: DFlashConfig) -> None:
         super().__init__(target, config)
@@ -94,6 +109,7 @@ class DFlash(TargetOutput, BlockHead):
         self.norm = Norm(size, eps=eps)
         self.mask = nn.Parameter(torch.randn(size) * size**-0.5) if config.own_mask else None
         self.lm_head = self.copy_of_rows()
+        self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -114,10 +130,13 @@ class DFlash(TargetOutput, BlockHead):
         x = self._embedded(roots, shared).flatten(1, 2)  # [B, A W, H]
         at = positions[..., None] + torch.arange(wide, device=positions.device)
         block = torch.arange(count, device=positions.device).repeat_interleave(wide)
-        own = (block == block[:, None]).expand(rows, -1, -1)
-        seen = torch.cat([visible.repeat_interleave(wide, 1), own], -1)  # [B, A W, L + A W]
+        own = block == block[:, None]  # [A W, A W]
         text = before.by_layer(len(self.stack))
-        for layer, entries in zip(self._layers, text, strict=True):
+        config = self.config
+        for number, (layer, entries) in enumerate(zip(self._layers, text, strict=True)):
+            read = _in_window(visible, wide, config.windows[number] if config.windows else 0)
+            within = own.tril() if config.causal and config.causal[number] else own
+            seen = torch.cat([read, within.expand(rows, -1, -1)], -1)  # [B, A W, L + A W]
             x, _ = layer(x, Sight(at.flatten(1), entries, seen))
         guessed = self.norm(x).view(rows, count, wide, -1)[:, :, 1:]
         return self.read_out(guessed, shared)
@@ -139,12 +158,24 @@ class DFlash(TargetOutput, BlockHead):
 
     def _embedded(self, roots: Tensor, shared: Shared) -> Tensor:
         """``[B, A, W, H]``: the roots ``[B, A]``, each with its masks after it."""
-        first = shared.embed(roots).to(self.dtype)[:, :, None]
+        embed = shared.embed if self.embed_tokens is None else self.embed_tokens
+        first = embed(roots).to(self.dtype)[:, :, None]
         if self.mask is None:
-            mask = shared.embed(roots.new_full((1,), self._mask_token))[0].to(self.dtype)
+            mask = embed(roots.new_full((1,), self._mask_token))[0].to(self.dtype)
         else:
             mask = self.mask
         return torch.cat([first, mask.expand(*roots.shape, self.config.depths, -1)], 2)
+
+
+def _in_window(visible: Tensor, wide: int, window: int) -> Tensor:
+    """Which entries ``[B, A W, L]`` the tokens of blocks attend to, of those that are visible to
+    the blocks, ``[B, A, L]``: all, or those less than a window before the token."""
+    if not window:
+        return visible.repeat_interleave(wide, 1)
+    back = visible.flip(-1).cumsum(-1).flip(-1)  # how far before the root, 1 for the last one
+    offsets = torch.arange(wide, device=visible.device)[:, None]
+    near = (back[:, :, None] + offsets < window) & visible[:, :, None]
+    return near.flatten(1, 2)
 
 
 def layers_read(layers: int, count: int) -> tuple[int, ...]:
@@ -193,13 +224,22 @@ class DFlashDrafter(BlockHeadDrafter):
 # DFlash's published heads: ``config.json`` as of a Qwen3 model with a few layers.
 #
 # The weights are ``fc``, ``hidden_norm``, ``layers`` and ``norm``; embeddings and output matrix are
-# the target's. ``block_size`` counts the root; ``dflash_config`` says which token stands for a mask
-# and after which of the target's layers, numbered from 0, the states are taken.
+# mostly the target's. ``block_size`` counts the root; ``dflash_config``, or entries in its place,
+# says which token stands for a mask and after which of the target's layers, numbered from 0, the
+# states are taken. A head that knows some tokens only brings ``lm_head`` and ``d2t``.
 
 
 ARCHITECTURE, ABOUT = "DFlashDraftModel", "dflash_config"
 OWN, PUBLIC = {"layers.": "stack."}, {"stack.": "layers."}
-ONLY: Mapping[str, Any] = {"attention_bias": False, "use_sliding_window": False}
+ONLY: Mapping[str, Any] = {
+    "attention_bias": False,
+    "sample_from_anchor": False,
+    "projector_type": None,
+    "shift_label": False,
+    "pure_draft_prefix_len": 0,
+}
+"""Entries by which a head that is built otherwise, and cannot be read, is told: among them DSpark's
+and Domino's."""
 
 
 class DFlashFormat(Format):
@@ -213,68 +253,117 @@ class DFlashFormat(Format):
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        weights = renamed(without_derived(folder.read_weights("model.safetensors")), OWN)
+        weights = folder.read_weights("model.safetensors")
         with folder.describing("dflash"):
-            check_only(about, ONLY)
-            target = TargetShape(
-                about["hidden_size"], about["vocab_size"], about.get("num_target_layers") or 0
-            )
-            head = DFlash(target, _config(about, target.layers))
-        return folder.fill(head, {**weights, "d2t": head.d2t})
+            if (found := architectures(about)) and ARCHITECTURE not in found:
+                raise ValueError(f"its architecture is {sorted(found)}, and only DFlash is known")
+            head, weights = dflash_head(about, weights)
+        return folder.fill(head, weights)
 
     @classmethod
     def write(cls, head: Head) -> Content:
         if not isinstance(head, DFlash):
             raise cls.refuse(f"holds no {head.kind} heads")
-        if head.lm_head is not None or not knows_all(head):
-            raise cls.refuse("holds heads that know all tokens only")
         if head.mask is not None:
             raise cls.refuse(
                 "holds heads whose masks are a token of the target only (--set own_mask=false and "
                 "--set mask_token=N when it is trained)"
             )
-        weights = renamed(head.state_dict(), PUBLIC)
-        del weights["d2t"]
-        return Content(_about(head), weights)
+        return Content(about_dflash(head), renamed(public_d2t(head), PUBLIC))
 
 
-def _config(about: Mapping[str, Any], target_layers: int) -> DFlashConfig:
+def dflash_head(
+    about: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[DFlash, dict[str, Tensor]]:
+    """Returns a head, still without its weights, from its public configuration, and these by our
+    names. Raises one of `heads.folder.UNFIT` where they do not fit."""
     inside = about.get(ABOUT) or {}
-    for kind in about.get("layer_types") or ():
-        if kind != "full_attention":
-            raise ValueError(f"a layer is of the type {kind!r}, and only 'full_attention' is known")
+    check_only({**about, **inside}, ONLY)
+    found = renamed(without_derived(weights), OWN)
+    size, layers = about["hidden_size"], about.get("num_target_layers") or 0
+    if about.get("target_hidden_size") not in (None, size):
+        raise ValueError("its width is not its target's")
+    target = TargetShape(size, about["vocab_size"], layers)
+    head = DFlash(target, _config(about, {**about, **inside}, layers, found))
+    d2t = own_d2t(found, head)
+    return head, {**found, "d2t": d2t}
+
+
+def _config(
+    about: Mapping[str, Any],
+    entries: Mapping[str, Any],
+    target_layers: int,
+    weights: Mapping[str, Tensor],
+) -> DFlashConfig:
     layers = about["num_hidden_layers"]
-    block = about.get("block_size") or inside.get("block_size")
-    reads = inside.get("target_layer_ids")
-    if not isinstance(block, int) or not isinstance(inside.get("mask_token_id"), int):
+    block, reads = entries.get("block_size"), entries.get("target_layer_ids")
+    if not isinstance(block, int) or not isinstance(entries.get("mask_token_id"), int):
         raise ValueError("it says no block_size or no mask_token_id")
     if reads is None and not target_layers:
         raise ValueError("it says neither target_layer_ids nor num_target_layers")
     own = layers_read(target_layers, layers) if reads is None else [at + 1 for at in reads]
+    limited = _windows(about, entries, layers)
     given = {
         **layer_sizes(about),
         "depths": block - 1,
         "layers": layers,
         "reads": [*own],
         "own_mask": False,
-        "mask_token": inside["mask_token_id"],
+        "mask_token": entries["mask_token_id"],
+        "draft_vocab_size": len(weights["lm_head.weight"]) if "lm_head.weight" in weights else 0,
+        "own_embedding": "embed_tokens.weight" in weights,
+        "windows": limited,
+        "causal": _causal(entries, limited),
     }
     return config_of(DFlashConfig, given)
 
 
-def _about(head: DFlash) -> dict[str, Any]:
-    config, layer = head.config.as_dict(), head.first_layer
-    count, target = config["layers"], head.target
+def _windows(about: Mapping[str, Any], entries: Mapping[str, Any], layers: int) -> list[int]:
+    """How far each layer sees; nothing where all see all."""
+    if not entries.get("use_swa"):
+        return windows(about, layers)
+    window = entries.get("swa_window_size") or about.get("sliding_window")
+    if type(window) is not int or window < 1:
+        raise ValueError(f"its swa_window_size is {window!r}")
+    return [window] * layers
+
+
+CAUSAL = ("is_causal", "causal")
+"""Entries that say of all layers whether a token of a block sees only those before it."""
+
+
+def _causal(entries: Mapping[str, Any], limited: list[int]) -> list[bool]:
+    """Whether each layer's tokens see only those of their block that come before them; nothing
+    where all see the whole block. Where no entry says it, those with windows do (vLLM)."""
+    if entries.get("sliding_window_non_causal"):
+        return []
+    said = [entries[name] for name in CAUSAL if entries.get(name) is not None]
+    if said:
+        return [True] * entries["num_hidden_layers"] if said[0] else []
+    return [bool(window) for window in limited] if not entries.get("use_swa") else []
+
+
+def about_dflash(head: DFlash) -> dict[str, Any]:
+    """Returns the public configuration of a head."""
+    config, layer, target = head.config, head.first_layer, head.target
     # The last states are those after the last layer; a file counts layers from 0.
     taken = [(target.layers if at == -1 else at) - 1 for at in head.layers]
-    return {
+    inside: dict[str, Any] = {"mask_token_id": config.mask_token, "target_layer_ids": taken}
+    usual = [bool(window) for window in config.windows]
+    if config.causal != usual:
+        if len(set(config.causal)) > 1:
+            raise DFlashFormat.refuse("has no words for layers some of which are causal")
+        inside["causal"] = any(config.causal)
+    about = {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
-        **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, count),
+        **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
         "attention_bias": False,
-        "use_sliding_window": False,
-        "layer_types": ["full_attention"] * count,
-        "block_size": config["depths"] + 1,
+        "block_size": config.depths + 1,
         "num_target_layers": target.layers,
-        ABOUT: {"mask_token_id": config["mask_token"], "target_layer_ids": taken},
+        ABOUT: inside,
     }
+    if config.draft_vocab_size:
+        about["draft_vocab_size"] = config.draft_vocab_size
+    full = {"use_sliding_window": False, "layer_types": [FULL] * config.layers}
+    return about if config.windows else {**about, **full}

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from outpace.heads.base import Head, TargetShape, config_of
@@ -24,6 +23,8 @@ from outpace.methods.heads.published import (
     about_layers,
     check_only,
     layer_sizes,
+    own_d2t,
+    public_d2t,
     renamed,
     windows,
     without_derived,
@@ -112,17 +113,13 @@ def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
         weights["mask_hidden"] = weights["mask_hidden"].flatten()
     target = TargetShape(size, about["vocab_size"], 0)
     head = Eagle3(target, _config(about, weights, size))
-    weights["d2t"] = _to_target(weights, head)
+    weights["d2t"] = own_d2t(weights, head)
     return head
 
 
 def eagle3_weights(head: Eagle3) -> dict[str, Tensor]:
     """Returns the weights of a head by their public names, but for those of its layers."""
-    weights = dict(head.state_dict())
-    d2t = weights.pop("d2t")
-    if head.config.draft_vocab_size:
-        weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
-        weights["t2d"] = _known(d2t, head.target.vocab_size)
+    weights = public_d2t(head)
     if head.mask_hidden is not None:
         weights["mask_hidden"] = weights["mask_hidden"][None, None]
     return weights
@@ -190,28 +187,6 @@ def _mask(about: Mapping[str, Any]) -> int:
     if not found or type(found[0]) is not int:
         raise ValueError(f"it has a mask_hidden, and none of {list(MASKS)} is a token")
     return found[0]
-
-
-def _to_target(weights: dict[str, Tensor], head: Eagle3) -> Tensor:
-    """The target's tokens for the head's own, from their distances."""
-    offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
-    if offsets is None:
-        return head.d2t
-    if offsets.shape != head.d2t.shape:
-        raise ValueError(f"d2t has {len(offsets)} entries, not {len(head.d2t)}")
-    d2t = offsets.long() + torch.arange(len(offsets))
-    size = head.target.vocab_size
-    if int(d2t.min()) < 0 or int(d2t.max()) >= size or len(set(d2t.tolist())) != len(d2t):
-        raise ValueError(f"d2t does not lead to {len(d2t)} of the {size} tokens")
-    if mask is not None and not torch.equal(mask.bool(), _known(d2t, size)):
-        raise ValueError("d2t and t2d disagree")
-    return d2t
-
-
-def _known(d2t: Tensor, size: int) -> Tensor:
-    found = torch.zeros(size, dtype=torch.bool, device=d2t.device)
-    found[d2t] = True
-    return found
 
 
 def about_eagle3(head: Eagle3) -> dict[str, Any]:

@@ -126,6 +126,39 @@ def without_derived(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
+def own_d2t(weights: dict[str, Tensor], head: Head) -> Tensor:
+    """Returns the target's tokens for a head's own, from the distances ``d2t`` of a public file,
+    and takes these and ``t2d`` from the weights. Raises ``ValueError`` where they do not fit."""
+    offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
+    if offsets is None:
+        return head.d2t
+    if offsets.shape != head.d2t.shape:
+        raise ValueError(f"d2t has {len(offsets)} entries, not {len(head.d2t)}")
+    d2t = offsets.long() + torch.arange(len(offsets))
+    size = head.target.vocab_size
+    if int(d2t.min()) < 0 or int(d2t.max()) >= size or len(set(d2t.tolist())) != len(d2t):
+        raise ValueError(f"d2t does not lead to {len(d2t)} of the {size} tokens")
+    if mask is not None and not torch.equal(mask.bool(), _known(d2t, size)):
+        raise ValueError("d2t and t2d disagree")
+    return d2t
+
+
+def public_d2t(head: Head) -> dict[str, Tensor]:
+    """Returns a head's weights with the maps of its tokens as public files have them."""
+    weights = dict(head.state_dict())
+    d2t = weights.pop("d2t")
+    if head.config.draft_vocab_size:
+        weights["d2t"] = d2t - torch.arange(len(d2t), device=d2t.device)
+        weights["t2d"] = _known(d2t, head.target.vocab_size)
+    return weights
+
+
+def _known(d2t: Tensor, size: int) -> Tensor:
+    found = torch.zeros(size, dtype=torch.bool, device=d2t.device)
+    found[d2t] = True
+    return found
+
+
 def knows_all(head: Head) -> bool:
     """Returns whether a head's own tokens are the target's, one by one."""
     all_tokens = torch.arange(head.target.vocab_size, device=head.d2t.device)

@@ -1,4 +1,4 @@
-"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3 and P-EAGLE.
+"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3, P-EAGLE and DFlash.
 
 ``speculators_model_type`` says what kind of head it is, ``transformer_layer_config`` what its layer
 is, as far as that differs from the defaults of its model type, and ``speculators_config`` which
@@ -16,6 +16,8 @@ from torch import Tensor
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
+from outpace.methods.heads.dflash import ABOUT as DFLASH
+from outpace.methods.heads.dflash import DFlash, DFlashFormat, about_dflash, dflash_head
 from outpace.methods.heads.eagle import Eagle, eagle_head
 from outpace.methods.heads.eagle3 import Eagle3
 from outpace.methods.heads.eagle3_format import (
@@ -49,16 +51,23 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 """What transformers takes where a layer's configuration says nothing."""
 
-KINDS: Mapping[str, str] = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3"}
+KINDS: Mapping[str, str] = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3",
+                            "dflash": "dflash"}  # fmt: skip
 """The kinds of heads there, and ours."""
 EAGLE = {"fusion_fc.": "fc.", "transformer.": "layer."}
 PUBLIC: Mapping[str, Mapping[str, str]] = {
     "eagle": {own: public for public, own in EAGLE.items()},
     "eagle3": {"midlayer.": "layers.0.", "stack.": "layers."},
+    "dflash": {"stack.": "layers."},
 }
 """Beginnings of our names of weights, and theirs."""
 ABOVE = ("draft_vocab_size", "target_hidden_size", LAYERS, *NORMS, MASKS[0])
 """Entries of an EAGLE-3 head's configuration that stand next to its layer's."""
+BLOCK = ("block_size", "sample_from_anchor", "sliding_window_non_causal", "target_hidden_size",
+         MASKS[0], "draft_vocab_size")  # fmt: skip
+"""Those of a DFlash head's."""
+AUX = "aux_hidden_state_layer_ids"
+"""The numbers of the hidden states that it reads."""
 
 
 class SpeculatorsFormat(Format):
@@ -83,7 +92,7 @@ class SpeculatorsFormat(Format):
                 "speculators", f"its kind is {about[TYPE]!r}, and only {list(KINDS)} are known"
             )
         found = folder.read_weights("model.safetensors")
-        read = _eagle3 if kind == "eagle3" else _eagle
+        read = {"eagle": _eagle, "eagle3": _eagle3, "dflash": _dflash}[kind]
         with folder.describing(kind):
             head, found = read(about, found)
             inside = about[ABOUT]
@@ -92,13 +101,17 @@ class SpeculatorsFormat(Format):
             if not isinstance(depths, int) or depths < 1:
                 raise ValueError(f"its speculative_tokens are {depths!r}")
             head.target = replace(head.target, name=name)
-            head.config = replace(head.config, depths=depths)
+            if kind != "dflash":  # whose block is as long as it was trained for
+                head.config = replace(head.config, depths=depths)
         return folder.fill(head, found)
 
     @classmethod
     def write(cls, head: Head) -> Content:
         if isinstance(head, Eagle3):
             return Content(_about_eagle3(head), renamed(eagle3_weights(head), PUBLIC["eagle3"]))
+        if isinstance(head, DFlash):
+            weights = DFlashFormat.write(head).weights
+            return Content(_about_dflash(head), weights)
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
         if head.lm_head is not None or not knows_all(head):
@@ -138,6 +151,16 @@ def _eagle(
     return head, {**found, "d2t": head.d2t}  # it knows all tokens
 
 
+def _dflash(
+    about: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[Head, dict[str, Tensor]]:
+    """The same."""
+    above = {name: about[name] for name in BLOCK if about.get(name) is not None}
+    inside = {"target_layer_ids": [at - 1 for at in about[AUX]]}
+    whole = {"sliding_window_non_causal": True}  # of files that are older than the entry
+    return dflash_head({**_layer(about), **whole, **above, DFLASH: inside}, weights)
+
+
 def _about_eagle3(head: Eagle3) -> dict[str, Any]:
     flat = about_eagle3(head)
     layer = "qwen3" if head.config.normed else "llama"
@@ -147,6 +170,23 @@ def _about_eagle3(head: Eagle3) -> dict[str, Any]:
     kind = "peagle" if head.config.parallel else "eagle3"
     name = "PEagleSpeculator" if head.config.parallel else "Eagle3Speculator"
     return _about(head, flat, layer, {"architectures": [name], **above}, kind)
+
+
+def _about_dflash(head: DFlash) -> dict[str, Any]:
+    flat, windows, causal = about_dflash(head), head.config.windows, head.config.causal
+    if causal and causal != [bool(window) for window in windows]:
+        raise SpeculatorsFormat.refuse("has causal blocks in layers with windows only")
+    inside = flat.pop(DFLASH)
+    above = {name: flat.pop(name) for name in BLOCK if name in flat}
+    above |= {
+        "architectures": ["DFlashSpeculator"],
+        "draft_vocab_size": head.vocabulary,
+        MASKS[0]: inside["mask_token_id"],
+        AUX: [at + 1 for at in inside["target_layer_ids"]],
+        "sample_from_anchor": False,
+        "sliding_window_non_causal": bool(windows) and not causal,
+    }
+    return _about(head, flat, "qwen3", above, "dflash")
 
 
 def _about_eagle(head: Eagle) -> dict[str, Any]:
