@@ -78,7 +78,7 @@ def test_the_second_text_costs_its_own_tokens_only(
 def test_what_is_drafted_is_what_would_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has read the same, sooner: it drafts the same tokens, with the same luck."""
     kept, apart = engine_of(config=FIXED), engine_of(config=FIXED)
-    monkeypatch.setattr(runner_of(apart)._beginnings, "lend", lambda row, tokens: 0)
+    monkeypatch.setattr(runner_of(apart)._beginnings, "restore", lambda row, tokens: 0)
     drafts: dict[int, list[Any]] = {}
     for number, llm in enumerate((kept, apart)):
         found = drafts[number] = []

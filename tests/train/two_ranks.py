@@ -14,6 +14,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ import outpace.train.run
 from outpace.cli.main import app
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.distributed import Ranks
-from processes import python
 
+TESTS = Path(__file__).resolve().parents[1]
 COUNT = 2
 WORDS, EACH = 1800, 60
 """Words that are learned from, and those of each text."""
@@ -49,9 +50,9 @@ def write_text(file: Path) -> None:
 def run_both(folder: Path, commands: dict[str, list[str]]) -> None:
     """Runs the commands in two processes together, and returns when both have ended."""
     (folder / "asked.json").write_text(json.dumps(commands))
-    script = "import sys; from train.two_ranks import main; main(sys.argv[1])"
+    command = [sys.executable, "-m", "train.two_ranks", folder.resolve()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    subprocess.run(python(script, folder), env=environment, check=True, timeout=170)
+    subprocess.run(command, cwd=TESTS, env=environment, check=True, timeout=170)
 
 
 def said_by(rank: int, folder: Path) -> dict[str, Any]:
@@ -152,3 +153,7 @@ def main(folder: str) -> None:
     wanted = json.loads((place / "asked.json").read_text())
     ports = [free_port() for _ in range(len(wanted) + 1)]
     multiprocessing.start_processes(rank, (place, wanted, ports), nprocs=COUNT, start_method="fork")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
