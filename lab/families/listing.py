@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -116,28 +117,52 @@ _NEEDED = ("timm", "torchvision")
 _HEAD = """\
 # Families of models
 
-What speculation does to the greedy texts of the causal language models, the encoder-decoders, the
-speech models and the vision-language models that transformers {transformers} lists. Made by
+What speculation does to the greedy texts of every model that transformers {transformers} lists. Made by
 
     outpace audit families --markdown families.md
 
 {libraries}
 
-For each family a tiny random model is made, with the kinds of layers that its models have, in
-float64 where its code knows it. transformers' own greedy `generate` continues three prompts of
-different length, one by one, and outpace does, all together and the longest one alone: without
-drafts, with n-grams, and with a noised copy of the model that drafts chains and trees. Encoders
-read three sources; two of the three prompts of a vision-language model show an image. The texts are
-longer than every window and chunk of attention. No list says what works: a model is refused by the
-checks that every model goes through when it is loaded, or when it sees an image for the first time.
+Each family is tried with a tiny random model that has its kinds of layers, in float64 where its code knows
+it, on three prompts of different length, longer than every window and chunk of attention. transformers' own
+greedy `generate` continues them one by one; outpace continues all together and the longest alone, without
+drafts, with n-grams, and with a noised copy of the model that drafts chains and trees. No list says what
+works: a model is refused by the checks that every model goes through when it is loaded, or when it sees its
+first image. [How to read the tables](../audit.md#outpace-audit-families).
 
-* **identical**: every text is the plain one, token for token. "Texts only" after it means that the
-  prompts had no images or audio, because the walk does not make those that this model takes.
-* **refused**: outpace does not decode such a model, and says why.
-* **not built**: transformers could make or run no tiny model, and says why. Nothing is known.
+* **identical**: every text is the plain one, token for token.
+* **refused**: outpace does not decode such a model; `LLM(...)` says why and what to use instead.
+* **not built**: transformers could make or run no tiny model. Nothing is known.
 * **not finished**: decoding took more time or memory than a family is given, which proves nothing.
 * **DIFFERENT**: a text is another one. That is a defect.
 """
+_ABOUT: Mapping[Kind, str] = {
+    "causal": """\
+## Causal language models
+
+Layers with sliding windows or chunks of attention get masks of their own. Models that count positions by
+slots or columns (some with ALiBi, BART's kin) are patched for the time of a pass. The state of recurrent
+layers is kept after each drafted token ([recurrent states](recurrent.md)).
+""",
+    "speech": """\
+## Speech
+
+Audio goes to the encoder as Whisper hears it ([encoder-decoders](encoder_decoder.md)). Models that read
+audio between the tokens of a prompt are tried with texts alone.
+""",
+    "seq2seq": """\
+## Sequence to sequence
+
+The encoder reads each source once ([encoder-decoders](encoder_decoder.md)). Three sources of different
+length are read. What is listed under speech is not tried again.
+""",
+    "image-text": """\
+## Images and text
+
+Two of three prompts show an image ([vision-language models](vision_language.md)). "Texts only": the walk
+does not make images in the form that this model takes.
+""",
+}
 
 
 def tally(found: Sequence[Finding]) -> dict[str, int]:
@@ -147,19 +172,37 @@ def tally(found: Sequence[Finding]) -> dict[str, int]:
 
 
 def as_markdown(found: Sequence[Finding]) -> str:
-    """Returns the page: how many families, and a line for each."""
-    lines = [
+    """Returns the page: how many families, and for each kind a table of what was found."""
+    parts = [
         _HEAD.format(transformers=transformers.__version__, libraries=_libraries()),
         f"{_counted(found)}\n",
-        "| kind | family | class | texts | drafts, or the reason |",
-        "|---|---|---|---|---|",
-        *(
-            f"| {one.kind} | {one.family} | {one.model} | {one.verdict} | "
-            f"{_told(one).replace('|', '/')} |"
-            for one in _sorted(found)
-        ),
     ]
+    for kind, about in _ABOUT.items():
+        if of_kind := [one for one in _sorted(found) if one.kind == kind]:
+            parts += [about, _lines(of_kind)]
+    return "\n".join(parts)
+
+
+def _lines(found: Sequence[Finding]) -> str:
+    """A table with a line for all families of which the same was found, the most first."""
+    alike: dict[tuple[Verdict, str], list[str]] = {}
+    for one in found:
+        alike.setdefault((one.verdict, _shared(one)), []).append(one.family)
+    rows = sorted(alike.items(), key=lambda row: (VERDICTS.index(row[0][0]), -len(row[1])))
+    lines = ["| texts | drafts, or the reason | families |", "|---|---|---|"]
+    lines += [f"| {verdict} | {told} | {', '.join(of)} |" for (verdict, told), of in rows]
     return "\n".join(lines) + "\n"
+
+
+def _shared(found: Finding) -> str:
+    """What was found, without the family's name and the remedy, so that others can share it."""
+    told = _told(found).replace("|", "/")
+    if found.verdict != "refused":
+        return told
+    told = told.replace(f"a model of type {found.family!r}", "it").replace(found.model, "it")
+    told = told.removeprefix("it cannot be decoded speculatively")
+    told = re.sub("^(: |, because )", "", told).replace("the encoder of it", "its encoder")
+    return re.sub(r"[.:] [Uu]se [^.]*\.$", "", told)
 
 
 def as_dict(found: Sequence[Finding]) -> dict[str, Any]:
