@@ -244,7 +244,7 @@ def give(name: str, value: Tensor) -> Change:
         ("dflash", drop("norm.weight"), "damaged, or not those .*norm.weight"),
         ("dflash", say(layer_types=["sliding_attention"] * 2), "and no sliding_window is used"),
         ("dflash", say(layer_types=["chunked_attention"] * 2), "'chunked_attention', and only"),
-        ("dflash", say(use_sliding_window=True, sliding_window=4), "and it has no layer_types"),
+        ("dflash", say(use_sliding_window=True, layer_types=None), "and it has no layer_types"),
         ("dflash", give("lm_head.weight", torch.zeros(OWN, SIZE)), "scores 6 of 20 tokens, and"),
         ("dflash", say(projector_type="dspark"), "projector_type is 'dspark'"),
         ("dflash", say(architectures=["DFlash2DraftModel"]), "architecture is .*DFlash2DraftModel"),
