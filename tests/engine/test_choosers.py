@@ -117,7 +117,7 @@ def test_a_cheaper_drafter_leads_where_it_brings_as_much() -> None:
     assert leader.best == 0
 
 
-def test_what_is_heard_now_and_then_stands_for_what_was_not_heard() -> None:
+def test_what_is_observed_now_and_then_stands_for_what_was_not() -> None:
     """Asked in one of four rounds, a drafter is known as well as one that is always asked."""
     leader = Leader([1.0, 1.0], memory=0.97)
     for round in range(40):
@@ -141,7 +141,7 @@ def test_one_round_is_not_all_that_is_known_after_a_long_silence(memory: float) 
     assert leader.gains == [pytest.approx(MOST), pytest.approx(LEAST)]
 
 
-def test_a_purse_never_spends_more_than_its_share() -> None:
+def test_an_allowance_is_never_overspent() -> None:
     allowance, spent = Allowance(0.04, AT_FIRST), 0.0
     for round in range(500):
         allowance.earned += 1.5
@@ -157,7 +157,7 @@ def test_a_purse_never_spends_more_than_its_share() -> None:
 
 
 def test_what_asking_costs_stays_below_its_share_in_a_batch() -> None:
-    """Rows that are asked about at once share a allowance, and only their prompts are read."""
+    """Rows that are asked about at once share an allowance, and only their prompts are read."""
     llm = decoder(method="hedge", drafters=[NGRAM, NEAR], every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda request, length: 0
@@ -195,11 +195,11 @@ def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
     llm = decoder(method="hedge", drafters=[NGRAM, specimen("medusa")], asking=1.0, every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda request, length: 0  # the look-up drafts, whatever is learned
-    heard: list[int] = []
+    observed: list[int] = []
     learn = drafter.learned.learn
 
     def listen(ended: Any, count: int) -> None:
-        heard.append(0 if ended[1] is None else len(ended[1]))
+        observed.append(0 if ended[1] is None else len(ended[1]))
         learn(ended, count)
 
     drafter.learned.learn = listen
@@ -207,7 +207,7 @@ def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
     with llm.engine.observing(lambda trace: methods.extend(one.method for one in trace.outcomes)):
         assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert set(methods) <= {"ngram", "hedge"}
-    assert sum(map(bool, heard)) > len(heard) / 2
+    assert sum(map(bool, observed)) > len(observed) / 2
     assert drafter.gains["medusa"] != 1 / drafter.learned.costs[1]
     assert drafter.spent > 0
 
@@ -333,7 +333,7 @@ def test_a_seeded_row_learns_the_same_beside_columns_that_ride(seed: int) -> Non
     assert learned == alone
 
 
-def test_what_is_heard_of_one_row_does_not_depend_on_others() -> None:
+def test_what_is_observed_of_one_row_does_not_depend_on_others() -> None:
     """A model whose context one row has nearly filled has distributions for the other row only."""
     short = noisy_copy(target("llama"), 0.2)
     short.config.max_position_embeddings = 48

@@ -180,9 +180,16 @@ def test_what_a_dflash_head_is_made_of(tmp_path: Path) -> None:
         load_head(tmp_path / "old")  # two layers of its own read two of the target's, if unsaid
 
 
-def test_masks_of_their_own_have_no_place_in_a_dflash_folder(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--set own_mask=false"):
-        save_head(DFlash(TARGET, DFlashConfig()), tmp_path, "dflash")
+@pytest.mark.parametrize("form", ["dflash", "speculators"])
+def test_masks_of_their_own_have_no_place_in_public_folders(form: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"'{form}' .*--set own_mask=false"):
+        save_head(DFlash(TARGET, DFlashConfig()), tmp_path, form)
+
+
+def test_windows_of_several_widths_have_no_place_in_a_dflash_folder(tmp_path: Path) -> None:
+    config = DFlashConfig(layers=2, own_mask=False, mask_token=1, windows=[4, 8])
+    with pytest.raises(ConfigError, match=r"one window for all layers, and this head has \[4, 8\]"):
+        save_head(DFlash(TARGET, config), tmp_path, "dflash")
 
 
 def test_a_head_that_knows_all_tokens_has_no_maps(tmp_path: Path) -> None:
@@ -237,6 +244,8 @@ def give(name: str, value: Tensor) -> Change:
         ("dflash", drop("norm.weight"), "damaged, or not those .*norm.weight"),
         ("dflash", say(layer_types=["sliding_attention"] * 2), "and no sliding_window is used"),
         ("dflash", say(layer_types=["chunked_attention"] * 2), "'chunked_attention', and only"),
+        ("dflash", say(use_sliding_window=True, layer_types=None), "and it has no layer_types"),
+        ("dflash", give("lm_head.weight", torch.zeros(OWN, SIZE)), "scores 6 of 20 tokens, and"),
         ("dflash", say(projector_type="dspark"), "projector_type is 'dspark'"),
         ("dflash", say(architectures=["DFlash2DraftModel"]), "architecture is .*DFlash2DraftModel"),
         ("dflash", say(target_hidden_size=16), "width is not its target's"),

@@ -61,8 +61,8 @@ class Growth:
         for level in range(1, self.depth + 1):
             best = distribution.topk(min(self.top_k, distribution.shape[-1]), -1)  # [B, W, k]
             found = found.joined(frontier, best.indices, best.values)
-            # A node of which that many of its level are better cannot be in the tree, and if no
-            # node of a level can, none that is deeper can.
+            # A node cannot be in the tree if as many of its level as a tree may have are better,
+            # and if no node of a level can be, none that is deeper can.
             if level == self.depth or not found.newest_kept(wanted, best.values[0].numel()):
                 break
             expanded = min(self.top_k, max(budgets))

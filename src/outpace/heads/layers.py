@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig
+from outpace.targets.cpu.native_layers.product import NativeProduct, Together
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -237,6 +238,23 @@ class DecoderLayer(nn.Module):
         attended, entries = self.self_attn(_normed(x, self.input_layernorm), sight)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), entries
+
+
+def share_products(head: nn.Module) -> None:
+    """Lets products of a head's layers that have the same input be computed together, where they
+    are our own: queries, keys and values, and both that a feed-forward part begins with."""
+    for module in head.modules():
+        if isinstance(module, Attention):
+            group = [module.q_proj, module.k_proj, module.v_proj]
+        elif isinstance(module, FeedForward):
+            group = [module.gate_proj, module.up_proj]
+        else:
+            continue
+        own = [each for each in group if isinstance(each, NativeProduct)]
+        if len(own) == len(group) and len({each.read.dtype for each in own}) == 1:
+            together = Together(own[0].library, own)
+            for each in own:
+                each.share(together)
 
 
 def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:

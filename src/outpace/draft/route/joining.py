@@ -81,7 +81,7 @@ def _stacked(probs: Sequence[Tensor | None], proposal: Proposal, vocabulary: int
 
 
 def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
-    """Returns the first nodes of each row, at most that many."""
+    """Returns the first nodes of each row, at most as many as ``counts`` says."""
     device, width = proposal.tokens.device, max(counts, default=0)
     if not width:
         return replace(Proposal.empty(len(counts), device), methods=proposal.methods)

@@ -63,8 +63,8 @@ class DFlashConfig(LayerConfig):
     own_embedding: bool = False
     """Whether it has embeddings of its own instead of the target's."""
     windows: list[int] = field(default_factory=list)
-    """How many entries and tokens of its block each layer attends to at most, 0 for all; none: all
-    layers to all."""
+    """How many tokens back each layer sees of the text, 0 for all; its block is seen whatever the
+    window. None given: all layers see all of the text."""
     causal: list[bool] = field(default_factory=list)
     """Whether each layer sees only those tokens of its block that come before a token, and itself;
     none: all layers see the whole block."""
@@ -238,8 +238,8 @@ ONLY: Mapping[str, Any] = {
     "shift_label": False,
     "pure_draft_prefix_len": 0,
 }
-"""Entries by which a head that is built otherwise, and cannot be read, is told: among them DSpark's
-and Domino's."""
+"""Entries by which a head that is built otherwise, and cannot be read, is recognised: among
+them DSpark's and Domino's."""
 
 
 class DFlashFormat(Format):
@@ -264,12 +264,7 @@ class DFlashFormat(Format):
     def write(cls, head: Head) -> Content:
         if not isinstance(head, DFlash):
             raise cls.refuse(f"holds no {head.kind} heads")
-        if head.mask is not None:
-            raise cls.refuse(
-                "holds heads whose masks are a token of the target only (--set own_mask=false and "
-                "--set mask_token=N when it is trained)"
-            )
-        return Content(about_dflash(head), renamed(public_d2t(head), PUBLIC))
+        return Content(about_dflash(head, cls), dflash_weights(head))
 
 
 def dflash_head(
@@ -321,6 +316,8 @@ def _config(
 def _windows(about: Mapping[str, Any], entries: Mapping[str, Any], layers: int) -> list[int]:
     """How far each layer sees; nothing where all see all."""
     if not entries.get("use_swa"):
+        if about.get("use_sliding_window") and not about.get("layer_types"):
+            raise ValueError("its use_sliding_window is true, and it has no layer_types")
         return windows(about, layers)
     window = entries.get("swa_window_size") or about.get("sliding_window")
     if type(window) is not int or window < 1:
@@ -343,8 +340,18 @@ def _causal(entries: Mapping[str, Any], limited: list[int]) -> list[bool]:
     return [bool(window) for window in limited] if not entries.get("use_swa") else []
 
 
-def about_dflash(head: DFlash) -> dict[str, Any]:
-    """Returns the public configuration of a head."""
+def dflash_weights(head: DFlash) -> dict[str, Tensor]:
+    """Returns a head's weights by their public names."""
+    return renamed(public_d2t(head), PUBLIC)
+
+
+def about_dflash(head: DFlash, form: type[Format]) -> dict[str, Any]:
+    """Returns the public configuration of a head. form: which refuses what it has no words for."""
+    if head.mask is not None:
+        raise form.refuse(
+            "holds heads whose masks are a token of the target only (--set own_mask=false and "
+            "--set mask_token=N when it is trained)"
+        )
     config, layer, target = head.config, head.first_layer, head.target
     # The last states are those after the last layer; a file counts layers from 0.
     taken = [(target.layers if at == -1 else at) - 1 for at in head.layers]
@@ -352,7 +359,7 @@ def about_dflash(head: DFlash) -> dict[str, Any]:
     usual = [bool(window) for window in config.windows]
     if config.causal != usual:
         if len(set(config.causal)) > 1:
-            raise DFlashFormat.refuse("has no words for layers some of which are causal")
+            raise form.refuse("has no words for layers some of which are causal")
         inside["causal"] = any(config.causal)
     about = {
         "architectures": [ARCHITECTURE],

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.layers import PLAIN_ROTARY, Attention
 from outpace.targets.hf.rotary import with_frequencies
@@ -114,6 +115,11 @@ def about_layers(head: Head, attention: Attention, inner: int, layers: int = 1) 
     if part is not None:
         about["partial_rotary_factor"] = part
     if given := config.get("windows"):
+        if len({*given} - {0}) > 1:
+            raise ConfigError(
+                "published configurations have one window for all layers, and this head has "
+                f"{given}: keep it in the format 'outpace'."
+            )
         about["layer_types"] = [SLIDING if window else FULL for window in given]
         about |= {"sliding_window": max(given), "use_sliding_window": True}
     return about
@@ -131,6 +137,10 @@ def own_d2t(weights: dict[str, Tensor], head: Head) -> Tensor:
     and takes these and ``t2d`` from the weights. Raises ``ValueError`` where they do not fit."""
     offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
     if offsets is None:
+        if head.vocabulary != head.target.vocab_size:
+            raise ValueError(
+                f"it scores {head.vocabulary} of {head.target.vocab_size} tokens, and has no d2t"
+            )
         return head.d2t
     if offsets.shape != head.d2t.shape:
         raise ValueError(f"d2t has {len(offsets)} entries, not {len(head.d2t)}")

@@ -17,7 +17,7 @@ from outpace.heads.base import Head
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
 from outpace.methods.heads.dflash import ABOUT as DFLASH
-from outpace.methods.heads.dflash import DFlash, DFlashFormat, about_dflash, dflash_head
+from outpace.methods.heads.dflash import DFlash, about_dflash, dflash_head, dflash_weights
 from outpace.methods.heads.eagle import Eagle, eagle_head
 from outpace.methods.heads.eagle3 import Eagle3
 from outpace.methods.heads.eagle3_format import (
@@ -58,7 +58,6 @@ EAGLE = {"fusion_fc.": "fc.", "transformer.": "layer."}
 PUBLIC: Mapping[str, Mapping[str, str]] = {
     "eagle": {own: public for public, own in EAGLE.items()},
     "eagle3": {"midlayer.": "layers.0.", "stack.": "layers."},
-    "dflash": {"stack.": "layers."},
 }
 """Beginnings of our names of weights, and theirs."""
 ABOVE = ("draft_vocab_size", "target_hidden_size", LAYERS, *NORMS, MASKS[0])
@@ -110,8 +109,7 @@ class SpeculatorsFormat(Format):
         if isinstance(head, Eagle3):
             return Content(_about_eagle3(head), renamed(eagle3_weights(head), PUBLIC["eagle3"]))
         if isinstance(head, DFlash):
-            weights = DFlashFormat.write(head).weights
-            return Content(_about_dflash(head), weights)
+            return Content(_about_dflash(head), dflash_weights(head))
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
         if head.lm_head is not None or not knows_all(head):
@@ -173,7 +171,8 @@ def _about_eagle3(head: Eagle3) -> dict[str, Any]:
 
 
 def _about_dflash(head: DFlash) -> dict[str, Any]:
-    flat, windows, causal = about_dflash(head), head.config.windows, head.config.causal
+    flat = about_dflash(head, SpeculatorsFormat)
+    windows, causal = head.config.windows, head.config.causal
     if causal and causal != [bool(window) for window in windows]:
         raise SpeculatorsFormat.refuse("has causal blocks in layers with windows only")
     inside = flat.pop(DFLASH)
