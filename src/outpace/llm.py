@@ -91,6 +91,7 @@ class LLM:
         self.engine = build_engine(self.target, speculation, self.intake, args, drafting)
         self._keeps_all = bool(args.enable_prefix_caching)
         self.intake.images.keeps_images = self.engine.drafter.needs.images
+        self.intake.takes_predictions = self.engine.drafter.takes_predictions
         self._generation = Generation(self.engine)
         (report or silent)("trying it out", _LOADING)
         if capture_of(args, self.target.device) is not None:
@@ -110,8 +111,8 @@ class LLM:
         for drafter in self.engine.drafter.tried():
             prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
             asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
-            requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
-            try_out(self.engine, drafter, requests)
+            groups = self.intake.all_requests(prompts, [asked] * len(prompts), keep_cached=False)
+            try_out(self.engine, drafter, [each for group in groups for each in group])
 
     @property
     def tokenizer(self) -> Any:

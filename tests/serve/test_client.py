@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from engine.tokenizers_made import pieces
-from outpace import LLM
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
@@ -521,3 +522,70 @@ def test_a_port_in_use_is_told(llm: LLM, address: str) -> None:
     port = int(address.rpartition(":")[2])
     with pytest.raises(ConfigError, match="choose another"), running(llm, port=port):
         pass
+
+
+def test_with_a_head_the_second_turn_of_a_chat_reads_its_new_tokens_only() -> None:
+    plain = LLM(speculative_config={"method": "none"}, dtype="float64", max_model_len=512)
+    head = find_drafter("eagle").specimen(plain.target)
+    llm = LLM(
+        speculative_config={"method": "eagle", "num_speculative_tokens": 3, **head},
+        dtype="float64",
+        max_num_seqs=2,
+        enable_prefix_caching=True,
+        max_model_len=512,
+    )
+    with running(llm) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+
+        def answered(messages: list[Any]) -> Any:
+            return client.chat.completions.create(
+                model=MODEL, messages=messages, max_tokens=24, temperature=0
+            )
+
+        first = answered(ASKED)
+        said = {"role": "assistant", "content": first.choices[0].message.content}
+        turns = [*ASKED, said, {"role": "user", "content": "And then?"}]
+        second = answered(turns)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
+    expected = plain.chat(turns, SamplingParams(temperature=0, max_tokens=24))
+    assert second.choices[0].message.content == expected.text
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_predicted_outputs(parts: bool) -> None:
+    llm = LLM(
+        speculative_config={"method": "auto", "num_speculative_tokens": 8},
+        dtype="float64",
+        max_model_len=512,
+    )
+    plain = llm.chat(ASKED, SamplingParams(temperature=0, max_tokens=60, speculative="off"))
+    expected = plain.text.replace(" was ", " is ", 1)
+    halves = expected[:20], expected[20:]
+    content: Any = [{"type": "text", "text": half} for half in halves] if parts else expected
+    with running(llm) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        options: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 60, "temperature": 0}
+        prediction: Any = {"type": "content", "content": content}
+        answer = client.chat.completions.create(**options, prediction=prediction)
+        without = client.chat.completions.create(**options)
+        *_, last = client.chat.completions.create(
+            **options,
+            prediction=prediction,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**options, prediction={**prediction, "type": "text"})
+    assert answer.choices[0].message.content == plain.text
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 5
+    assert details.rejected_prediction_tokens >= 0
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens > 5
+    assert without.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert refused.value.param == "prediction.type"
+
+
+def test_a_server_without_a_look_up_refuses_predictions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'auto', 'suffix' or 'ngram'") as refused:
+        client.chat.completions.create(
+            model=MODEL, messages=ASKED, prediction={"type": "content", "content": "A cat."}
+        )
+    assert refused.value.param == "prediction"

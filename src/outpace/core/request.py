@@ -81,6 +81,8 @@ class Request:
     """The samples of one prompt have the same group: the prompt is read once."""
     tag: str | None = None
     """What the request says of itself to drafters, such as its task or language."""
+    prediction: Sequence[int] = ()
+    """The text that its user expects, where look-ups search first."""
     source: Source | None = None
     """What the encoder reads, where the target has one; the prompt is then the decoder's. A drafter
     may look into it, or read it with an encoder of its own."""
@@ -97,6 +99,9 @@ class Request:
     forked_from: Request | None = None
     """The request of the same prompt whose row it got a copy of when it joined the batch; None
     where its prompt is read."""
+    taken_over: int = 0
+    """How many tokens at the beginning of its text were not read when it joined the batch, since
+    target and drafter had kept what they make of them (`Drafter.takes_over`)."""
     state: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What drafters, controllers and others keep of the text, each under itself or a `PerRequest`
     of its own. It stays while the request is out of the batch, until the text has ended."""
