@@ -227,7 +227,7 @@ class EngineArgs:
 
     @property
     def saved_by_drafter(self) -> int | None:
-        """How many a draft model keeps; None for the beginnings of a few."""
+        """How many a draft model or a head keeps; None for the beginnings of a few."""
         return None if self.enable_prefix_caching is None else self.saved_texts
 
 

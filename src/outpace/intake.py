@@ -209,6 +209,11 @@ class Intake:
                 "here: use method 'auto', 'suffix' or 'ngram', or leave it out."
             ).about("prediction")
         ids = self.token_ids(given, add_special_tokens=False) if isinstance(given, str) else given
+        if len(ids) > self.max_length:
+            raise ParamsError(
+                f"prediction has {len(ids)} tokens, and prompt and text have {self.max_length} "
+                "together at most: give the part that you expect."
+            ).about("prediction")
         top = self._loaded.config.vocab_size
         if any(token >= top for token in ids):
             raise ParamsError(f"prediction must hold token ids in [0, {top}).").about("prediction")

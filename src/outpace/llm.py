@@ -132,7 +132,8 @@ class LLM:
         return replace(found, ends=self.intake.all_ends())
 
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
+        """Writes what the drafter has learned: one that learns online as ``"model"`` or ``--draft``
+        take it, and what "suffix" and "recycling" know, as their ``"datastore"`` takes it.
 
         Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
         """
@@ -141,7 +142,7 @@ class LLM:
 
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
-        "recycling" and what is built on them), and what target and draft model keep cached of them
+        "recycling" and what is built on them), and what target and draft model or head keep cached of them
         (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
         where one user's text shall not speed up another's. What "auto" has learned from them stays:
         how long such texts become, and how much a draft model saves in them.

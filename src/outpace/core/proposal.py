@@ -115,7 +115,7 @@ class Proposal:
     """What the target's pass need not compute again, if the drafter is a part of the target."""
     predicted: Sequence[bool] = ()
     """By row, whether its draft is from the text that was predicted for it (`Request.prediction`);
-    empty where none is."""
+    empty where the drafter does not say."""
 
     @property
     def valid(self) -> Tensor:

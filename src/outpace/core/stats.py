@@ -38,7 +38,8 @@ class Metrics:
     num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
     accepted_prediction_tokens: int = 0
-    """Accepted tokens of drafts from `SamplingParams.prediction`."""
+    """Accepted tokens of drafts from `SamplingParams.prediction`, where a look-up made them alone:
+    what several drafters make of it together is not counted."""
     rejected_prediction_tokens: int = 0
     """Their other drafted tokens."""
     drafted_per_position: list[int] = field(default_factory=list)

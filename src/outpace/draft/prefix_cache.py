@@ -40,11 +40,11 @@ class PrefixCache:
     ) -> None:
         """max_length: tokens of one context. texts: how many texts are kept, of any length, and of
         up to ``tokens`` tokens together; None: the beginnings of `TEXTS`, of `TOKENS`, and as many
-        texts from which others will go on, of one context's tokens."""
+        texts from which others will go on, of ``tokens`` together or of one context's."""
         self._cache = cache
         self.limit = TEXTS if texts is None else texts
         self._texts = SavedTexts(self.limit, TOKENS if texts is None else tokens)
-        self._whole = SavedTexts(TEXTS, max_length) if texts is None else self._texts
+        self._whole = SavedTexts(TEXTS, tokens or max_length) if texts is None else self._texts
 
     @property
     def nbytes(self) -> int:

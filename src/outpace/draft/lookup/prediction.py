@@ -60,7 +60,9 @@ class Prediction:
         """Returns what comes next as it was predicted; nothing where the text is another one."""
         tokens = self._from(self._at, min(budget, TRUST * self._agree))
         chain = Guess.chain(tokens)
-        chain.chances, chain.matched, chain.predicted = [1.0] * len(tokens), self._agree, True
+        chain.chances, chain.predicted = [1.0] * len(tokens), True
+        agree = [self._agree + place for place in range(len(tokens))]
+        chain.sure = [tokens / (tokens + 2) for tokens in agree]
         return chain
 
     def _from(self, place: int, count: int) -> list[int]:
@@ -73,11 +75,16 @@ class Predictions:
     def __init__(self) -> None:
         self._texts = PerRequest(lambda request: Prediction(request.prediction))
 
+    def catch_up(self, rows: Rows, row: int) -> None:
+        """Follows the tokens of a row that came since it was asked last."""
+        if rows.requests[row].prediction:
+            text = self._texts[rows.requests[row]]
+            text.follow(rows.since(row, len(rows.history.prompts[row]) + text.read))
+
     def guess(self, rows: Rows, row: int, budget: int) -> Guess:
         """Returns what comes next in a row as it was predicted, at most ``budget`` tokens."""
         request = rows.requests[row]
         if not request.prediction:
             return Guess()
-        text = self._texts[request]
-        text.follow(rows.since(row, len(rows.history.prompts[row]) + text.read))
-        return text.guess(budget)
+        self.catch_up(rows, row)
+        return self._texts[request].guess(budget)

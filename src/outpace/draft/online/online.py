@@ -40,7 +40,8 @@ class Online(Drafter):
 
     Drafts come from the weights of their round, and the distribution that travels with them too, so
     that the text's distribution stays the target's. Entries that the drafter has cached with
-    earlier weights stay as they are: that costs some acceptance for a while, and nothing else.
+    earlier weights stay as they are, those of ended texts, too, for as long as a text goes on from
+    them: that costs some acceptance, and nothing else.
 
     Rows whose text must follow from their own history alone (`Request.reproducible`) are decoded
     plainly: what a learning drafter proposes follows from everybody's texts.
