@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.texts import tokenizer, writer
+from engine.texts import SIZE, tokenizer, writer
 from processes import START_SECONDS, killed_after
 from serve.conftest import call, wait_for
 
@@ -21,7 +21,7 @@ from serve.conftest import call, wait_for
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("writer")
-    writer().save_pretrained(found)
+    writer(SIZE + 1).save_pretrained(found)
     tokenizer().save_pretrained(found)
     return found
 

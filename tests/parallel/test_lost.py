@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from torch import distributed
 
-from engine.texts import tokenizer, writer
+from engine.texts import SIZE, tokenizer, writer
 from outpace import LLM
 from outpace.errors import ConfigError, ProcessLost
 from outpace.serve.listening import listen, make_runner, run_until_stopped
@@ -27,13 +27,15 @@ from targets.generating import greedy
 
 from .following import Forked, following, split
 
+EVEN = SIZE + 1
+
 
 @contextmanager
 def led(
     folder: Path, before: Callable[[], None] | None = None, **options: Any
 ) -> Iterator[tuple[LLM, Forked]]:
     with following(before) as (both, other):
-        model = split(both, writer(), folder, tokenizer())
+        model = split(both, writer(EVEN), folder, tokenizer())
         options = {
             "speculative_config": {"method": "ngram"},
             "max_num_batched_tokens": 4,
@@ -138,16 +140,16 @@ def test_a_server_answers_as_one_process_does(tmp_path: Path) -> None:
     bodies: list[dict[str, Any]] = [
         {
             "prompt": f"once upon {number}",
-            "max_tokens": 12,
+            "max_tokens": 8,
             "seed": number,
             "temperature": number % 2,
         }
-        for number in range(20)
+        for number in range(8)
     ]
     config = {"method": "ngram", "prompt_lookup_min": 1, "verify": "coupled"}
     found = []
     with led(tmp_path, speculative_config=config, max_num_seqs=4) as (two, _):
-        for llm in (LLM(writer(), tokenizer=tokenizer(), speculative_config=config), two):
+        for llm in (LLM(writer(EVEN), tokenizer=tokenizer(), speculative_config=config), two):
             with running(llm) as url:
                 answers = [call(url, "/v1/completions", body) for body in bodies]
             found.append(

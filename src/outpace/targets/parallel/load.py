@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from outpace.core.progress import Progress, silent
-from outpace.errors import ConfigError, UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel, reason_of
 from outpace.targets.cpu.kernels import ASKED
 from outpace.targets.cpu.threads import processors, use_threads
 from outpace.targets.hf import support, trials
@@ -194,7 +194,13 @@ def _split(model: Any, count: int) -> nn.Module:
             f"{OUT}."
         ) from error
     _untie(model)
-    found: Any = split(model, config, mesh)
+    try:
+        found: Any = split(model, config, mesh)
+    except ValueError as error:  # older versions share out even numbers only
+        raise UnsupportedModel(
+            f"transformers {INSTALLED} does not split {type(model).__name__} over {count} "
+            f"processes ({reason_of(error).rstrip('.')}): install a later one, or {OUT}."
+        ) from error
     found.tie_weights()
     accelerator = torch.accelerator.current_accelerator()
     return found if accelerator is None else found.to(accelerator)  # type: ignore[no-any-return]
