@@ -83,10 +83,11 @@ def _python(value: Any) -> str:
 
 
 def _markdown(text: str, page: Path) -> str:
-    """A docstring in a cell of a table: decisions that it names become links."""
+    """A docstring in a cell of a table: decisions and pages that it names become links."""
     up = "../" * (len(page.relative_to(DOCS).parts) - 1)
     text = " ".join(text.split()).replace("``", "`").replace("|", "\\|")
-    return re.sub(r"docs/(decisions/0*(\d+)[\w-]*\.md)", rf"[decision \2]({up}\1)", text)
+    text = re.sub(r"docs/(decisions/0*(\d+)[\w-]*\.md)", rf"[decision \2]({up}\1)", text)
+    return re.sub(r"docs/((\w+)\.md)", rf"[\2]({up}\1)", text)
 
 
 def main() -> int:

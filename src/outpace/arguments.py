@@ -129,6 +129,10 @@ class EngineArgs:
     a GPU."""
     device: Annotated[Device, Reads(_device)] = "auto"
     """cpu, cuda or cuda:1. auto: a GPU where there is one."""
+    tensor_parallel_size: Annotated[int, Ge(1)] = 1
+    """Processes over which the weights of the model are split, each with a GPU of its own, or with
+    its share of a CPU. With more than 1 they are started here, unless torchrun has started them
+    (docs/scale.md)."""
     max_model_len: Annotated[int | None, Ge(2)] = None
     """Longest prompt and text together. Unset: the model's own limit."""
     max_num_seqs: Annotated[int, Ge(1), Le(MOST_ROWS)] = 16

@@ -25,12 +25,15 @@ from outpace.errors import ConfigError
 from outpace.intake import Intake
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
+from outpace.targets.base import Target
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import tokens_alike
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.target import HFTarget
+from outpace.targets.parallel.leader import Leader
+from outpace.targets.parallel.load import SplitModel
 from outpace.train.teacher import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -89,17 +92,7 @@ def build_engine(
     if by_itself:
         saved_texts = 0 if is_encoder_decoder(loaded.model) else saved_texts
         saved_tokens = saved_tokens or intake.max_length
-    fixed = None if capture is None else capture(loaded.model)
-    if args.batch_invariant and fixed is None and not tokens_alike(loaded.model):
-        fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
-    target = HFTarget(
-        loaded.model,
-        rows=args.max_num_seqs,
-        max_length=intake.max_length,
-        fixed=fixed,
-        saved=SavedTexts(saved_texts, saved_tokens),
-        invariant=args.batch_invariant,
-    )
+    target = _target(loaded, intake.max_length, args, (saved_texts, saved_tokens))
     setup = Setup(
         loaded=loaded,
         target=target,
@@ -124,7 +117,7 @@ def build_engine(
                 "target's states of all tokens of a prompt.",
                 speculation.config.method,
             )
-    if target.invariance is not None:
+    if isinstance(target, HFTarget) and target.invariance is not None:
         if by_itself and not target.invariance.rereads:
             target.reuses = False
         count = speculation.config.num_speculative_tokens
@@ -139,6 +132,26 @@ def build_engine(
         max_batched_tokens=args.max_num_batched_tokens,
         order=ORDERS[args.scheduling_policy](),
         max_tokens_held=args.max_batch_total_tokens,
+    )
+
+
+def _target(
+    loaded: Loaded, max_length: int, args: EngineArgs, saved: tuple[int, int | None]
+) -> Target:
+    """Returns the target of a loaded model. saved: the arguments of its `SavedTexts`."""
+    if isinstance(loaded, SplitModel):
+        return Leader(loaded, args.max_num_seqs, max_length, saved)
+    capture = capture_of(args, loaded.device)
+    fixed = None if capture is None else capture(loaded.model)
+    if args.batch_invariant and fixed is None and not tokens_alike(loaded.model):
+        fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
+    return HFTarget(
+        loaded.model,
+        rows=args.max_num_seqs,
+        max_length=max_length,
+        fixed=fixed,
+        saved=SavedTexts(*saved),
+        invariant=args.batch_invariant,
     )
 
 

@@ -10,7 +10,8 @@
     ├── PromptError            (ValueError)  an empty or unreadable prompt
     │   └── PromptTooLong                    a prompt that leaves no room for a text
     ├── ModelLoadError         (ValueError)  no model where one was named
-    └── UnsupportedModel       (ValueError)  a model that cannot be decoded speculatively
+    ├── UnsupportedModel       (ValueError)  a model that cannot be decoded speculatively
+    └── ProcessLost                          a process that holds a part of the model is gone
 
 Each message is one sentence that names the cause and the remedy.
 """
@@ -78,6 +79,10 @@ class ModelLoadError(OutpaceError, ValueError):
 
 class UnsupportedModel(OutpaceError, ValueError):
     """A model whose cache cannot roll back or whose attention cannot take a mask."""
+
+
+class ProcessLost(OutpaceError):
+    """A process that holds a part of the model has ended, or does not answer."""
 
 
 _MOST_SHOWN = 64

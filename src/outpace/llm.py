@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -18,7 +18,7 @@ from outpace.building import Speculation, build_engine, capture_of
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import takes
 from outpace.core.params import SamplingParams
-from outpace.core.progress import part, rising, silent
+from outpace.core.progress import Progress, part, rising, silent
 from outpace.engine.request import Request
 from outpace.engine.trials import TRIAL, trial_prompts, try_alike, try_out
 from outpace.errors import ConfigError, OutpaceError, reason_of
@@ -34,6 +34,8 @@ from outpace.targets.describe import Description, describe
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.source import check_path
+from outpace.targets.parallel.follower import follow_unless_first
+from outpace.targets.parallel.load import SplitModel, check_options, load_split
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""
@@ -62,6 +64,8 @@ class LLM:
     @takes(EngineArgs)
     def __init__(self, *given: Any, **named: Any) -> None:
         args = EngineArgs(*given, **named)
+        if args.tensor_parallel_size > 1:
+            follow_unless_first(args.tensor_parallel_size)
         use_threads(args.threads)
         bundled = BUNDLED if args.model is None else None
         self.config = arguments.speculation(args.speculative_config, bundled)
@@ -72,19 +76,8 @@ class LLM:
         def check_length(longest: int) -> None:
             args.context(longest)
 
-        self.target: Loaded = load(
-            _existing(args.model),
-            tokenizer=args.tokenizer,
-            processor=args.processor,
-            dtype=args.dtype,
-            device=args.device,
-            trust_remote_code=args.trust_remote_code,
-            cpu_kernels=args.cpu_kernels,
-            quantization=args.quantization,
-            progress=None if report is None else part(report, 0.0, share * _LOADING),
-            compiled=args.compile is True,
-            check_length=check_length,
-        )
+        loading = None if report is None else part(report, 0.0, share * _LOADING)
+        self.target = _loaded(args, loading, check_length)
         self.max_model_len = args.context(self.target.max_length)
         self.intake = Intake(self.target, self.max_model_len, args.generation_config == "auto")
         drafting = part(report or silent, share * _LOADING, _LOADING)
@@ -397,6 +390,51 @@ class LLM:
         )
         self.intake.check_processors([params], [requests])
         return requests
+
+
+def _loaded(
+    args: EngineArgs, progress: Progress | None, check_length: Callable[[int], None]
+) -> Loaded:
+    """Returns the target that the arguments ask for."""
+    model = _existing(args.model)
+    if args.tensor_parallel_size == 1 and not isinstance(model, SplitModel):
+        return load(
+            model,
+            tokenizer=args.tokenizer,
+            processor=args.processor,
+            dtype=args.dtype,
+            device=args.device,
+            trust_remote_code=args.trust_remote_code,
+            cpu_kernels=args.cpu_kernels,
+            quantization=args.quantization,
+            progress=progress,
+            compiled=args.compile is True,
+            check_length=check_length,
+        )
+    check_options(
+        quantization=args.quantization,
+        cpu_kernels=args.cpu_kernels,
+        compiled=args.compile is True,
+        batch_invariant=args.batch_invariant,
+    )
+    if isinstance(model, SplitModel):
+        return load(model, tokenizer=args.tokenizer, dtype=args.dtype, device=args.device)
+    if isinstance(model, (nn.Module, Loaded)):
+        raise ConfigError(
+            "a model that you loaded is whole in this process, and is not split over others: give "
+            "its path or hub name, or leave tensor_parallel_size out."
+        )
+    return load_split(
+        os.fspath(model),
+        args.tensor_parallel_size,
+        tokenizer=args.tokenizer,
+        dtype=args.dtype,
+        device=args.device,
+        trust_remote_code=args.trust_remote_code,
+        threads=args.threads,
+        progress=progress,
+        check_length=check_length,
+    )
 
 
 def _existing(

@@ -154,7 +154,7 @@ def test_a_length_that_is_none_is_refused_before_the_model_is_loaded(
 
 def test_an_unknown_argument_is_a_type_error_too() -> None:
     with pytest.raises(TypeError, match=r"choose from .*max_model_len") as caught:
-        LLM(tensor_parallel_size=2)
+        LLM(swap_space=2)
     assert isinstance(caught.value, OutpaceError)
     with pytest.raises(TypeError, match="did you mean 'method'"):
         SpeculativeConfig(methd="ngram")  # type: ignore[call-arg]

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 from cli.conftest import WORDS, save_model
 from outpace.cli.main import app
 from outpace.errors import ConfigError, OutpaceError
+from outpace.targets.parallel.load import device_of
 from outpace.train.checkpoint import LOG, STATE
-from outpace.train.distributed import BUCKET, Ranks, _buckets, device_of
+from outpace.train.distributed import BUCKET, Ranks, _buckets
 from outpace.train.run import TrainingRun
 from outpace.train.teacher import Batch
 from train import two_ranks

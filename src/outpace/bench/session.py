@@ -231,7 +231,15 @@ def _check_comparable(options: Mapping[str, Any], rows: int) -> None:
 WITH_FLAGS = {"model": "--model", "speculative_config": "--speculative-config"}
 """Arguments of `LLM` that have flags of their own."""
 
-OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code", "cpu_kernels", "progress")
+OF_LOADING = (
+    "dtype",
+    "device",
+    "quantization",
+    "trust_remote_code",
+    "cpu_kernels",
+    "progress",
+    "tensor_parallel_size",
+)
 """Arguments of `LLM` that say how a model is loaded."""
 
 

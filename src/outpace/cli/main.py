@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from outpace import __version__
-from outpace.errors import OutpaceError, did_you_mean
+from outpace.errors import OutpaceError, ProcessLost, did_you_mean
 
 VERBS = {
     "generate": "outpace.cli.generate:generate",
@@ -30,6 +30,9 @@ VERBS = {
 }
 """Where each verb lives: ``module:function``, or ``module:app`` for a Typer app with verbs of its
 own. Imported when needed; a module imports torch only inside its functions."""
+
+LOST = 3
+"""The exit code where another process that holds a part of the model is gone."""
 
 EPILOG = "Without a model, every verb runs the small pair that comes with the package."
 
@@ -58,7 +61,7 @@ class Verbs(TyperGroup):
             from outpace.cli.printing import for_command_line
 
             typer.echo(f"outpace: {for_command_line(str(error))}", err=True)
-            raise typer.Exit(2) from error
+            raise typer.Exit(LOST if isinstance(error, ProcessLost) else 2) from error
         except OSError as error:
             # A disk that is full, a file that goes away: nothing that the library could foresee.
             if error.filename is not None:
@@ -147,7 +150,8 @@ def outpace(
 
 
 def run() -> None:
-    """Runs the command line and exits: 0, 2 for a user's mistake, 130 after Ctrl-C."""
+    """Runs the command line and exits: 0, 2 for a user's mistake, 3 (`LOST`) where a process that
+    holds a part of the model is gone, 130 after Ctrl-C."""
     # Python has no stream at all where the caller has closed one.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

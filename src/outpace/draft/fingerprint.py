@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,5 +51,7 @@ def digest_of(model: torch.nn.Module) -> str:
     for name, weight in model.named_parameters():
         if weight.dim() == 1 and "norm" in name.lower():
             # In the narrowest type that models come in, so that it is the same in all.
-            found.update(weight.detach().cpu().bfloat16().view(torch.int16).numpy().tobytes())
+            here: Any = weight.detach()
+            here = here.to_local() if hasattr(here, "to_local") else here  # each process has all
+            found.update(here.cpu().bfloat16().view(torch.int16).numpy().tobytes())
     return found.hexdigest()[:16]

@@ -22,7 +22,7 @@ from outpace.engine.request import Request
 from outpace.engine.rounds import Stopwatch, count, deliver_part, deliver_round, emit
 from outpace.engine.scheduler import Queue, Room
 from outpace.engine.verifier import Verifier, branches_of, logprobs_of, on_host
-from outpace.errors import ConfigError, PromptError, UnsupportedModel
+from outpace.errors import ConfigError, ProcessLost, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, RoundPlan, affordable, check_wish
 from outpace.targets.base import Plan, PromptInputs, Scores, Target
 
@@ -308,7 +308,7 @@ class Engine:
             self._begin(request, source)
         except (PromptError, UnsupportedModel) as error:
             request.fail(error)
-        except ConfigError:
+        except (ConfigError, ProcessLost):
             raise  # the whole engine cannot go on, as where its model has been changed
         except Exception as error:
             request.fail(error)

@@ -22,7 +22,7 @@ from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Route
 
 from outpace.core.special_tokens import special_tokens
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, ProcessLost
 from outpace.llm import LLM
 from outpace.serve.bodies import Bodies, Reading
 from outpace.serve.engine_thread import EngineThread, Job, QueueFull, ShuttingDown, TooMany
@@ -262,6 +262,9 @@ class Server:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
+        lost = self._llm.engine.target.lost
+        if lost is not None:
+            raise answer_to(ProcessLost(lost))
         if not self.thread.accepts:
             raise ApiError(503, "the server is shutting down.", code="shutting_down")
         return JSONResponse(

@@ -14,6 +14,7 @@ from time import perf_counter
 
 from outpace.engine.engine import Engine
 from outpace.engine.request import FinishReason, Logprob, Request
+from outpace.errors import ProcessLost
 
 log = logging.getLogger("outpace.serve")
 
@@ -305,8 +306,11 @@ class EngineThread:
         except BaseException as error:  # also a panic of a library in Rust, which is no Exception
             self._failures += 1
             log.exception("a round failed (%d of %d attempts)", self._failures, ATTEMPTS)
-            if self._failures >= ATTEMPTS:
-                self._give_up(_fault(error))
+            if isinstance(error, ProcessLost):
+                self.refuse()
+                self._give_up(error, len(self.engine.running) + len(self.engine.waiting))
+            elif self._failures >= ATTEMPTS:
+                self._give_up(_fault(error), self.engine.target.rows)
         now = perf_counter()
         for job in self._jobs:
             self._note_times(job, now)
@@ -314,11 +318,11 @@ class EngineThread:
                 self._stop(job, OutOfTime())
         self._settle(self._jobs)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, error: Exception, count: int) -> None:
         """Ends the requests that the engine cannot get on with, which are the first in its order:
         those in the batch, or put back in front of the queue."""
         self._failures = 0
-        stuck = [*self.engine.running, *self.engine.waiting][: self.engine.target.rows]
+        stuck = [*self.engine.running, *self.engine.waiting][:count]
         for request in stuck:
             if not request.finished:
                 request.fail(error)

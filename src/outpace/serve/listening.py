@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, ProcessLost
 from outpace.serve.guards import RequestLog, failure
 from outpace.serve.openai.errors import ApiError
 from outpace.serve.settings import Settings
@@ -166,11 +166,22 @@ class Runner(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, drain: Callable[[], None], end: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        drain: Callable[[], None],
+        end: Callable[[], None],
+        lost: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """lost: why nothing can be computed any more, None as long as it can."""
         super().__init__(config)
-        self._drain, self._end = drain, end
+        self._drain, self._end, self.lost = drain, end, lost
         self._signals = 0
+
+    async def on_tick(self, counter: int) -> bool:
+        if self.lost() is not None and not self.should_exit:
+            self._drain()
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._signals += 1
@@ -197,13 +208,17 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
         lifespan="on",
         timeout_graceful_shutdown=int(settings.drain_seconds) + CLOSING_SECONDS,
     )
-    return Runner(config, server.drain, server.thread.end_all)
+    return Runner(config, server.drain, server.thread.end_all, lambda: llm.engine.target.lost)
 
 
 def run_until_stopped(runner: Runner, listening: socket.socket) -> None:
     """Serves until SIGTERM or Ctrl-C, and until open requests have ended. After Ctrl-C it returns;
-    SIGTERM then ends the process, as the signal would have."""
+    SIGTERM then ends the process, as the signal would have. Raises ``ProcessLost`` where it ended
+    because nothing can be computed any more."""
     try:
         runner.run(sockets=[listening])
     except KeyboardInterrupt:
         return
+    lost = runner.lost()
+    if lost is not None:
+        raise ProcessLost(lost)

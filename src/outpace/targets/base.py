@@ -106,6 +106,12 @@ class Target(ABC):
     reuses: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 
+    @property
+    def lost(self) -> str | None:
+        """Why it cannot compute anything any more, as a sentence; None as long as it can. It may
+        be asked at any time, in any thread."""
+        return None
+
     def forget_texts(self) -> None:
         """Forgets the caches of texts that have ended, if it keeps any."""
 

@@ -27,6 +27,7 @@ from outpace.targets.cpu.weights.quantize import Int8Linear
 from outpace.targets.hf.loading.loaded import End, Loaded
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.targets.hf.weights import pass_bytes
+from outpace.targets.parallel.load import SplitModel
 
 KERNELS = {
     "native": NativeLinear,
@@ -85,11 +86,15 @@ class Description:
     drafter: Description | None = None
     ends: tuple[End, ...] = ()
     """The tokens that end a text, with who names each of them."""
+    processes: int = 1
+    """Over how many of them its weights are split."""
 
     def __str__(self) -> str:
         where = self.device
         if where == "cpu":
             where += f" ({self.instructions}, {self.threads} thread{'s'[: self.threads > 1]})"
+        if self.processes > 1:
+            where += f" in each of {self.processes} processes"
         held = " in ".join(filter(None, (self.quantization or self.blocks, self.dtype)))
         computed = f"{self.kernels} kernels" + " chosen by a race" * self.tuned
         if self.native_layers:
@@ -127,6 +132,7 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
         threads=torch.get_num_threads(),
         slow=_slow(loaded, kinds),
         drafter=None if drafter is None else describe(drafter),
+        processes=loaded.processes.count if isinstance(loaded, SplitModel) else 1,
     )
 
 

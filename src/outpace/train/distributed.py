@@ -232,30 +232,11 @@ class Ranks:
         return [int(each) for each in found]
 
 
-def device_of(asked: str, local: int) -> str:
-    """Returns the name of the device of the process with this number on its machine, where there
-    are several: the GPU with that number, where GPUs are asked for or found. asked: as `load`
-    takes it. Raises ``ConfigError`` where it cannot have one of its own.
-
-    Neither this nor `_cuda_backend` has been run on a GPU yet.
-    """
-    if asked.startswith("cuda:"):
-        raise ConfigError(
-            f"{asked} is one GPU for several processes, each of which needs one of its own: leave "
-            "the device out."
-        )
-    if asked not in ("auto", "cuda") or not torch.cuda.is_available():
-        return asked
-    if local >= torch.cuda.device_count():
-        raise ConfigError(
-            f"there are more processes on this machine than GPUs ({torch.cuda.device_count()}): "
-            "start one for each GPU."
-        )
-    return f"cuda:{local}"
-
-
 def _cuda_backend(device: str) -> str:
-    """Makes a GPU this process's own, and returns what sends numbers between GPUs and CPUs."""
+    """Makes a GPU this process's own, and returns what sends numbers between GPUs and CPUs.
+
+    This has not been run on a GPU yet.
+    """
     torch.cuda.set_device(device)
     return "cpu:gloo,cuda:nccl"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -44,7 +45,22 @@ class ModelFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlmFlags(ModelFlags):
+class SplitFlags(ModelFlags):
+    """The model's flags, and over how many processes it is split."""
+
+    tensor_parallel_size: int
+
+    def __post_init__(self) -> None:
+        """Does not return in a process that torchrun has started to follow the first one: that one
+        alone reads prompts, listens at ports and writes."""
+        if self.tensor_parallel_size > 1 and "RANK" in os.environ:
+            from outpace.targets.parallel.follower import follow_unless_first
+
+            follow_unless_first(self.tensor_parallel_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlmFlags(SplitFlags):
     """The model's flags, and any other argument of ``LLM``."""
 
     llm: Annotated[
@@ -62,7 +78,7 @@ class LlmFlags(ModelFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineFlags(ModelFlags):
+class EngineFlags(SplitFlags):
     """The model's flags, and those of an engine that is used as it is."""
 
     max_model_len: int | None

@@ -130,7 +130,7 @@ class Launch:
         """Returns the model's flags with a GPU of this process's own, where GPUs are used."""
         if self.count == 1:
             return model
-        from outpace.train.distributed import device_of
+        from outpace.targets.parallel.load import device_of
 
         return replace(model, device=device_of(model.device, self.local))
 

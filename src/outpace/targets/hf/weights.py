@@ -39,6 +39,8 @@ def _read(module: nn.Module) -> int:
 
 
 def _nbytes(tensor: Tensor) -> int:
+    if hasattr(tensor, "device_mesh"):  # split over processes: those of all of them
+        return tensor.numel() * tensor.element_size()
     if not is_traceable_wrapper_subclass(tensor):
         return tensor.nbytes
     whole: Any = tensor  # says what it would take unquantised

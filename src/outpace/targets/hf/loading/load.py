@@ -69,7 +69,7 @@ def load(
     ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
-    _check_trust(trust_remote_code)
+    check_trust(trust_remote_code)
     check_tokenizer(tokenizer)
     check_processor(processor)
     if isinstance(model, Loaded):
@@ -128,7 +128,7 @@ def load_plain(
     It is checked by what it says of itself, and not tried out, which would take it whole. Raises as
     `load` does.
     """
-    _check_trust(trust_remote_code)
+    check_trust(trust_remote_code)
     kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
     looked = _Looked(progress)
     loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, looked)
@@ -160,7 +160,7 @@ def _check_given_once(loaded: Loaded, **given: Any) -> None:
             )
 
 
-def _check_trust(trust: object) -> None:
+def check_trust(trust: object) -> None:
     if not isinstance(trust, bool):
         raise ConfigError(
             f"trust_remote_code must be True or False, not {shown(trust)}: with True, code that "

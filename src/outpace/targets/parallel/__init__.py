@@ -1,0 +1,1 @@
+"""A target whose weights are split over several processes: tensor parallelism."""

@@ -1,0 +1,197 @@
+"""A target that is split over several processes, as the first of them sees it: it makes each call
+on its own part, and has the others make it on theirs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from outpace.core.proposal import AuxTokens
+from outpace.errors import ConfigError
+from outpace.targets.base import (
+    LowerView,
+    Plan,
+    PromptInputs,
+    ReadPart,
+    Scores,
+    SubLayers,
+    Target,
+    View,
+)
+from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.hf.target import HFTarget
+from outpace.targets.parallel.calls import Call
+from outpace.targets.parallel.load import OUT, SplitModel
+
+
+class Leader(Target):
+    """Rows of a model of which this process holds a part.
+
+    Logits and hidden states are whole in every process; keys and values of a head lie where the
+    head is. What a call computes is computed by all processes together (`Processes.call`). What
+    each does by itself, such as committing a path, the others do before the next such call
+    (`Processes.note`).
+    """
+
+    def __init__(
+        self,
+        loaded: SplitModel,
+        rows: int,
+        max_length: int,
+        saved: tuple[int, int | None] = (0, None),
+    ) -> None:
+        """saved: how many ended texts stay cached, and how many tokens of them, as `SavedTexts`
+        takes them."""
+        self._loaded = loaded
+        self._processes = loaded.processes
+        self._number = self._processes.next_number()
+        begin = Call("begin", (self._number, loaded.number, rows, max_length, saved))
+        texts = SavedTexts(*saved)
+        with model_lock(loaded.model):  # some models are tried out when a target is made
+            self._own = self._processes.call(
+                begin, lambda: HFTarget(loaded.model, rows, max_length, saved=texts)
+            )
+        self.device, self.dtype = self._own.device, self._own.dtype
+        self.rows, self.max_length = rows, max_length
+        weakref.finalize(self, self._processes.forget, self._number).atexit = False
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        work = partial(getattr(self._own, name), *arguments)
+        with model_lock(self._loaded.model):
+            return self._processes.call(Call(name, arguments, self._number), work)
+
+    def _note(self, name: str, *arguments: Any) -> Any:
+        work = partial(getattr(self._own, name), *arguments)
+        with model_lock(self._loaded.model):
+            return self._processes.note(Call(name, arguments, self._number), work)
+
+    @property
+    def lost(self) -> str | None:
+        return self._processes.lost
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    @property
+    def reuses(self) -> bool:
+        """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
+        return self._own.reuses
+
+    @reuses.setter
+    def reuses(self, value: bool) -> None:
+        call = Call("reuse", (self._number, value))
+        self._processes.note(call, partial(setattr, self._own, "reuses", value))
+
+    @property
+    def active(self) -> int:
+        return self._own.active
+
+    @property
+    def ready(self) -> int:
+        return self._own.ready
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        return self._own.lengths
+
+    def admit(self, inputs: PromptInputs) -> int:
+        row: int = self._note("admit", inputs)
+        return row
+
+    def fork(self, row: int, whole: bool = False) -> int:
+        number: int = self._note("fork", row, whole)
+        return number
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        self._note("commit", paths)
+
+    def retain(self, rows: Sequence[int], texts: Mapping[int, Sequence[int]] | None = None) -> None:
+        self._note("retain", rows, texts)
+
+    def forget_texts(self) -> None:
+        self._note("forget_texts")
+
+    def reset(self) -> None:
+        """As `Target.reset`, also where a process is lost: requests end one after the other then,
+        with an error that says so."""
+        if self.lost is None:
+            self._note("reset")
+        else:
+            self._own.reset()
+
+    # -- passes ----------------------------------------------------------------------------------
+
+    def fill(
+        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+    ) -> list[ReadPart]:
+        found: list[ReadPart] = self._call("fill", token_budget, layers, whole)
+        return found
+
+    def score(self, plan: Plan) -> Scores:
+        if plan.aux_tokens is not None and plan.aux_tokens.enter:
+            self._refuse("have drafts join its passes after some of its layers")
+        found: Scores = self._call("score", plan)
+        return found
+
+    def computing(self) -> AbstractContextManager[None]:
+        return self._own.computing()
+
+    # -- what it costs: all processes together -----------------------------------------------------
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._own.weight_bytes
+
+    @property
+    def pass_bytes(self) -> int:
+        return self._own.pass_bytes
+
+    @property
+    def head_bytes(self) -> int:
+        return self._own.head_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._own.cache_bytes * self._processes.count
+
+    # -- capabilities ----------------------------------------------------------------------------
+
+    # The model and its modules are shared by themselves where they are called (`load`).
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._own.embed(tokens)
+
+    def head(self, states: Tensor) -> Tensor:
+        return self._own.head(states)
+
+    def bounded(self, logits: Tensor) -> Tensor:
+        return self._own.bounded(logits)
+
+    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+        return self._own.plain(token_ids, last)
+
+    def forward_aux(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
+        if aux_tokens.enter:
+            self._refuse("have drafts join its passes after some of its layers")
+        found: Tensor = self._call("forward_aux", token_ids, aux_tokens)
+        return found
+
+    def another(self, rows: int) -> Leader:
+        return Leader(self._loaded, rows, self.max_length)
+
+    def view(self, skipped: SubLayers) -> View:
+        self._refuse("leave out some of its layers")
+
+    def lower(self, layers: int) -> LowerView:
+        self._refuse("stop after some of its layers")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise ConfigError(
+            f"{self._loaded.name} is split over {self._processes.count} processes, and cannot "
+            f"{what}: draft with a look-up, another model or a head on its last states, or {OUT}."
+        )
