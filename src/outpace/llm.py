@@ -19,6 +19,7 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import takes
 from outpace.core.params import SamplingParams
 from outpace.core.progress import part, rising, silent
+from outpace.core.values import folder as path_of
 from outpace.engine.request import Request
 from outpace.engine.trials import TRIAL, trial_prompts, try_alike, try_out
 from outpace.errors import ConfigError, OutpaceError, reason_of
@@ -81,6 +82,7 @@ class LLM:
             trust_remote_code=args.trust_remote_code,
             cpu_kernels=args.cpu_kernels,
             quantization=args.quantization,
+            lora=args.lora,
             progress=None if report is None else part(report, 0.0, share * _LOADING),
             compiled=args.compile is True,
             check_length=check_length,
@@ -135,7 +137,7 @@ class LLM:
 
         Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
         """
-        path = arguments.folder("folder", folder)
+        path = path_of("folder", folder)
         self.engine.between_rounds(lambda: self.engine.drafter.save(path))
 
     def forget_texts(self) -> None:

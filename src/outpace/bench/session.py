@@ -231,7 +231,15 @@ def _check_comparable(options: Mapping[str, Any], rows: int) -> None:
 WITH_FLAGS = {"model": "--model", "speculative_config": "--speculative-config"}
 """Arguments of `LLM` that have flags of their own."""
 
-OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code", "cpu_kernels", "progress")
+OF_LOADING = (
+    "dtype",
+    "device",
+    "quantization",
+    "lora",
+    "trust_remote_code",
+    "cpu_kernels",
+    "progress",
+)
 """Arguments of `LLM` that say how a model is loaded."""
 
 
@@ -253,6 +261,7 @@ def _models(engines: Engines, llm: LLM) -> Models:
         device=str(llm.target.device),
         quantization=engines.options.get("quantization"),
         drafter_quantization=llm.config.options.get("quantization"),
+        adapted=any(each.get("lora") for each in (engines.options, llm.config.options)),
     )
 
 
