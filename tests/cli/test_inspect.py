@@ -4,6 +4,7 @@ not; without reading weights."""
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,25 @@ def test_gguf_files(inspected: Run, tmp_path: Path) -> None:
     why = inspected(other)
     assert (why["what"], why["commands"]) == ("a GGUF file", [])
     assert "holds a LoRA adapter, not a language model" in why["why_not"]
+
+
+def test_what_is_typed_for_an_adapter_works(
+    inspected: Run, run: Run, target: Path, tmp_path: Path
+) -> None:
+    place = adapter(tmp_path / "lora", LlamaForCausalLM.from_pretrained(target), ["q_proj"])
+    words = shlex.split(inspected(place, "-m", target)["commands"][0])[1:]
+    done = run(*words, "w1 w2", "--max-tokens", 4, "--verbose")
+    assert done.exit_code == 0, done.stderr
+    assert f"with the adapter {place}" in done.stderr
+
+
+def test_weights_that_nobody_reads_are_a_reason(inspected: Run, copy_of_target: Path) -> None:
+    config = json.loads((copy_of_target / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "modelopt"}
+    (copy_of_target / "config.json").write_text(json.dumps(config))
+    found = inspected(copy_of_target)
+    assert "are quantised with 'modelopt'" in found["why_not"]
+    assert not found["commands"]
 
 
 def test_the_bundled_head_fits_the_bundled_target(inspected: Run) -> None:
