@@ -22,7 +22,7 @@ _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "config", "forms", "inputs"}
 _UNDER_API = {"building", "bundled", "engine", "generation", "intake", "outputs"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
-_FACE = {*_API, "llm", "files"}
+_FACE = {*_API, "llm", "files", "inspection"}
 _TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generation": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
     "bundled": {"targets"},
     "llm": _API,
+    "inspection": {"core", "draft", "heads", "targets"},
     "hf": _FACE,
     "audit": _TOOLS - {"serve", "tune"},
     "bench": _TOOLS - {"serve", "tune"},

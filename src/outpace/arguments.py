@@ -19,7 +19,7 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import Reads, read_options
 from outpace.core.params import SamplingParams
 from outpace.core.progress import Progress
-from outpace.core.values import shown
+from outpace.core.values import folder, shown
 from outpace.errors import ConfigError, ParamsError, UnknownArgument, names_checked
 
 if TYPE_CHECKING:
@@ -112,8 +112,7 @@ class EngineArgs:
     """Folder, GGUF file or hub name of a language model. Unset: the bundled pair.
 
     Also a loaded ``PreTrainedModel``, then with its ``tokenizer``: it is put into evaluation mode
-    and stays in it, so call its ``train()`` before you go on training it. A folder with an adapter
-    (``adapter_config.json``) is refused, with or without its model: merge the two before."""
+    and stays in it, so call its ``train()`` before you go on training it."""
     _: KW_ONLY
     speculative_config: Annotated[
         Mapping[str, Any] | SpeculativeConfig | None, Reads(_as_given)
@@ -139,6 +138,12 @@ class EngineArgs:
     """Texts decoded at once."""
     generation_config: Literal["auto", "none"] = "auto"
     """auto takes unset options from the model's own generation_config; none ignores it."""
+    lora: Annotated[str | os.PathLike[str] | None, Reads(folder)] = None
+    """Folder or hub name of a LoRA adapter, as peft writes it, which is merged into the model as it
+    is loaded.
+
+    The text is that of the adapted model, with speculation and without. A draft model has its own
+    "lora" in ``speculative_config``."""
     trust_remote_code: bool = False
     """Run the Python files that come with the model. Only for models that you trust."""
     cpu_kernels: Literal["auto", "tune", "native", "packed", "blocked", "off"] = "auto"
@@ -233,14 +238,6 @@ class EngineArgs:
     def saved_by_drafter(self) -> int | None:
         """How many a draft model or a head keeps; None for the beginnings of a few."""
         return None if self.enable_prefix_caching is None else self.saved_texts
-
-
-def folder(name: str, value: Any) -> Path:
-    """Returns the path of a folder that is written to; ``ConfigError`` for what is no path."""
-    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
-    if not isinstance(path, str) or not path:
-        raise ConfigError(f"{name} must be the path of a folder, not {shown(value)}.")
-    return Path(path)
 
 
 def check_defaults(defaults: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import takes
 from outpace.core.params import SamplingParams
 from outpace.core.progress import Progress, part, rising, silent
+from outpace.core.values import folder as path_of
 from outpace.engine.request import Request
 from outpace.engine.trials import TRIAL, trial_prompts, try_alike, try_out
 from outpace.errors import ConfigError, OutpaceError, reason_of
@@ -78,21 +79,33 @@ class LLM:
 
         loading = None if report is None else part(report, 0.0, share * _LOADING)
         self.target = _loaded(args, loading, check_length)
+        try:
+            self._make(args, speculation, report or silent, share)
+        except BaseException:
+            if isinstance(self.target, SplitModel) and self.target is not args.model:
+                self.target.processes.close()  # else they would stay as long as the error does
+            raise
+
+    def _make(
+        self, args: EngineArgs, speculation: Speculation, report: Progress, share: float
+    ) -> None:
+        """Builds the engine around the loaded target, and tries it out. share: of the progress of
+        loading, that is over."""
         self.max_model_len = args.context(self.target.max_length)
         self.intake = Intake(self.target, self.max_model_len, args.generation_config == "auto")
-        drafting = part(report or silent, share * _LOADING, _LOADING)
+        drafting = part(report, share * _LOADING, _LOADING)
         self.engine = build_engine(self.target, speculation, self.intake, args, drafting)
         self._keeps_all = bool(args.enable_prefix_caching)
         self.intake.images.keeps_images = self.engine.drafter.needs.images
         self.intake.takes_predictions = self.engine.drafter.takes_predictions
         self._generation = Generation(self.engine)
-        (report or silent)("trying it out", _LOADING)
+        report("trying it out", _LOADING)
         if capture_of(args, self.target.device) is not None:
             self._prepare(rows=sorted({1, min(2, args.max_num_seqs)}))
         if args.batch_invariant:
             self.engine.between_rounds(self._try_alike)
         self._try_out()
-        (report or silent)("ready", 1.0)
+        report("ready", 1.0)
 
     def _try_alike(self) -> None:
         """Raises ``ConfigError`` where a token's logits depend on what else is in the pass."""
@@ -130,13 +143,13 @@ class LLM:
 
         Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
         """
-        path = arguments.folder("folder", folder)
+        path = path_of("folder", folder)
         self.engine.between_rounds(lambda: self.engine.drafter.save(path))
 
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
-        "recycling" and what is built on them), and what target and draft model or head keep cached of them
-        (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
+        "recycling" and what is built on them), and what target and draft model or head keep cached
+        of them (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
         where one user's text shall not speed up another's. What "auto" has learned from them stays:
         how long such texts become, and how much a draft model saves in them.
 
@@ -407,12 +420,15 @@ def _loaded(
             trust_remote_code=args.trust_remote_code,
             cpu_kernels=args.cpu_kernels,
             quantization=args.quantization,
+            lora=args.lora,
             progress=progress,
             compiled=args.compile is True,
             check_length=check_length,
         )
     check_options(
         quantization=args.quantization,
+        lora=args.lora,
+        processor=args.processor,
         cpu_kernels=args.cpu_kernels,
         compiled=args.compile is True,
         batch_invariant=args.batch_invariant,

@@ -167,6 +167,7 @@ def test_a_missing_program_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPa
         (Models("t.gguf", "folder", "float32", "cpu"), "reads GGUF files"),
         (Models("t.gguf", None, "float32", "cuda"), "runs on the CPU"),
         (Models("t.gguf", None, "float32", "cpu", "int8"), "quantises them to int8"),
+        (Models("t.gguf", None, "float32", "cpu", adapted=True), "without the adapter"),
     ],
 )
 def test_what_it_cannot_run_is_refused(asked: Path, models: Models, words: str) -> None:

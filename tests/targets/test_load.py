@@ -24,7 +24,7 @@ from outpace.targets.hf.kinds import INSTALLED
 from outpace.targets.hf.loading import source
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.loading.reading import read_tokenizer
-from outpace.targets.hf.loading.source import check_path, locate, names_gguf
+from outpace.targets.hf.loading.source import check_path, locate, locate_adapter, names_gguf
 from targets.families import build, target
 from targets.generating import greedy
 from targets.gguf.files import tiny, write
@@ -219,24 +219,28 @@ LORA = {"peft_type": "LORA", "base_model_name_or_path": "some/base"}
 
 
 @pytest.mark.parametrize(
-    ("about", "what"),
+    ("about", "what", "remedy"),
     [
-        (json.dumps(LORA), "a LoRA adapter for the model 'some/base'"),
-        (json.dumps({**LORA, "peft_type": "IA3"}), "an adapter of the kind 'IA3' for the model"),
-        ("cut sh", "a LoRA adapter for another model"),
-        ("[]", "a LoRA adapter for another model"),
+        (json.dumps(LORA), "a LoRA adapter for the model 'some/base'", "name that model, and"),
+        (
+            json.dumps({**LORA, "peft_type": "IA3"}),
+            "an adapter of the kind 'IA3' for the model",
+            "merge it into its model",
+        ),
+        ("cut sh", "a LoRA adapter for another model", "name that model, and this folder as lora="),
+        ("[]", "a LoRA adapter for another model", "name that model, and this folder as lora="),
     ],
 )
 @pytest.mark.parametrize("with_config", [False, True])
 def test_an_adapter_alone_is_named_as_what_it_is(
-    tmp_path: Path, about: str, what: str, with_config: bool
+    tmp_path: Path, about: str, what: str, remedy: str, with_config: bool
 ) -> None:
     (tmp_path / "adapter_config.json").write_text(about)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"")
     if with_config:
         (tmp_path / "config.json").write_text("{}")
     for load_it in (load, check_path, lambda path: DraftModelOptions(model=path)):
-        with pytest.raises(ModelLoadError, match=f"holds {what}.* and no model: merge the two"):
+        with pytest.raises(ModelLoadError, match=f"holds {what}.* and no model: {remedy}"):
             load_it(str(tmp_path))
 
 
@@ -244,7 +248,7 @@ def test_an_adapter_beside_its_model_is_never_applied_or_ignored_in_silence(fold
     """transformers applies it where peft is installed, and ignores it elsewhere."""
     (folder / "adapter_config.json").write_text(json.dumps(LORA))
     (folder / "adapter_model.safetensors").write_bytes(b"")
-    with pytest.raises(ModelLoadError, match=r"holds a model and a LoRA adapter .*: merge the two"):
+    with pytest.raises(ModelLoadError, match=r"holds a model and a LoRA adapter .*: move the"):
         load(folder)
     (folder / "adapter_config.json").unlink()
     load(folder)
@@ -265,6 +269,29 @@ def test_adapters_on_the_hub_are_refused_before_they_are_downloaded(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelLoadError, match="'some/model' holds a model and a LoRA adapter"):
         load("some/model")
+
+
+def test_an_adapter_on_the_hub_is_downloaded(
+    hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = []
+
+    def download(name: str, file: str) -> str:
+        fetched.append(file)
+        return str(folder / file)
+
+    monkeypatch.setattr(source, "hf_hub_download", download)
+    hub.answer = ["adapter_config.json", "adapter_model.safetensors", "README.md"]
+    assert locate_adapter("some/adapter") == folder
+    assert fetched == ["adapter_config.json", "adapter_model.safetensors"]
+    hub.answer = ["config.json", "model.safetensors"]
+    with pytest.raises(ModelLoadError, match="'some/adapter' on the hub holds no adapter"):
+        locate_adapter("some/adapter")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert locate_adapter("some/adapter") == Path("some/adapter")
+    (folder / "adapter_model.safetensors").write_bytes(b"")
+    monkeypatch.setattr(source, "try_to_load_from_cache", lambda name, file: str(folder / file))
+    assert locate_adapter("some/adapter") == folder
 
 
 def test_offline_nothing_is_asked(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,6 +235,7 @@ OF_LOADING = (
     "dtype",
     "device",
     "quantization",
+    "lora",
     "trust_remote_code",
     "cpu_kernels",
     "progress",
@@ -261,6 +262,7 @@ def _models(engines: Engines, llm: LLM) -> Models:
         device=str(llm.target.device),
         quantization=engines.options.get("quantization"),
         drafter_quantization=llm.config.options.get("quantization"),
+        adapted=any(each.get("lora") for each in (engines.options, llm.config.options)),
     )
 
 

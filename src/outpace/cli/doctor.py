@@ -103,6 +103,7 @@ def _model_words(model: ModelFlags) -> list[str]:
         "--dtype": None if model.dtype == "auto" else model.dtype,
         "--device": None if model.device == "auto" else model.device,
         "--quantization": model.quantization,
+        "--lora": model.lora,
         "--threads": model.threads,
     }
     words = [(flag, str(value)) for flag, value in given.items() if value is not None]

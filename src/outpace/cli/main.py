@@ -19,6 +19,7 @@ VERBS = {
     "generate": "outpace.cli.generate:generate",
     "chat": "outpace.cli.chat:chat",
     "methods": "outpace.cli.methods:methods",
+    "inspect": "outpace.cli.inspect:inspect",
     "doctor": "outpace.cli.doctor:doctor",
     "bench": "outpace.cli.bench:app",
     "audit": "outpace.cli.audit:app",

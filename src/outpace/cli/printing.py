@@ -168,6 +168,8 @@ REMEDIES = {
     "leave max_batch_total_tokens or batch_invariant out": "leave --max-batch-total-tokens or "
     "--batch-invariant out",
     "use compile=False": "use --no-compile",
+    "as lora=PATH": "as --lora PATH",
+    "which lora=PATH names": "which --lora PATH names",
     "beam_width": "--num-beams",
     "LLM.beam_search": "--num-beams",
     "or lower n.": "or lower --n.",

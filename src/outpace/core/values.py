@@ -8,14 +8,16 @@ further on they would overflow or compare otherwise. ``error`` is the class of w
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from outpace.core.unicode import check_unicode
-from outpace.errors import OutpaceError, ParamsError
+from outpace.errors import ConfigError, OutpaceError, ParamsError
 
 _LONGEST_SHOWN = 80
 
@@ -170,3 +172,11 @@ def texts(name: str, value: Any, error: type[OutpaceError] = ParamsError) -> tup
             raise error(f"{name} must be a list of non-empty strings, not {shown(value)}.")
         check_unicode(name, text, error=error)
     return found
+
+
+def folder(name: str, value: Any) -> Path:
+    """Returns the path of a folder; ``ConfigError`` for what is no path."""
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"{name} must be the path of a folder, not {shown(value)}.")
+    return Path(path)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape, config_of, shape_of
-from outpace.heads.folder import CONFIG, WEIGHTS, Folder
+from outpace.heads.folder import CONFIG, WEIGHTS, Folder, Unread
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
 from outpace.targets.cpu.native_layers.blocks import widen_blocks
 from outpace.targets.cpu.weights.blocks import (
@@ -191,6 +191,15 @@ def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
     if not blocks:
         widen_blocks(head, head.dtype)
     return head
+
+
+def outline_head(folder: str | os.PathLike[str]) -> tuple[Head, type[Format]]:
+    """Returns the head in a folder with weights at whose numbers nobody has looked, so that they
+    are not read from the disk, and its format. Raises ``ModelLoadError`` as `load_head` does."""
+    place = Unread(Path(folder))
+    about = place.read_config()
+    form = _format(place, about)
+    return form.read(place, about), form
 
 
 def read_kind(folder: str | os.PathLike[str]) -> str | None:

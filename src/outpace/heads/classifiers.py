@@ -37,17 +37,23 @@ class Origin:
     shape: TargetShape
     probe_states: Tensor  # [T, H], its last hidden states in a fixed text
 
+    def check_shape(self, here: TargetShape, what: str) -> None:
+        """Raises ``ConfigError`` where a model of another shape is meant. what: the classifier, for
+        the sentence."""
+        for size in ("hidden_size", "vocab_size", "layers"):
+            made_for, found = getattr(self.shape, size), getattr(here, size)
+            if made_for != found:
+                raise ConfigError(
+                    f"{what} was trained for another model ({self.shape.name or 'unnamed'}): its "
+                    f"{size} is {made_for}, and that of {here.name or 'this one'} is {found}; "
+                    "train one for this."
+                )
+
     def check(self, here: Origin, what: str) -> None:
         """Raises ``ConfigError`` where ``here`` is another model than this. what: the classifier,
         for the sentence."""
+        self.check_shape(here.shape, what)
         name = self.shape.name or "unnamed"
-        for size in ("hidden_size", "vocab_size", "layers"):
-            made_for, found = getattr(self.shape, size), getattr(here.shape, size)
-            if made_for != found:
-                raise ConfigError(
-                    f"{what} was trained for another model ({name}): its {size} is {made_for}, "
-                    f"and that of {here.shape.name or 'this one'} is {found}; train one for this."
-                )
         pair = self.probe_states.double().cpu(), here.probe_states.double().cpu()
         alike = float(torch.cosine_similarity(*pair, dim=-1).mean())
         if not alike >= ALIKE:

@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from outpace.errors import ProcessLost
 from outpace.serve.engine_thread import Delta, Job, OutOfTime, QueueFull, ShuttingDown, TooMany
 from outpace.serve.openai.answers import Answer, event
 from outpace.serve.openai.errors import ApiError
@@ -137,8 +136,6 @@ def answer_to(error: Exception | None) -> ApiError:
         return ApiError(
             429, "you have as many texts open as one client may: wait for one.", code="too_many"
         )
-    if isinstance(error, ProcessLost):
-        return ApiError(503, str(error), code="process_lost")
     if error is None or isinstance(error, ShuttingDown):
         return ApiError(503, "the server is shutting down.", code="shutting_down")
     return ApiError.of(error)

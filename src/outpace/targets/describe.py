@@ -63,6 +63,8 @@ class Description:
     dtype: str
     """The dtype of its activations."""
     quantization: str | None
+    lora: str | None
+    """The folder of the adapter that is merged into its weights."""
     blocks: str | None
     """The kinds of blocks that its weights are in, with their share of the bytes in blocks:
     "Q4_K 71 %, Q6_K 29 %" """
@@ -101,7 +103,8 @@ class Description:
             computed += f", {self.native_layers} of {self.layers} layers in native code"
         if self.whole_model:
             computed += ", in one call"
-        line = f"{self.name} on {where}, {held}: {computed}"
+        name = self.name if self.lora is None else f"{self.name} with the adapter {self.lora}"
+        line = f"{name} on {where}, {held}: {computed}"
         if self.slow is not None:
             line += f"; {self.slow}"
         if self.ends:
@@ -122,6 +125,7 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
         device=loaded.device.type,
         dtype=str(_activations(loaded)).removeprefix("torch."),
         quantization=loaded.quantization,
+        lora=None if loaded.lora is None else str(loaded.lora),
         blocks=block_kinds(loaded.model),
         kernels=" and ".join(kinds) or "plain",
         tuned=loaded.cpu_kernels == "tune",

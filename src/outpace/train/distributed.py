@@ -19,6 +19,7 @@ pass more would wait for the others for ever. This is tested with two processes 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -289,6 +290,7 @@ def load_sharded(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
+    lora: str | os.PathLike[str] | None = None,
     progress: Progress,
 ) -> Loaded:
     """Returns a target of which this process holds a part, to be read and never changed. All ranks
@@ -302,6 +304,7 @@ def load_sharded(
         dtype=dtype,
         device=device,
         trust_remote_code=trust_remote_code,
+        lora=lora,
         progress=progress,
     )
     progress("splitting the weights", 0.5)

@@ -21,6 +21,7 @@ from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
+from outpace.targets.hf.loading.lora import merge, read_adapter
 from outpace.targets.hf.loading.source import locate, names_gguf
 from outpace.targets.hf.partial.layers import with_layers
 
@@ -138,8 +139,15 @@ def _of_target(target: Loaded, sizes: DraftModelSizes) -> Start:
     if target.cpu_kernels is None:
         return Start(target.model, target.tokenizer)
     if names_gguf(target.name):
+        if target.lora is not None:
+            raise ConfigError(
+                "layers of a GGUF file are read without the adapter that lora names: begin with a "
+                "folder, or with --start random."
+            )
         return Start(target.model, target.tokenizer, file=locate(target.name))
     read: Any = AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
+    if target.lora is not None:
+        merge(read_adapter(target.lora), read)
     return Start(read, target.tokenizer)
 
 

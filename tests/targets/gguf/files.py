@@ -31,6 +31,11 @@ EXTRA = {
     "linear_attn.dt_bias": "ssm_dt",
 }
 """Weights of layers that the library's table of names leaves out."""
+SCALES = {
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ1_M": (),
+    "NVFP4": (),
+}  # fmt: skip
+"""Where the scales of a block are that are float16; at its beginning, where nothing is said."""
 ALONE = ("A_log", "D")
 """Weights whose tensors have no ending."""
 
@@ -60,6 +65,7 @@ def write(
     model: Any,
     kind: str = "F32",
     *,
+    kinds: Mapping[str, str] | None = None,
     changes: Mapping[str, Any] | None = None,
     tensors: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
@@ -68,8 +74,9 @@ def write(
 ) -> Path:
     """Writes a model to a file; matrices in the kind, where blocks of it divide them.
 
-    changes: other values, None for those to leave out. tensors: more of them, as arrays. without:
-    tensors to leave out. tokens: whether it holds a tokenizer. alignment: of its tensors, in bytes.
+    kinds: of single tensors, instead. changes: other values, None for those to leave out. tensors:
+    more of them, as arrays. without: tensors to leave out. tokens: whether it holds a tokenizer.
+    alignment: of its tensors, in bytes.
     """
     writer = gguf.GGUFWriter(path, FAMILIES[arch].arch or arch)
     if alignment is not None:
@@ -79,7 +86,7 @@ def write(
         _add(writer, name, value)
     for name, numbers in {**_tensors(arch, model), **(tensors or {})}.items():
         if name not in without:
-            _add_tensor(writer, name, numbers, kind)
+            _add_tensor(writer, name, numbers, (kinds or {}).get(name, kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -160,10 +167,14 @@ def in_kind(numbers: Any, kind: GGMLQuantizationType) -> Any:
         size, nbytes = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(0)
     blocks = generator.integers(0, 256, (numbers.size // size, nbytes), np.uint8)
-    scales = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}[kind.name]
-    for place in scales:
+    for place in SCALES.get(kind.name, (0,)):
         few = generator.uniform(1e-4, 1e-3, (len(blocks), 1)).astype(np.float16)
         blocks[:, place : place + 2] = few.view(np.uint8)
+    if kind.name == "IQ1_M":  # whose scale is in the highest bits of its last four numbers
+        blocks[:, 49::2] &= 0x0F
+        blocks[:, 55] |= 0x10
+    if kind.name == "NVFP4":
+        blocks[:, :4] = generator.integers(1, 16, (len(blocks), 4), np.uint8)
     return blocks.reshape(*numbers.shape[:-1], -1)
 
 

@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from outpace.targets.cpu.weights.blocks import (
     BlockLinear,
     block_bytes,
     in_blocks,
+    widens,
 )
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
@@ -43,11 +45,52 @@ def test_every_kind_is_read(kind: str, tmp_path: Path) -> None:
     assert loaded.packed == (kind in KINDS)
 
 
-@pytest.mark.parametrize("kind", ["IQ4_XS", "IQ2_XXS", "Q2_K", "Q3_K", "MXFP4", "TQ1_0"])
-def test_other_kinds_are_refused_by_name(kind: str, tmp_path: Path) -> None:
-    import gguf
+OTHERS = (
+    "Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL",
+    "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+)  # fmt: skip
+"""Kinds of blocks that are widened when a file is read."""
 
-    model = tiny("llama", **K)
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_kinds_are_widened_as_their_own_library_does(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not hasattr(gguf.GGMLQuantizationType, kind) or not widens(kind):
+        pytest.skip(f"the installed gguf does not widen {kind}")
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama", **K), kind)
+    loaded = load(path, dtype="float64")
+    expected = widened(path, tiny("llama", **K)).double()
+    with torch.no_grad():
+        logits = expected(IDS).logits
+        assert torch.allclose(loaded.model(IDS).logits, logits, rtol=1e-9, atol=1e-9)
+    assert logits.std() > 1e-3, "scales make no numbers of the blocks"
+    assert not loaded.packed
+    assert f"because outpace has no products of {kind}" in caplog.text
+
+
+def test_blocks_of_both_sorts_share_a_file(tmp_path: Path) -> None:
+    """As in files called IQ4_XS or Q2_K: some matrices stay in blocks, and some are widened."""
+    kinds = {"token_embd.weight": "Q8_0", "blk.0.ffn_down.weight": "Q6_K"}
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama", **K), "IQ4_XS", kinds=kinds)
+    loaded = load(path, dtype="float64")
+    expected = widened(path, tiny("llama", **K)).double()
+    with torch.no_grad():
+        assert torch.allclose(loaded.model(IDS).logits, expected(IDS).logits, rtol=1e-9, atol=1e-9)
+    assert loaded.packed
+    assert set(block_bytes(loaded.model)) == {"Q8_0", "Q6_K"}
+    config = {"method": "ngram", "num_speculative_tokens": 3}
+    texts = [
+        LLM(path, speculative_config=each).generate([[5, 6, 5, 6, 5]], {"temperature": 0})
+        for each in (config, {"method": "none"})
+    ]
+    assert texts[0][0].token_ids == texts[1][0].token_ids
+
+
+@pytest.mark.parametrize("kind", ["Q8_1", "F64"])
+def test_kinds_that_the_library_does_not_widen_are_named_with_their_tensor(
+    kind: str, tmp_path: Path
+) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     chosen = gguf.GGMLQuantizationType[kind]
@@ -58,8 +101,8 @@ def test_other_kinds_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    assert model is not None
-    with pytest.raises(UnsupportedModel, match=f"of kind {kind}, and outpace reads F32.*Q4_K_M"):
+    said = f"holds 'token_embd.weight' in numbers or blocks of kind {kind}, which the installed"
+    with pytest.raises(UnsupportedModel, match=said):
         load(path)
 
 

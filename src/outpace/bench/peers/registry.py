@@ -21,6 +21,8 @@ class Models:
     device: str
     quantization: str | None = None
     drafter_quantization: str | None = None
+    adapted: bool = False
+    """Whether an adapter was merged into target or drafter."""
     head: str | None = None
     """A trained head that drafts in the place of a draft model: other programs cannot read it."""
 
@@ -81,6 +83,11 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
     for name in names:
         if name == "plain":
             continue
+        if models.adapted:
+            raise ConfigError(
+                f"peer {name!r} reads models as their files hold them, without the adapter that "
+                f"lora names: leave {name!r} out of --vs, or name a merged model."
+            )
         peer, variants = named(name)
         about = PEERS[peer]
         quantised = models.quantization or models.drafter_quantization

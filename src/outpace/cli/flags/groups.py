@@ -30,6 +30,7 @@ class ModelFlags:
     dtype: str
     device: str
     quantization: str | None
+    lora: str | None
     trust_remote_code: bool
     threads: int | None
 

@@ -15,7 +15,7 @@ from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded
 
-OF_LOADING = ("dtype", "device", "quantization", "trust_remote_code")
+OF_LOADING = ("dtype", "device", "quantization", "lora", "trust_remote_code")
 """Options that say how to load a draft model, and mean nothing to a loaded one."""
 
 
@@ -46,6 +46,7 @@ def load_draft_model(
         device=options.device,
         cpu_kernels=kernels,
         quantization=None if learns else options.quantization,
+        lora=options.lora,
         trust_remote_code=options.trust_remote_code,
         progress=part(progress, 0.0, 1.0, "draft model"),
         compiled=compiled,

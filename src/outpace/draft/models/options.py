@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge
 
 from outpace.core.options import Reads
+from outpace.core.values import folder
 from outpace.draft.online.options import WeightsOptions
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import kind_in
@@ -46,6 +47,8 @@ class DraftModelOptions(WeightsOptions):
     """The type of its weights; unset: the target's."""
     device: Any = None
     """Where it runs: where the target does, as unset."""
+    lora: Annotated[str | os.PathLike[str] | None, Reads(folder)] = None
+    """A LoRA adapter's folder or hub name: it is merged into the draft model as that is loaded."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
     vocabulary: Literal["auto", "same", "intersection", "text"] = "auto"

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from outpace.draft.base import Setup
+from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.parallel.load import SplitModel
 from outpace.train.distill import LikeliestRecipe
 from outpace.train.draft_model import Start
 from outpace.train.recipe import Recipe, recipe_for
@@ -59,6 +61,11 @@ class HeadTrainee(Trainee):
     def __init__(self, head: Head, setup: Setup) -> None:
         """head: the one that drafts."""
         super().__init__(head)
+        if isinstance(setup.loaded, SplitModel):
+            raise ConfigError(
+                f"{setup.loaded.name} is split over several processes, through which no gradients "
+                "go: leave 'online' or tensor_parallel_size out."
+            )
         self.network = self._head = in_float32(head)
         self._head.let_learn()
         self.recipe = recipe_for(self._head, Teacher(setup.loaded, head.layers))

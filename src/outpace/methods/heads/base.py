@@ -297,7 +297,7 @@ class HeadDrafter(TrainedDrafter):
 
 def _may_be_kept(request: Request) -> bool:
     """Whether a text may lend its beginning. Of one with images the tokens do not say all."""
-    return request.keep_cached and request.media is None and request.error is None
+    return request.keep_cached and request.media is None and request.finish_reason != "error"
 
 
 def named(given: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outpace.errors import OutpaceError
+from outpace.errors import OutpaceError, ProcessLost
 
 TYPES = {
     400: "invalid_request_error",
@@ -54,6 +54,8 @@ class ApiError(Exception):
         """
         if isinstance(error, ApiError):
             return error
+        if isinstance(error, ProcessLost):
+            return cls(503, str(error), code="process_lost")
         if isinstance(error, OutpaceError):
             return cls(400, str(error))
         return cls(500, "the server failed on this request; its log says why.", code="internal")

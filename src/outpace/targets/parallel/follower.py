@@ -26,7 +26,6 @@ from outpace.targets.parallel.load import PartOfModel, read_part, shared_modules
 from outpace.targets.parallel.processes import (
     IDLE,
     come_to,
-    is_about_others,
     join,
     met,
     started_with,
@@ -50,7 +49,9 @@ class Follower:
         *before, last = calls
         for call in before:
             self._make(call)
-        with suppress(OutpaceError, NotImplementedError):  # the first process raises it, too
+        # The first process raises the same, but for a file that this one alone cannot read.
+        alike = () if last.name == "load" else (OutpaceError, NotImplementedError)
+        with suppress(*alike):
             self._make(last)
 
     def _make(self, call: Call) -> None:
@@ -103,6 +104,7 @@ def follow() -> None:
         torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
     )
     group = join(store, rank, count, device, IDLE)
+    _leave_to_the_first(signal.SIGTERM)  # until now the first one may refuse what it was asked for
     follower = Follower(store, rank, count)
     while True:
         try:
@@ -114,23 +116,25 @@ def follow() -> None:
 
 def follow_to_the_end() -> None:
     """Makes the calls of the first process, and ends this one with it."""
-    # A terminal sends Ctrl-C to all processes, and a service manager SIGTERM: what that means is
-    # for the first one to say, which may have texts to finish.
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+    _leave_to_the_first(signal.SIGINT)
     hide_progress_bars(downloads=True)
     code = 0
     try:
         follow()
     except Exception as error:  # whatever stops a pass: the first process notices the end
         code = 1
-        if not is_about_others(error):
-            rank, count = os.environ["RANK"], os.environ["WORLD_SIZE"]
-            why = reason_of(error, named=True)
-            said = f"outpace: process {rank} of the {count} that hold the model ends: {why}\n"
-            os.write(2, said.encode(errors="replace"))
+        rank, count = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        why = reason_of(error, named=True)
+        said = f"outpace: process {rank} of the {count} that hold the model ends: {why}\n"
+        os.write(2, said.encode(errors="replace"))
     os._exit(code)  # others may be gone, for whom torch would wait
+
+
+def _leave_to_the_first(number: signal.Signals) -> None:
+    """Ignores a signal: a terminal sends Ctrl-C to all processes, and a service manager SIGTERM.
+    What that means is for the first one to say, which may have texts to finish."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, signal.SIG_IGN)
 
 
 def follow_unless_first(count: int) -> None:

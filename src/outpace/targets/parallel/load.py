@@ -81,11 +81,19 @@ def device_of(asked: str, local: int, count: int = 1) -> str:
 
 
 def check_options(
-    *, quantization: str | None, cpu_kernels: str, compiled: bool, batch_invariant: bool
+    *,
+    quantization: str | None,
+    lora: object,
+    processor: object,
+    cpu_kernels: str,
+    compiled: bool,
+    batch_invariant: bool,
 ) -> None:
     """Raises ``ConfigError`` for arguments of ``LLM`` that do not go with a split model."""
     reasons = {
         "quantization": quantization is not None and "quantised weights are not split",
+        "lora": lora is not None and "adapters are not split",
+        "processor": processor is not None and "models that read images are not split",
         f"cpu_kernels={cpu_kernels!r}": (cpu_kernels == "tune" or cpu_kernels in ASKED)
         and "layers of our own are not split",
         "compile=True": compiled and "its passes are neither compiled nor recorded",
@@ -110,6 +118,8 @@ def check_config(config: Any, count: int) -> None:
         reason = "it reads images"
     elif keeps_states(config):
         reason = "it keeps recurrent states"
+    elif getattr(config, "quantization_config", None):
+        reason = "its weights are quantised"
     elif not plan:
         reason = f"transformers {INSTALLED} has no plan for that (base_model_tp_plan)"
     if reason is not None:

@@ -13,10 +13,12 @@ concerns GPUs has not been run yet.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,8 +32,6 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
 from outpace.errors import ConfigError, OutpaceError, ProcessLost, reason_of
 from outpace.targets.parallel.calls import Call, packed, send
@@ -50,7 +50,8 @@ NOTICING = 1.0
 HOST = "127.0.0.1"
 
 _FOLLOW = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "sys.path[:] = json.loads(sys.argv[1]); "
     "from outpace.targets.parallel.follower import main; main()"
 )
 
@@ -74,6 +75,8 @@ def started_with(count: int) -> int | None:
 def met(rank: int, count: int) -> Any:
     """Returns the store at which the processes that torchrun has started leave messages, once this
     one has come there."""
+    from torch.distributed.rendezvous import rendezvous  # there are builds of torch without it
+
     try:
         store, _, _ = next(rendezvous("env://", rank, count, timeout=COMING))
     except RuntimeError as error:
@@ -126,6 +129,8 @@ class Processes:
     def __init__(self, count: int, device: torch.device) -> None:
         """device: what this process computes on."""
         if distributed.is_initialized():
+            gc.collect()  # a model that was let go of refers to itself
+        if distributed.is_initialized():
             raise ConfigError(
                 "torch.distributed is in use in this process already, by another model with "
                 "tensor_parallel_size maybe, and there can be one of these at a time: let go of "
@@ -154,8 +159,20 @@ class Processes:
         """Starts the other processes, unless torchrun has; returns the store."""
         if started_with(self.count) is not None:
             return met(0, self.count)
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
         world = self.count
-        store: Any = TCPStore(HOST, 0, world, is_master=True, wait_for_workers=False)
+        # Bound to this machine alone: whoever joins may send calls, which are pickles.
+        listening = socket.create_server((HOST, 0))
+        store: Any = TCPStore(
+            HOST,
+            listening.getsockname()[1],
+            world,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listening.detach(),
+            use_libuv=False,
+        )
         for rank in range(1, world):
             environment = {
                 **os.environ,

@@ -9,6 +9,7 @@ each product. Our own integer products take their place where there are some.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import gguf
@@ -24,7 +25,19 @@ CHUNK = 1 << 22
 """Weights that are widened at a time, so that a product needs little memory besides."""
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""The kinds of blocks that can be read, by their names in GGUF."""
+"""The kinds of blocks that weights stay in, by their names in GGUF."""
+
+
+@cache
+def widens(kind: str) -> bool:
+    """Returns whether the installed `gguf` makes numbers of blocks of a kind."""
+    type_ = gguf.GGMLQuantizationType[kind]
+    block = np.zeros((1, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8)
+    try:
+        gguf.quants.dequantize(block, type_)
+    except NotImplementedError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)

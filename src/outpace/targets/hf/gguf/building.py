@@ -6,6 +6,7 @@ whose weights are in blocks are replaced by ones that keep them so.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -33,15 +34,22 @@ def empty_model(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Mo
 
 
 @torch.no_grad()
-def filled(model: GGUFModel, built: nn.Module, dtype: torch.dtype, packed: bool) -> nn.Module:
+def filled(
+    model: GGUFModel,
+    built: nn.Module,
+    dtype: torch.dtype,
+    packed: bool,
+    changed: Collection[str] = (),
+) -> nn.Module:
     """Returns a model that was built without storage, with the weights of a file.
 
     dtype: of weights that are in no blocks. packed: whether weights stay in blocks where they can;
-    else all are widened. Raises ``ModelLoadError`` or ``UnsupportedModel`` where file and model do
-    not fit.
+    else all are widened. changed: names of weights that will be changed, and are widened. Raises
+    ``ModelLoadError`` or ``UnsupportedModel`` where file and model do not fit.
     """
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
+    packable = {name: turned for name, turned in packable.items() if name not in changed}
     weights: Weights = {
         name: weight.to(dtype) if isinstance(weight, Tensor) else weight
         for name, weight in arrangement.weights(model, packable)

@@ -12,7 +12,7 @@ import numpy as np
 
 from outpace.core.values import is_whole, shown
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.cpu.weights.blocks import KINDS
+from outpace.targets.cpu.weights.blocks import KINDS, widens
 from outpace.targets.hf.gguf.header import Header, Stored, begins_as_gguf, read_header
 
 PLAIN = ("F32", "F16", "BF16")
@@ -91,8 +91,16 @@ class GGUFModel:
 
     @property
     def packed(self) -> bool:
-        """Whether any of its weights are in blocks."""
+        """Whether any of its weights can stay in blocks."""
         return any(tensor.kind in KINDS for tensor in self.tensors.values())
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """The kinds of its weights with the bytes of each, the largest share first."""
+        sizes: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + tensor.raw.nbytes
+        return dict(sorted(sizes.items(), key=lambda pair: -pair[1]))
 
 
 def printable_reason(error: BaseException) -> str:
@@ -272,10 +280,10 @@ def _check_tensors(model: GGUFModel) -> None:
         raise ModelLoadError(
             f"{model.path} holds no weights, only a vocabulary: name the GGUF file of a model."
         )
-    known = (*PLAIN, *KINDS)
-    unknown = sorted({tensor.kind for tensor in model.tensors.values()} - set(known))
-    if unknown:
-        raise UnsupportedModel(
-            f"{model.path} holds weights of kind {' and '.join(unknown)}, and outpace reads "
-            f"{', '.join(known)}: use a Q4_K_M file of the model, or another of these kinds."
-        )
+    for tensor in model.tensors.values():
+        if tensor.kind not in PLAIN and not widens(tensor.kind):
+            raise UnsupportedModel(
+                f"{model.path} holds {shown(tensor.name)} in numbers or blocks of kind "
+                f"{tensor.kind}, which the installed gguf library does not widen: use a Q4_K_M or "
+                "Q8_0 file of the model, or a newer gguf library."
+            )

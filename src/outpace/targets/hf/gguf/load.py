@@ -15,8 +15,9 @@ from outpace.targets.cpu.weights.blocks import KINDS, block_bytes
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled, likeness_of
-from outpace.targets.hf.gguf.file import GGUFModel, of_layers, read_model
+from outpace.targets.hf.gguf.file import PLAIN, GGUFModel, of_layers, read_model
 from outpace.targets.hf.gguf.vocabulary import end_tokens, generation_config_of, tokenizer_of
+from outpace.targets.hf.loading.lora import Adapter, check_fits, merge
 from outpace.targets.hf.partial.layers import with_layers
 
 LOGGER = logging.getLogger("outpace")
@@ -71,6 +72,7 @@ def load_gguf(
     attention: Callable[[Any], str | None],
     report: Callable[[str, float], None],
     check: Callable[[Any], None] = support.check_config,
+    adapter: Adapter | None = None,
 ) -> tuple[nn.Module, Any, dict[int, list[str]]]:
     """Returns the model of a GGUF file, its tokenizer unless one is given, and the tokens that end
     a text, with who names each of them.
@@ -78,7 +80,8 @@ def load_gguf(
     dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
     stay so, in memory that the file is mapped to; on a GPU they are widened. attention: says which
     function a configuration needs. check: raises what a configuration shows to be wrong, before
-    the weights are read.
+    the weights are read. adapter: is merged into the weights, of which those that it changes are
+    widened.
     """
     report("reading the header", 0.02)
     model = read_model(Path(path))
@@ -92,15 +95,18 @@ def load_gguf(
     try:
         built: Any = empty_model(config, kind, attention(config))
         built.generation_config = generation_config_of(model)
-        filled(model, built, kind, packed)
+        if adapter is not None:
+            check_fits(adapter, built)
+        filled(model, built, kind, packed, set() if adapter is None else adapter.changed)
+        if adapter is not None:
+            merge(adapter, built)
     except OutpaceError:
         raise
     except Exception as error:  # models raise all sorts over configurations that make no sense
         raise no_such_model(model, error) from error
     if packed and model.packed:  # and now that its sizes are known to be those of its weights
         _try_likeness(model, config, kind, attention(config))
-    if model.packed:
-        _say_what_is_widened(model, built, packed)
+    _say_what_is_widened(model, built, packed, adapter is not None)
     return built.to(device), known, end_tokens(model)
 
 
@@ -126,17 +132,21 @@ def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> 
     return dtype
 
 
-def _say_what_is_widened(model: GGUFModel, built: nn.Module, packed: bool) -> None:
+def _say_what_is_widened(model: GGUFModel, built: nn.Module, packed: bool, merged: bool) -> None:
     """Warns where weights in blocks take several times the memory of the file."""
-    inside = sum(tensor.raw.nbytes for tensor in model.tensors.values() if tensor.kind in KINDS)
-    held = sum(block_bytes(built).values())
-    if packed and held >= inside:
+    inside = {kind: nbytes for kind, nbytes in model.kinds.items() if kind not in PLAIN}
+    held, whole = sum(block_bytes(built).values()), sum(inside.values())
+    if held >= whole:
         return
-    numbers = sum(p.nbytes for p in built.parameters())
+    others = [kind for kind in inside if kind not in KINDS]
+    why = ", because blocks are computed on a CPU only"
+    if packed:
+        why = f", because outpace has no products of {' and '.join(others)}" if others else ""
+        why = ", because the adapter changes them" if merged else why
     LOGGER.warning(
         "outpace: weights of %s are widened from %.2f GB of blocks to numbers, %.2f GB in all%s.",
         model.path,
-        (inside - held) / 1e9,
-        numbers / 1e9,
-        "" if packed else ", because blocks are computed on a CPU only",
+        (whole - held) / 1e9,
+        sum(p.nbytes for p in built.parameters()) / 1e9,
+        why,
     )

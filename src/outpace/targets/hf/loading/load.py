@@ -27,7 +27,9 @@ from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.kinds import compute_in_float64, reads_sources
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
+from outpace.targets.hf.loading.lora import Adapter, merge, read_adapter
 from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
+from outpace.targets.hf.loading.quantized import check_readable, widened
 from outpace.targets.hf.loading.reading import (
     attention_for,
     read_config,
@@ -50,6 +52,7 @@ def load(
     trust_remote_code: bool = False,
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = None,
+    lora: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
     compiled: bool = False,
     check_length: Callable[[int], None] | None = None,
@@ -62,11 +65,12 @@ def load(
     whole layers of the Llama kind are computed by our own code too. A model object that is handed
     over keeps its layers, and is put into evaluation mode. processor: of a vision-language model,
     instead of the one that comes with it. quantization: see `quantize`; "auto" is for drafters,
-    which may be rounded: 8 bits where that saves time. progress: called before each step, in the
-    place of transformers' bars. compiled: whether passes will be compiled, which those of weights
-    in blocks are not. check_length: is called with the tokens that the model has positions for,
-    before its weights are read if that is known by then, and may raise. Raises ``ConfigError``,
-    ``ModelLoadError`` or ``UnsupportedModel``.
+    which may be rounded: 8 bits where that saves time. lora: a folder with an adapter, which is
+    merged into the weights before anything else is done with them. progress: called before each
+    step, in the place of transformers' bars. compiled: whether passes will be compiled, which those
+    of weights in blocks are not. check_length: is called with the tokens that the model has
+    positions for, before its weights are read if that is known by then, and may raise. Raises
+    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     check_trust(trust_remote_code)
@@ -87,7 +91,7 @@ def load(
             model = Loaded(model.eval(), tokenizer, name, processor=processor)
         else:
             model = _with_missing(model, tokenizer=tokenizer, processor=processor)
-        _check_handed_over(model, dtype, device, cpu_kernels, wanted)
+        _check_handed_over(model, dtype, device, cpu_kernels, wanted, lora)
         if model.cpu_kernels is not None:
             return model  # It was loaded and checked here.
         report("checking the model", 0.5)
@@ -97,7 +101,7 @@ def load(
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantization(wanted, where, kind)
-    looked = _Looked(report, check_length)
+    looked = _Looked(report, check_length, None if lora is None else read_adapter(Path(lora)))
     with nullcontext() if progress is None else without_loading_bars():  # it is shown by others
         loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, looked)
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
@@ -120,6 +124,7 @@ def load_plain(
     dtype: str | torch.dtype,
     device: str | torch.device,
     trust_remote_code: bool,
+    lora: str | os.PathLike[str] | None = None,
     progress: Progress,
 ) -> Loaded:
     """Returns a model as its files hold it, on the CPU, in the numbers that it would have on the
@@ -130,7 +135,7 @@ def load_plain(
     """
     check_trust(trust_remote_code)
     kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
-    looked = _Looked(progress)
+    looked = _Looked(progress, adapter=None if lora is None else read_adapter(Path(lora)))
     loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, looked)
     use_grouped(loaded.model)
     compute_in_float64(loaded.model)
@@ -174,10 +179,12 @@ def _check_handed_over(
     device: str | torch.device,
     cpu_kernels: Kernels,
     quantization: Quantization | None,
+    lora: str | os.PathLike[str] | None,
 ) -> None:
     """Raises ``ConfigError`` for what would change a model that the caller has loaded."""
     changes = f"cpu_kernels {cpu_kernels!r}" if cpu_kernels in ASKED else None
     changes = "quantization" if quantization is not None else changes
+    changes = "lora" if lora is not None else changes
     if changes is not None:
         raise ConfigError(
             f"{changes} changes a model's layers, and a model that you loaded stays as it is: give "
@@ -209,6 +216,7 @@ def load_drafter(
     device: str | torch.device | None = None,
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = "auto",
+    lora: str | os.PathLike[str] | None = None,
     trust_remote_code: bool = False,
     progress: Progress = silent,
     compiled: bool = False,
@@ -234,6 +242,7 @@ def load_drafter(
         device=device,
         cpu_kernels="auto" if handed_over else cpu_kernels,
         quantization=quantization,
+        lora=lora,
         trust_remote_code=trust_remote_code,
         progress=progress,
         compiled=compiled,
@@ -246,10 +255,12 @@ def _is_gguf_name(model: object) -> bool:
 
 @dataclass(frozen=True)
 class _Looked:
-    """What is done on the way to the weights."""
+    """What is done on the way to the weights, and with them."""
 
     report: Progress
     check_length: Callable[[int], None] | None = None
+    adapter: Adapter | None = None
+    """What is merged into the weights."""
 
     def check(self, config: Any) -> None:
         """Raises what the configuration shows to be wrong."""
@@ -277,12 +288,18 @@ def _from_path(
     generation.check_file(source)
     config = read_config(source, path, trust)
     looked.check(config)
+    method = check_readable(config, path, device)
     # Before the weights, which are what takes long.
     known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
     report("reading the weights", 0.05)
     processor = read_processor(source, path, config, trust)
-    model = read_weights(source, path, config, dtype, trust)
-    return Loaded(model.to(device).eval(), known, path, processor=processor)
+    model = widened(read_weights(source, path, config, dtype, trust), method, path, dtype)
+    adapter = looked.adapter
+    if adapter is not None:
+        report("merging the adapter", 0.3)
+        merge(adapter, model)
+    lora = None if adapter is None else adapter.path
+    return Loaded(model.to(device).eval(), known, path, processor=processor, lora=lora)
 
 
 def _from_gguf(
@@ -294,8 +311,9 @@ def _from_gguf(
     quantization: Quantization | None,
     looked: _Looked,
 ) -> Loaded:
+    adapter = looked.adapter
     model, known, ends = load_gguf(
-        source, tokenizer, dtype, device, attention_for, looked.report, looked.check
+        source, tokenizer, dtype, device, attention_for, looked.report, looked.check, adapter
     )
     packed = bool(block_bytes(model))
     if packed and quantization is not None:
@@ -303,7 +321,8 @@ def _from_gguf(
             f"the weights in {name} are quantised already: leave quantization out, or name the "
             "model's Hugging Face folder."
         )
-    return Loaded(model, known, name, packed=packed, ends=ends)
+    lora = None if adapter is None else adapter.path
+    return Loaded(model, known, name, packed=packed, ends=ends, lora=lora)
 
 
 # -- where a model runs, and in which numbers ------------------------------------------------------

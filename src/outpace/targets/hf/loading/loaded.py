@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,6 +72,8 @@ class Loaded:
     """What makes a vision-language model's inputs of texts and images, if it has one."""
     ends: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """The tokens that end a text by a GGUF file, with who names each of them."""
+    lora: Path | None = None
+    """The adapter that was merged into its weights when it was loaded."""
 
     @property
     def config(self) -> Any:

@@ -8,6 +8,7 @@ they get masks, positions and slots as drafting needs them.
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,11 @@ def read_nextn(loaded: Loaded) -> NextN:
     first = bool(getattr(found.config, "mtp_hidden_states_first", False))
     norm = part.post_norm if part.post_norm is not None else nn.Identity()
     return NextN(part.enorm, part.hnorm, part.eh_proj, block, norm, first)
+
+
+def in_first_module(name: str, layers: int) -> bool:
+    """Returns whether the name of a weight is one of the first module, after n layers."""
+    return any(re.match(pattern, name) for pattern in _patterns(layers))
 
 
 def _patterns(layers: int) -> list[str]:

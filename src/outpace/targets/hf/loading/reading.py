@@ -35,6 +35,7 @@ from outpace.errors import ModelLoadError, reason_of
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.kinds import INSTALLED, reads_sources, sees_images
+from outpace.targets.hf.loading.quantized import check_whole
 from outpace.targets.hf.loading.source import has_tokenizer, is_pickled, locate
 
 AGAIN = "download or save the model again."
@@ -70,7 +71,7 @@ def read_weights(
 ) -> nn.Module:
     """Returns the model, with all the weights that its configuration calls for."""
     try:
-        model, report = _class_for(config).from_pretrained(
+        model, report = class_for(config).from_pretrained(
             source,
             config=config,
             dtype=dtype,
@@ -94,6 +95,7 @@ def read_weights(
         raise ModelLoadError(
             f"cannot load a causal language model from {name!r}: {_why(error, config)}"
         ) from error
+    check_whole(report["unexpected_keys"], name)
     missing = sorted(report["missing_keys"])
     if missing:
         # transformers would fill them with random numbers, and the text would be noise.
@@ -104,7 +106,7 @@ def read_weights(
     return model  # type: ignore[no-any-return]
 
 
-def _class_for(config: Any) -> Any:
+def class_for(config: Any) -> Any:
     """The class that reads the weights; untyped, because the stubs of ``from_pretrained`` know of a
     model alone, and not of the report that is asked for beside it."""
     if not reads_sources(config):

@@ -81,12 +81,12 @@ def locate(model: str) -> str:
     adapter = try_to_load_from_cache(model, ADAPTER)
     if isinstance(adapter, str):
         _check_no_adapter_in(Path(adapter).parent, model)
-    downloaded = _downloaded(model)
-    if downloaded is not None and _complete(downloaded):
-        return str(downloaded)
+    known = downloaded(model)
+    if known is not None and _complete(known):
+        return str(known)
     if not constants.HF_HUB_OFFLINE:
         _check_on_hub(model)
-    elif downloaded is None:
+    elif known is None:
         raise ModelLoadError(
             f"there is no folder {model!r}, no model of this name was downloaded before, and "
             "HF_HUB_OFFLINE forbids to download it: unset that, or name a folder."
@@ -200,10 +200,14 @@ def _is_hub_name(name: str) -> bool:
     return True
 
 
-def _downloaded(name: str) -> Path | None:
-    """Returns the folder of the hub's cache that holds a model, maybe only in part."""
-    config = try_to_load_from_cache(name, "config.json")
-    return Path(config).parent if isinstance(config, str) else None
+def downloaded(name: str) -> Path | None:
+    """Returns the folder of the hub's cache that holds a model, maybe only in part, or the GGUF
+    file there that a name stands for; None where it was not downloaded."""
+    repository, _, file = name.partition(":") if _file_on_hub(name) else (name, "", "")
+    found = try_to_load_from_cache(repository, file or "config.json")
+    if not isinstance(found, str):
+        return None
+    return Path(found) if file else Path(found).parent
 
 
 def _complete(folder: Path) -> bool:
@@ -261,13 +265,42 @@ def _names_on_hub(name: str) -> list[str]:
 ADAPTER = "adapter_config.json"
 """The file that describes an adapter, as peft saves it."""
 
+LORA = "a LoRA adapter"
+
 _WEIGHTS = "adapter_model"
 """How the names of the files with an adapter's own weights begin."""
 
-_MERGED = (
-    "merge the two (peft's merge_and_unload, then save_pretrained) and name the merged model's "
-    "folder"
+MERGED = (
+    "merge it into its model (peft's merge_and_unload, then save_pretrained) and name the merged "
+    "model's folder"
 )
+"""What to do with an adapter that cannot be read."""
+
+
+def locate_adapter(name: str) -> Path:
+    """Returns the folder of an adapter; one on the hub is downloaded first, unless it was before.
+
+    Raises ``ModelLoadError`` where the hub has no such adapter, or cannot be reached.
+    """
+    path = Path(name)
+    if path.exists() or not _is_hub_name(name):
+        return path  # whoever reads it says what is wrong with it
+    known = try_to_load_from_cache(name, ADAPTER)
+    if isinstance(known, str) and any(Path(known).parent.glob(f"{_WEIGHTS}.*")):
+        return Path(known).parent
+    if constants.HF_HUB_OFFLINE:
+        return path
+    names = [each for each in _names_on_hub(name) if each == ADAPTER or each.startswith(_WEIGHTS)]
+    if ADAPTER not in names:
+        raise ModelLoadError(f"{name!r} on the hub holds no adapter: it has no {ADAPTER}.")
+    try:
+        files = [hf_hub_download(name, each) for each in names]
+    except Exception as error:  # of the HTTP library, which is another one in each version
+        raise ModelLoadError(
+            f"cannot download the adapter {name!r} ({error}): check the connection, or name a "
+            "folder."
+        ) from error
+    return Path(files[0]).parent
 
 
 def check_no_adapter(name: str, files: Iterable[str], folder: Path | None = None) -> None:
@@ -283,9 +316,11 @@ def check_no_adapter(name: str, files: Iterable[str], folder: Path | None = None
     if "config.json" in names and any(map(_is_of_a_model, names)):
         raise ModelLoadError(
             f"{name!r} holds a model and {kind} ({ADAPTER}), and does not say which of their two "
-            f"texts is wanted: {_MERGED}, or move {ADAPTER} elsewhere for the model without it."
+            "texts is wanted: move the adapter's files into a folder of their own, which lora=PATH "
+            "names if its text is wanted."
         )
-    raise ModelLoadError(f"{name!r} holds {kind} for {base}, and no model: {_MERGED}.")
+    remedy = "name that model, and this folder as lora=PATH" if kind == LORA else MERGED
+    raise ModelLoadError(f"{name!r} holds {kind} for {base}, and no model: {remedy}.")
 
 
 def _is_of_a_model(file: str) -> bool:
@@ -303,6 +338,6 @@ def _described(file: Path | None) -> tuple[str, str]:
     kind, base = entries.get("peft_type"), entries.get("base_model_name_or_path")
     lora = kind == "LORA" or not isinstance(kind, str)
     return (
-        "a LoRA adapter" if lora else f"an adapter of the kind {shown(kind)}",
+        LORA if lora else f"an adapter of the kind {shown(kind)}",
         f"the model {shown(base)}" if isinstance(base, str) and base else "another model",
     )

@@ -1,0 +1,294 @@
+"""What a file or folder is, for which target it was made and how it is used, or why not.
+
+The functions that load things say so, as far as they come before weights are read: what is said
+here of a file is what loading it finds.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from outpace.draft.lookup.datastore import DESCRIPTION, Datastore, fingerprint_of
+from outpace.errors import OutpaceError, UnsupportedModel, VocabularyMismatch
+from outpace.heads.base import Head, TargetShape
+from outpace.heads.checkpoint import fit, kind_in, outline_head
+from outpace.heads.classifiers import KIND as CLASSIFIER
+from outpace.heads.classifiers import load_classifier
+from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.registry import format_of
+from outpace.targets.hf.kinds import is_encoder_decoder, sees_images
+from outpace.targets.hf.loading.loaded import check_same_vocabulary
+from outpace.targets.hf.loading.lora import check_fits, read_adapter
+from outpace.targets.hf.loading.outline import Outline, headers, outline_model, weight_files
+from outpace.targets.hf.loading.source import ADAPTER, names_gguf
+
+EAGLE = "fc.weight"
+"""The weight by which an EAGLE head is told from a language model of one layer."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a path leads to."""
+
+    path: str
+    kind: str
+    """"model", "head", "adapter", "classifier" or "datastore"."""
+    what: str
+    """The same in words."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+    """What to type to use it."""
+    target: str | None = None
+    """The model that it was held against."""
+    why_not: str | None = None
+    """Why it cannot be used, at all or with that target."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns everything as JSON has it."""
+        names = ("path", "kind", "what", "facts", "commands", "target", "why_not")
+        found = {name: getattr(self, name) for name in names}
+        return {**found, "facts": dict(self.facts), "commands": list(self.commands)}
+
+
+def inspect(path: str, target: str | None = None, trust_remote_code: bool = False) -> Inspection:
+    """Returns what a path leads to, and whether it goes with a target, if one is named.
+
+    Raises ``OutpaceError`` for what is nothing that can be read, or damaged, and for a target that
+    cannot be loaded.
+    """
+    place, about = Path(path), _about(path)
+    against = None if target is None else outline_model(target, trust_remote_code)
+    if (place / DESCRIPTION).is_file():
+        return _datastore(path, target, against)
+    if (place / ADAPTER).is_file() and not _holds_model(place):
+        return _adapter(path, target, against)
+    if CLASSIFIER in about:
+        return _classifier(path, str(about[CLASSIFIER]), target, against)
+    form = format_of(about)
+    if form is not None and (form.name != "eagle" or _is_eagle(place)):
+        return _head(path, target, against)
+    return _model(path, target, against, trust_remote_code)
+
+
+def _about(path: str) -> Mapping[str, Any]:
+    """The configuration in a folder, empty where there is none."""
+    if not (Path(path) / CONFIG).is_file():
+        return {}
+    return Folder(Path(path)).read_config()
+
+
+def _holds_model(place: Path) -> bool:
+    return (place / CONFIG).is_file() and any(
+        not file.name.startswith("adapter_model") for file in weight_files(place)
+    )
+
+
+def _is_eagle(place: Path) -> bool:
+    """Whether a folder holds a head of EAGLE, whose configuration is that of a language model."""
+    names, _ = headers(weight_files(place))
+    return EAGLE in names
+
+
+def _size(place: Path) -> int:
+    """Bytes of a file, or of the files of a folder."""
+    files = [place] if place.is_file() else place.rglob("*")
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def _command(*words: str) -> str:
+    return shlex.join(["outpace", "generate", *words])
+
+
+def _with_target(target: str | None) -> list[str]:
+    return ["-m", "TARGET" if target is None else target]
+
+
+# -- heads and classifiers -------------------------------------------------------------------------
+
+
+def _head(path: str, target: str | None, against: Outline | None) -> Inspection:
+    head, form = outline_head(path)
+    shape = head.target
+    facts = {
+        "format": form.name,
+        "bytes": _size(Path(path)),
+        "dtype": str(head.dtype).removeprefix("torch."),
+        "parameters": sum(weight.numel() for weight in head.parameters()),
+        "target": shape.name or None,
+        "hidden_size": shape.hidden_size or None,
+        "vocabulary": shape.vocab_size or None,
+        "layers": shape.layers or None,
+        "reads": list(head.layers),
+        "draft_vocabulary": head.vocabulary,
+        "depths": head.config.depths,
+    }
+    method = ["--method", head.kind] if kind_in(path) is None else []
+    found = Inspection(
+        path,
+        "head",
+        f"a trained head of the kind {head.kind!r}, in the format {form.name!r}",
+        facts,
+        (_command(*_with_target(target), *method, "--draft", path),),
+        target,
+    )
+    return found if against is None else _judged(found, lambda: _fit(head, against, path))
+
+
+def _fit(head: Head, against: Outline, path: str) -> None:
+    name = against.loaded.name
+    fit(head, TargetShape.of(against.loaded.config, name), f"the head in {path!r}")
+
+
+def _judged(found: Inspection, check: Callable[[], None]) -> Inspection:
+    """What was found, with why it does not go with the target, if it does not."""
+    try:
+        check()
+    except OutpaceError as error:
+        return replace(found, why_not=str(error), commands=())
+    return found
+
+
+def _classifier(path: str, kind: str, target: str | None, against: Outline | None) -> Inspection:
+    network = load_classifier(path, kind)  # its weights are a few kilobytes
+    shape = network.shape
+    facts = {
+        "bytes": _size(Path(path)),
+        "made_for": shape.name or None,
+        "hidden_size": shape.hidden_size,
+        "vocabulary": shape.vocab_size,
+        "layers": shape.layers,
+    }
+    place = "verify" if kind == "judge" else "length"
+    entry = {"model": "DRAFT_MODEL", place: {"name": kind, "head": path}}
+    words = (*_with_target(target), "--speculative-config", json.dumps(entry))
+    what = f"a classifier of the kind {kind!r}"
+    found = Inspection(path, "classifier", what, facts, (_command(*words),), target)
+    if against is None or kind != "judge":  # the others read the states of a draft model
+        return found
+    here = TargetShape.of(against.loaded.config, against.loaded.name)
+    return _judged(found, lambda: network.origin.check_shape(here, f"the {kind}"))
+
+
+# -- datastores and adapters -----------------------------------------------------------------------
+
+
+def _datastore(path: str, target: str | None, against: Outline | None) -> Inspection:
+    datastore = Datastore.open(path)
+    about = datastore.description
+    facts = {
+        "bytes": datastore.nbytes,
+        "texts": about.texts,
+        "tokens": about.tokens,
+        "vocabulary": about.vocabulary,
+        "tokenizer": about.tokenizer or None,
+    }
+    config = json.dumps({"method": "retrieval", "datastore": path})
+    words = (*_with_target(target), "--speculative-config", config)
+    what = "a datastore of texts to look tokens up in"
+    found = Inspection(path, "datastore", what, facts, (_command(*words),), target)
+    if against is None:
+        return found
+    known = against.loaded.tokenizer
+
+    both = known is not None and about.fingerprint is not None
+    fingerprint = fingerprint_of(known) if both else None
+    size = int(against.loaded.config.vocab_size)
+    return _judged(found, lambda: datastore.check(fingerprint, size))
+
+
+def _adapter(path: str, target: str | None, against: Outline | None) -> Inspection:
+    found = Inspection(path, "adapter", "an adapter", {"bytes": _size(Path(path))}, target=target)
+    try:
+        adapter = read_adapter(Path(path))
+    except UnsupportedModel as error:
+        return replace(found, why_not=str(error))
+    about = adapter.about
+    names = sorted({name.rpartition(".")[2] for name in adapter.layers})
+    facts = {
+        **found.facts,
+        "base": adapter.base,
+        "rank": about.get("r"),
+        "alpha": about.get("lora_alpha"),
+        "changes": names,
+        "layers_changed": len(adapter.layers),
+        "replaces": sorted(adapter.others),
+    }
+    what = "a LoRA adapter" + (" with lengths of its own (DoRA)" if about.get("use_dora") else "")
+    base = target or adapter.base or "TARGET"
+    found = replace(found, what=what, facts=facts, commands=(_command("-m", base, "--lora", path),))
+    if against is None:
+        return found
+    return _judged(found, lambda: check_fits(adapter, against.loaded.model))
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+
+def _model(path: str, target: str | None, against: Outline | None, trust: bool) -> Inspection:
+    what = "a GGUF file" if names_gguf(path) else "a folder with a model"
+    bare = Inspection(path, "model", what, {"bytes": _size(Path(path))}, target=target)
+    try:
+        found = outline_model(path, trust)
+    except UnsupportedModel as error:
+        return replace(bare, why_not=str(error))
+    commands = tuple(_model_commands(path, target, found))
+    told = replace(bare, what=_kind_of(found), facts=dict(_model_facts(found)), commands=commands)
+    if against is None:
+        return told
+    try:
+        check_same_vocabulary(against.loaded, found.loaded)
+    except VocabularyMismatch as error:
+        if None in (against.loaded.tokenizer, found.loaded.tokenizer):
+            return replace(told, why_not=str(error), commands=())
+        return replace(told, facts={**told.facts, "tokens": OTHER_TOKENS})
+    return replace(told, facts={**told.facts, "tokens": "the target's"})
+
+
+OTHER_TOKENS = "other ones than the target's, so that drafts are translated"
+
+
+def _kind_of(found: Outline) -> str:
+    model: Any = found.loaded.model
+    kind = "a language model"
+    if is_encoder_decoder(model):
+        kind = "an encoder-decoder"
+    elif sees_images(model.config):
+        kind = "a vision-language model"
+    kind += f" of type {model.config.model_type!r}"
+    if found.gguf is not None:
+        kind += f", in a GGUF file (architecture {found.gguf.architecture})"
+    return kind
+
+
+def _model_facts(found: Outline) -> Iterator[tuple[str, Any]]:
+    loaded = found.loaded
+    config = loaded.config
+    yield "bytes", found.nbytes
+    if found.gguf is not None:
+        yield "blocks", {kind: nbytes / found.nbytes for kind, nbytes in found.gguf.kinds.items()}
+    else:
+        yield "dtype", ", ".join(found.dtypes) or None
+    if found.quantized is not None:
+        yield "quantized", found.quantized
+    yield "parameters", sum(weight.numel() for weight in loaded.model.parameters())
+    yield "layers", getattr(config, "num_hidden_layers", None)
+    yield "hidden_size", getattr(config, "hidden_size", None)
+    yield "vocabulary", getattr(config, "vocab_size", None)
+    yield "context", loaded.max_length
+    yield "tokenizer", None if loaded.tokenizer is None else type(loaded.tokenizer).__name__
+    yield "multi_token_prediction", found.foresees
+
+
+def _model_commands(path: str, target: str | None, found: Outline) -> Iterator[str]:
+    if target is not None:
+        yield _command("-m", target, "--draft", path)
+        return
+    yield _command("-m", path)
+    if found.foresees:
+        yield _command("-m", path, "--method", "mtp")
+    yield _command("-m", "TARGET", "--draft", path)
