@@ -149,9 +149,9 @@ class LLM:
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
         "recycling" and what is built on them), and what target and draft model or head keep cached
-        of them (``enable_prefix_caching``). That is for a measurement in which a prompt comes again, or
-        where one user's text shall not speed up another's. What "auto" has learned from them stays:
-        how long such texts become, and how much a draft model saves in them.
+        of them (``enable_prefix_caching``). That is for a measurement in which a prompt comes
+        again, or where one user's text shall not speed up another's. What "auto" has learned from
+        them stays: how long such texts become, and how much a draft model saves in them.
 
         Raises ``ConfigError`` for a drafter that learns online.
         """
