@@ -118,7 +118,6 @@ def _head(path: str, target: str | None, against: Outline | None) -> Inspection:
         "format": form.name,
         "bytes": _size(Path(path)),
         "dtype": str(head.dtype).removeprefix("torch."),
-        "parameters": sum(weight.numel() for weight in head.parameters()),
         "target": shape.name or None,
         "hidden_size": shape.hidden_size or None,
         "vocabulary": shape.vocab_size or None,
@@ -280,7 +279,7 @@ def _model_facts(found: Outline) -> Iterator[tuple[str, Any]]:
     yield "hidden_size", getattr(config, "hidden_size", None)
     yield "vocabulary", getattr(config, "vocab_size", None)
     yield "context", loaded.max_length
-    yield "tokenizer", None if loaded.tokenizer is None else type(loaded.tokenizer).__name__
+    yield "tokenizer", loaded.tokenizer is not None
     yield "multi_token_prediction", found.foresees
 
 

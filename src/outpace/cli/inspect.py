@@ -56,7 +56,7 @@ def show(found: Inspection) -> None:
     say(console, harmless(f"{found.path}: {found.what}"))
     lines = [(label(name), text(name, fact)) for name, fact in found.facts.items() if fact]
     if found.target is not None:
-        lines.append((f"fits {found.target}", "no" if found.why_not else "yes"))
+        lines.append(("fits the target", "no" if found.why_not else "yes"))
     if found.why_not is not None:
         lines.append(("why not", for_command_line(found.why_not)))
     lines += [("use it", command) for command in found.commands]
