@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from cpu import described
 from outpace import LLM
 from outpace.core.proposal import AuxTokens
 from outpace.core.trees.tree import Tree
@@ -262,22 +263,16 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-FAMILIES: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-}
+FAMILIES = (
+    *("llama", "qwen2", "gemma2", "gemma3", "phi3", "granite", "olmo2", "cohere", "glm4"),
+    *("starcoder2", "stablelm-parallel"),
+)
 CYCLE = ("Q4_0", "Q8_0", "Q5_1", "Q4_1", "Q5_0")
 
 
 def made(family: str) -> Any:
     """A model whose layers are in blocks of several kinds, as those of GGUF files are."""
-    torch.manual_seed(0)
-    config, kind = FAMILIES[family]
-    model = kind(config(**SIZES)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
+    model: Any = described.made(family, **SIZES)
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -285,13 +280,16 @@ def made(family: str) -> Any:
                 blocks = in_blocks(child.weight, CYCLE[count % len(CYCLE)])
                 setattr(parent, name, BlockLinear(blocks, child.bias))
                 count += 1
-    model.model.embed_tokens = BlockEmbedding(in_blocks(model.model.embed_tokens.weight, "Q8_0"))
+    table = model.model.embed_tokens
+    scale = getattr(table, "scalar_embed_scale", 1.0)
+    model.model.embed_tokens = BlockEmbedding(in_blocks(table.weight, "Q8_0"), scale=scale)
     return model
 
 
 def played(family: str, whole: bool = True) -> Any:
     model = made(family)
-    assert use_block_kernels(model) == 2 * 7 + 2
+    blocks = [module for module in model.modules() if hasattr(module, "blocks")]
+    assert use_block_kernels(model) == len(blocks)
     share_products(model)
     assert use_native_layers(model) == 2
     if whole:
@@ -482,8 +480,7 @@ def test_what_is_saved_are_the_widened_weights() -> None:
     expected, found = plain.state_dict(), ours.state_dict()
     assert expected.keys() == found.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    config, kind = FAMILIES["llama"]
-    kind(config(**SIZES)).load_state_dict(found)
+    LlamaForCausalLM(LlamaConfig(**SIZES)).load_state_dict(found)
 
 
 def test_gradients_still_flow() -> None:

@@ -14,25 +14,19 @@ from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
-    GraniteConfig,
-    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 from transformers.pytorch_utils import Conv1D
 
+from cpu.described import BASE, DESCRIBED, made
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree import Tree
 from outpace.targets.cpu import native, race
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import Native
+from outpace.targets.cpu.native_layers.description import Turning
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
     FEW,
@@ -57,41 +51,11 @@ FOUND = native.native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
 
 SHAPES = [(64, 32), (31, 48), (101, 64), (100, 7), (1, 5), (144, 129)]
-BASE: dict[str, Any] = {
-    "vocab_size": 101,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.15,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-PLAYED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "llama-bias": (LlamaConfig, LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": 6}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, {"head_dim": 32}),
-}
 
 
 def library() -> Native:
     assert FOUND is not None
     return FOUND
-
-
-def made(family: str, **more: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config, model, options = PLAYED[family]
-    found: PreTrainedModel = model(config(**{**BASE, **options, **more})).eval()
-    with torch.no_grad():  # norms of ones and biases of zeros would hide what is left out
-        for parameter in found.parameters():
-            if parameter.dim() == 1:
-                parameter += 0.3 * torch.randn_like(parameter)
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -318,7 +282,7 @@ def play(model: PreTrainedModel, whole: bool) -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("family", PLAYED)
+@pytest.mark.parametrize("family", DESCRIBED)
 @torch.inference_mode()
 def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> None:
     model, plain = made(family), made(family)
@@ -341,7 +305,7 @@ def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> No
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("family", PLAYED)
+@pytest.mark.parametrize("family", DESCRIBED)
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
     model = made(family)
@@ -438,16 +402,57 @@ def test_layers_of_other_shapes_are_not_even_tried(monkeypatch: pytest.MonkeyPat
 @torch.inference_mode()
 def test_layers_that_compute_something_else_are_left_to_transformers() -> None:
     torch.manual_seed(0)
-    granite = GraniteForCausalLM(GraniteConfig(**BASE, residual_multiplier=0.3)).eval()
     ends = {"bos_token_id": 0, "eos_token_id": 0}
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, **ends))
-    gelu = made("llama", hidden_act="gelu")
+    other = made("llama", hidden_act="quick_gelu")
     hooked = made("llama")
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
-    for model, count in ((granite, 0), (gpt2.eval(), 0), (gelu, 0), (hooked, 1)):
+    more = made("gemma3")
+    more.model.layers[0].mlp.more = nn.Linear(4, 4)
+    clipped = made("olmo2")
+    clipped.config.clip_qkv = 8.0  # what the few tokens of a trial may not reach
+    uncapped = made("gemma3", attn_logit_softcapping=50.0)  # which its code does not look at
+    counts = (0, 0, 1, 1, 0, 0)
+    models = (gpt2.eval(), other, hooked, more, clipped, uncapped)
+    for model, count in zip(models, counts, strict=True):
         speed_up(model, "native", smallest=1)
         assert use_native_layers(model) == count
         assert sum(isinstance(layer.forward, NativeLayer) for layer in model.modules()) == count
+
+
+@torch.inference_mode()
+def test_what_the_attributes_of_a_layer_do_not_say_is_found_out() -> None:
+    """A trial refuses what a description gets wrong, and chooses among what it leaves open."""
+
+    class Doubled(nn.Module):
+        def __init__(self, norm: Any) -> None:
+            super().__init__()
+            self.weight, self.eps = norm.weight, norm.variance_epsilon
+
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * torch.nn.functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    model = made("qwen3")
+    model.model.layers[0].input_layernorm = Doubled(model.model.layers[0].input_layernorm)
+    attention = model.model.layers[1].self_attn
+    forward = type(attention).forward
+    attention.forward = lambda *args, **options: (
+        2 * forward(attention, *args, **options)[0],
+        None,
+    )
+    speed_up(model, "native", smallest=1)
+    assert use_native_layers(model) == 0
+    turned = {family: made(family) for family in ("llama", "cohere", "glm4", "smollm3")}
+    found = []
+    for model in turned.values():
+        use_native_layers(model)
+        found.append([layer.forward.description.turning for layer in model.model.layers])
+    assert found == [
+        [Turning.HALVES] * 2,
+        [Turning.PAIRS] * 2,
+        [Turning.PAIRS_BY_HALVES] * 2,
+        [Turning.HALVES, Turning.STILL],
+    ]
 
 
 @torch.inference_mode()
@@ -488,11 +493,19 @@ def test_a_model_played_whole_still_does_what_else_it_is_asked() -> None:
 
 
 @torch.inference_mode()
-def test_a_model_that_scales_its_logits_is_not_played_whole() -> None:
-    torch.manual_seed(0)
-    model = GraniteForCausalLM(GraniteConfig(**BASE, logits_scaling=3.0)).eval()
+def test_a_model_that_does_more_between_layers_and_logits_is_not_played_whole() -> None:
+    model = made("granite")
     speed_up(model, "native", smallest=1)
     assert use_native_layers(model) == 2
+    kept = type(model).forward
+
+    class Other(type(model)):  # type: ignore[misc]
+        def forward(self, *args: Any, **options: Any) -> Any:
+            output = kept(self, *args, **options)
+            output.logits = output.logits.flip(-1)
+            return output
+
+    model.__class__ = Other
     assert not use_native_model(model)
     assert not isinstance(model.forward, NativeModel)
 

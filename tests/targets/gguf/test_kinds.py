@@ -211,7 +211,9 @@ def test_a_noisy_copy_is_off(path: Path) -> None:
 
 
 @pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("arch", "multiplied"), [("llama", True), ("gemma3", False)])
+@pytest.mark.parametrize(
+    ("arch", "multiplied"), [("llama", True), ("gemma3", True), ("mistral3", False)]
+)
 def test_blocks_are_multiplied_in_models_that_are_wholly_our_own(
     arch: str, multiplied: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,7 +65,7 @@ def test_loading_target_and_draft_model_widens_no_block(tmp_path: Path, widened:
 
 @OURS
 def test_a_family_that_is_widened_is_widened_once(tmp_path: Path, widened: list[int]) -> None:
-    path = write(tmp_path / "model.gguf", "gemma3", tiny("gemma3"), "Q8_0")
+    path = write(tmp_path / "model.gguf", "mistral3", tiny("mistral3"), "Q8_0")
     widened.clear()
     model: Any = load(path).model
     inner = [m for name, m in model.named_modules() if name.endswith("_proj")]

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "lanes.h"
+#include "steps.h"
 
 namespace {
 
@@ -37,7 +38,7 @@ struct Slots {
   const int32_t *seen;
   int count;
   int64_t dim;
-  float scaling;
+  float scaling, cap; // of scores: by which they are multiplied, and their soft bound or 0
 };
 
 using Scores = float[BLOCK + LANES];
@@ -89,8 +90,9 @@ template <int COUNT> inline void score(const Query *queries, const Slots &slots,
 }
 
 // Turns scores into weights; returns what those of earlier slots count from here on.
-inline float weigh(Query &query, float *scores, int count) {
+inline float weigh(Query &query, float *scores, int count, float cap) {
   for (int i = count; i % LANES; i++) scores[i] = scores[count - 1];
+  if (cap) bound(scores, (count + LANES - 1) / LANES * LANES, 1.f, cap);
   floats most = load<floats>(scores);
   for (int i = LANES; i < count; i += LANES) {
     floats here = load<floats>(scores + i);
@@ -144,7 +146,7 @@ template <int COUNT> void attend(Query *queries, const Slots &slots) {
   alignas(64) Scores scores[COUNT];
   float fading[COUNT];
   score<COUNT>(queries, slots, scores);
-  for (int q = 0; q < COUNT; q++) fading[q] = weigh(queries[q], scores[q], slots.count);
+  for (int q = 0; q < COUNT; q++) fading[q] = weigh(queries[q], scores[q], slots.count, slots.cap);
   int64_t d = 0;
   for (; d + VALUES * LANES <= slots.dim; d += VALUES * LANES)
     add_values<COUNT, VALUES>(queries, slots, scores, fading, d);

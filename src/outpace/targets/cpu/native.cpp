@@ -1,4 +1,4 @@
-// Passes over a few tokens on a CPU: matrix products, and whole layers of the Llama kind.
+// Passes over a few tokens on a CPU: matrix products, and whole decoder layers.
 //
 // Decoding reads every weight for one token, and scoring a draft should read it once too. So the
 // weights of a few outputs go through the registers together, and meet all rows before the next.
@@ -16,6 +16,7 @@
 #include "attention.h"
 #include "block_amx.h"
 #include "lanes.h"
+#include "steps.h"
 #include "team.h"
 #ifdef __linux__
 #include <sys/mman.h>
@@ -404,73 +405,51 @@ void multiply(const Product &job, Team &team, int size) {
   }
 }
 
-// -- a layer of the Llama kind ---------------------------------------------------------------------
+// -- a decoder layer -------------------------------------------------------------------------------
 
-// y = x / sqrt(mean of x^2 + eps) * weight; n a multiple of LANES.
-void normalise(const float *x, const float *weight, float eps, int64_t n, float *y) {
-  floats squares[4] = {};
-  int64_t i = 0;
-  for (; i + 4 * LANES <= n; i += 4 * LANES)
-    for (int u = 0; u < 4; u++) {
-      floats v = load<floats>(x + i + u * LANES);
-      squares[u] = fused(v, v, squares[u]);
-    }
-  for (; i < n; i += LANES) {
-    floats v = load<floats>(x + i);
-    squares[0] = fused(v, v, squares[0]);
-  }
-  float mean = sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / float(n);
-  float factor = 1.f / std::sqrt(mean + eps);
-  for (i = 0; i < n; i += LANES) {
-    floats v = load<floats>(x + i) * factor * load<floats>(weight + i);
-    std::memcpy(y + i, &v, sizeof v);
-  }
-}
-
-// gate = gate * sigmoid(gate) * up; n a multiple of LANES.
-void gated(float *gate, const float *up, int64_t n) {
-  for (int64_t i = 0; i < n; i += LANES) {
-    floats g = load<floats>(gate + i);
-    floats v = g / (exponential(-g) + 1.f) * load<floats>(up + i);
-    std::memcpy(gate + i, &v, sizeof v);
-  }
-}
-
-void add(float *x, const float *y, int64_t n) {
-  for (int64_t i = 0; i < n; i++) x[i] += y[i];
-}
-
+// What a decoder layer computes: transformers' module of it, as Python has read it.
 struct Layer {
+  // Where the MLP is not gated there is no gate.
   Part query, key, value, output, gate, up, down;
-  // Weights of the norms before attention and before the MLP; null: that part is left out.
-  const float *before, *after;
-  const float *query_norm, *key_norm;  // [dim] each, or null
+  Norm before, after;         // around attention
+  Norm before_mlp, after_mlp; // around the MLP
+  Norm query_norm, key_norm;  // of each head, or of all heads together
   int64_t hidden, heads, groups, dim, inner;
-  float eps, scaling;
+  int64_t attends, feeds; // whether there is attention, and an MLP
+  int64_t parallel;       // whether the MLP is given what attention is given
+  int64_t together;       // whether all heads are normalised together
+  int64_t apart;          // between the weights of the norms of two heads: 0 if they share them
+  int64_t activation, turning;
+  int64_t angles, mask; // which of the pass's
+  float scaling, cap;   // of scores; 0: they have no bound
+  float residual;       // by which is multiplied what is added to the residual stream
+
+  bool gated() const { return gate.weight; }
+};
+
+// The angles by which heads are turned, by position or by token.
+struct Angles {
+  const float *cosines, *sines; // [positions, rotary]
+  const int64_t *positions;     // [rows, columns], or null: of the tokens in their order
+  int64_t rotary;               // dimensions turned
+};
+
+// Which slots tokens see.
+struct Mask {
+  const uint8_t *seen; // [rows, columns, view], or null: all
+  int64_t row, column; // strides
 };
 
 // A pass of `columns` tokens in each of `rows` rows, of which token t of row a is r = a columns + t.
 struct Pass {
-  int64_t rows, columns, view, rotary; // view: slots that may be seen; rotary: dimensions turned
-  const float *cosines, *sines;        // [positions, rotary]
-  const int64_t *positions;            // [rows, columns], or null: of the tokens in their order
-  const int64_t *firsts;               // [rows]: where each row's slots begin in the cache
-  const int64_t *starts;               // [rows]: the slot, of the row's own, of its first token
-  const uint8_t *mask;                 // [rows, columns, view], or null: all is seen
-  int64_t mask_row, mask_column;       // strides
-  int64_t cache_head;                  // floats between two heads of the cache
+  int64_t rows, columns, view; // view: slots that may be seen
+  const Angles *angles;        // of each kind of layers
+  const Mask *masks;
+  const int64_t *firsts; // [rows]: where each row's slots begin in the cache
+  const int64_t *starts; // [rows]: the slot, of the row's own, of its first token
+  int64_t slots;         // of a head of the cache
   float *scratch;
 };
-
-// Turns the first dimensions of a head by the angles of its position.
-inline void turn(float *head, const float *cosines, const float *sines, int64_t rotary) {
-  int64_t half = rotary / 2;
-  for (int64_t i = 0; i < half; i++) {
-    float a = head[i], b = head[i + half];
-    head[i] = a * cosines[i] - b * sines[i];
-    head[i + half] = b * cosines[i + half] + a * sines[i + half];
-  }
-}
 
 // A token, and how far it has gone through the slots.
 struct Seeing {
@@ -496,22 +475,29 @@ struct Attention {
 };
 
 // Turns a head of token r to its position.
-void place(const Pass &pass, float *head, int64_t r) {
-  int64_t at = (pass.positions ? pass.positions[r] : r) * pass.rotary;
-  turn(head, pass.cosines + at, pass.sines + at, pass.rotary);
+void place(const Attention &job, float *head, int64_t r) {
+  if (job.layer->turning == STILL) return;
+  const Angles &angles = job.pass->angles[job.layer->angles];
+  const int64_t at = (angles.positions ? angles.positions[r] : r) * angles.rotary;
+  turn(head, angles.cosines + at, angles.sines + at, angles.rotary, job.layer->turning);
+}
+
+// Normalises one of the heads of a token, unless all of them are normalised together.
+void normalise_head(const Layer &layer, const Norm &norm, float *head, int64_t number) {
+  if (norm.kind && !layer.together) normalise(norm, head, layer.dim, head, number * layer.apart);
 }
 
 // Puts the keys and values of one row's tokens into the cache.
 void cache_tokens(const Attention &job, int64_t row, int64_t group) {
   const Layer &layer = *job.layer;
   const Pass &pass = *job.pass;
-  int64_t dim = layer.dim, offset = pass.firsts[row] * dim + group * pass.cache_head;
+  int64_t dim = layer.dim, offset = (pass.firsts[row] + group * pass.slots) * dim;
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
   for (int64_t t = 0; t < pass.columns; t++) {
     int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * dim;
     int64_t slot = pass.starts[row] + t;
-    if (layer.key_norm) normalise(job.keys + at, layer.key_norm, layer.eps, dim, job.keys + at);
-    place(pass, job.keys + at, r);
+    normalise_head(layer, layer.key_norm, job.keys + at, group);
+    place(job, job.keys + at, r);
     std::memcpy(keys + slot * dim, job.keys + at, dim * sizeof(float));
     std::memcpy(values + slot * dim, job.values + at, dim * sizeof(float));
   }
@@ -522,23 +508,24 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
   const Layer &layer = *job.layer;
   const Pass &pass = *job.pass;
   int64_t dim = layer.dim, each = layer.heads / layer.groups;
-  int64_t offset = pass.firsts[row] * dim + group * pass.cache_head;
+  int64_t offset = (pass.firsts[row] + group * pass.slots) * dim;
   // The scores of a short row do not depend on how long the others are.
   int64_t view = std::min(pass.view, pass.starts[row] + pass.columns);
   float *keys = job.key_cache + offset, *values = job.value_cache + offset;
+  const Mask &mask = pass.masks[layer.mask];
   Seeing all[TOGETHER];
   for (; first < last; first += TOGETHER) {
     int64_t tokens = std::min<int64_t>(TOGETHER, last - first);
     for (int64_t t = 0; t < tokens; t++) {
       int64_t r = row * pass.columns + first + t;
       all[t].next = 0;
-      all[t].mask = pass.mask;
-      if (pass.mask) all[t].mask += row * pass.mask_row + (first + t) * pass.mask_column;
+      all[t].mask = mask.seen;
+      if (mask.seen) all[t].mask += row * mask.row + (first + t) * mask.column;
       for (int64_t h = 0; h < each; h++) {
         int64_t at = (r * layer.heads + group * each + h) * dim;
         float *head = job.queries + at;
-        if (layer.query_norm) normalise(head, layer.query_norm, layer.eps, dim, head);
-        place(pass, head, r);
+        normalise_head(layer, layer.query_norm, head, group * each + h);
+        place(job, head, r);
         all[t].queries[h] = {head, job.result + at, -1e30f, 0.f};
         std::memset(job.result + at, 0, dim * sizeof(float));
       }
@@ -548,7 +535,8 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
       for (int64_t t = 0; t < tokens; t++) {
         int32_t seen[BLOCK];
         int count = all[t].look(view, seen);
-        if (count) attend(all[t].queries, each, {keys, values, seen, count, dim, layer.scaling});
+        if (count)
+          attend(all[t].queries, each, {keys, values, seen, count, dim, layer.scaling, layer.cap});
         more |= count == BLOCK;
       }
     }
@@ -559,11 +547,12 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
 
 // What follows the last layer: a norm, or none, and the logits of each row's last tokens, or none.
 struct Ending {
-  const float *norm;
+  const Norm *norm;
   const Part *head; // one after another: some parts of the vocabulary
   int64_t parts;
   float *logits; // one part's [rows, keep, outputs] after another's
   int64_t keep;
+  float scale, cap; // by which logits are multiplied, and their soft bound; 0: none
   float *states; // what each layer leaves, [tokens, hidden], if that is wanted,
   int64_t stride; // and how far the next layer's are from one layer's
 };
@@ -661,17 +650,25 @@ struct Run {
   }
 
   // The hidden states of all tokens, normalised.
-  void norms(const Hand &hand, const float *weight, float eps) {
+  void norms(const Hand &hand, const Norm &norm) {
     const int64_t hidden = layers->hidden;
     for (int64_t r = hand.first; r < hand.last; r++)
-      normalise(hand.mine + r * hidden, weight, eps, hidden, hand.normal + r * hidden);
+      normalise(norm, hand.mine + r * hidden, hidden, hand.normal + r * hidden);
     meet(hand);
   }
 
-  // Nobody waits here: what a thread has added up it normalises itself.
-  void add_made(const Hand &hand) const {
-    const int64_t at = hand.first * layers->hidden;
-    add(hand.mine + at, hand.made + at, (hand.last - hand.first) * layers->hidden);
+  // Adds what products have made to the residual stream, through a norm if there is one. Nobody waits
+  // here: what a thread has added up it normalises itself.
+  void add_made(const Hand &hand, const Norm &norm, float factor) const {
+    const int64_t hidden = layers->hidden;
+    for (int64_t r = hand.first; r < hand.last; r++) {
+      const float *made = hand.made + r * hidden;
+      if (norm.kind) { // which has no parallel part after it, that would need what is there
+        normalise(norm, made, hidden, hand.normal + r * hidden);
+        made = hand.normal + r * hidden;
+      }
+      add(hand.mine + r * hidden, made, factor, hidden);
+    }
   }
 
   void product(const float *in, float *out, int64_t k, const Part *parts, int64_t number, int size) {
@@ -681,21 +678,23 @@ struct Run {
     team.wait(size);
   }
 
-  // gate: [tokens, inner], which becomes the input of the last product; out: [tokens, hidden].
+  // gate: [tokens, inner], which becomes the input of the last product; up: the same, or null;
+  // out: [tokens, hidden].
   void gated_product(float *gate, const float *up, float *out, const Layer &layer, int size) {
     const int64_t all = tokens(), inner = layer.inner;
     Product job = about(gate, out, all, inner, &layer.down, 1);
+    auto activated = [&](int64_t at, int64_t width) {
+      activate(layer.activation, gate + at, up ? up + at : nullptr, width);
+    };
     int64_t begin, end;
     if (job.in_blocks()) {
       while (team.take(blocks_of(inner), GRAIN, size, begin, end)) {
         int64_t first = begin * SMALL, width = std::min(end * SMALL, inner) - first;
-        for (int64_t t = 0; t < all; t++)
-          gated(gate + t * inner + first, up + t * inner + first, width);
+        for (int64_t t = 0; t < all; t++) activated(t * inner + first, width);
         round_blocks(gate, all, inner, begin, end, job.rounded);
       }
     } else {
-      while (team.take(all * inner, 64 * LANES, size, begin, end))
-        gated(gate + begin, up + begin, end - begin);
+      while (team.take(all * inner, 64 * LANES, size, begin, end)) activated(begin, end - begin);
     }
     team.wait(size);
     multiply(job, team, size);
@@ -723,37 +722,51 @@ struct Run {
     team.wait(size);
   }
 
+  // All heads of a token are normalised as one vector: those of queries, and those of keys.
+  void normalise_together(const Attention &job, int size) {
+    const Layer &layer = *job.layer;
+    const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
+    for (int64_t begin, end; team.take(tokens(), 1, size, begin, end);)
+      for (int64_t r = begin; r < end; r++) {
+        normalise(layer.query_norm, job.queries + r * wide, wide, job.queries + r * wide);
+        normalise(layer.key_norm, job.keys + r * narrow, narrow, job.keys + r * narrow);
+      }
+    team.wait(size);
+  }
+
   void layer(int64_t index, const Hand &hand) {
-    if (layers[index].before) attention(index, hand);
-    if (layers[index].after) mlp(layers[index], hand);
+    if (layers[index].attends) attention(index, hand);
+    if (layers[index].feeds) mlp(layers[index], hand);
   }
 
   void attention(int64_t index, const Hand &hand) {
     const Layer &layer = layers[index];
     const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
 
-    norms(hand, layer.before, layer.eps);
+    norms(hand, layer.before);
     product(hand.normal, hand.rest, layer.hidden, &layer.query, 3, hand.size);
     float *new_keys = hand.rest + tokens() * wide, *new_values = new_keys + tokens() * narrow;
     float *seen = new_values + tokens() * narrow;
     Attention attention{&layer,     &pass,       hand.rest,     new_keys,
                         new_values, keys[index], values[index], seen};
+    if (layer.together) normalise_together(attention, hand.size);
     attend_together(attention, hand.size);
     product(seen, hand.made, wide, &layer.output, 1, hand.size);
-    add_made(hand);
+    add_made(hand, layer.after, layer.residual);
   }
 
   void mlp(const Layer &layer, const Hand &hand) {
-    norms(hand, layer.after, layer.eps);
-    float *gate = hand.rest, *up = hand.rest + tokens() * layer.inner;
-    product(hand.normal, gate, layer.hidden, &layer.gate, 2, hand.size);
+    if (!layer.parallel || !layer.attends) norms(hand, layer.before_mlp);
+    float *gate = hand.rest, *up = layer.gated() ? gate + tokens() * layer.inner : nullptr;
+    const Part *first = layer.gated() ? &layer.gate : &layer.up;
+    product(hand.normal, gate, layer.hidden, first, layer.gated() ? 2 : 1, hand.size);
     gated_product(gate, up, hand.made, layer, hand.size);
-    add_made(hand);
+    add_made(hand, layer.after_mlp, layer.residual);
   }
 
   void end(Hand hand) {
     const int64_t hidden = layers->hidden, keep = ending.keep;
-    if (ending.norm) norms(hand, ending.norm, layers->eps), std::swap(hand.mine, hand.normal);
+    if (ending.norm) norms(hand, *ending.norm), std::swap(hand.mine, hand.normal);
     leave(count - 1, hand);
     if (!ending.head) return write(hand, x);
     meet(hand);
@@ -767,6 +780,15 @@ struct Run {
         about(hand.mine, ending.logits, pass.rows * keep, hidden, ending.head, ending.parts);
     if (job.in_blocks()) round_inputs(job, team, hand.size);
     multiply(job, team, hand.size);
+    if (ending.scale != 1.f || ending.cap) bound_logits(job, hand.size);
+  }
+
+  void bound_logits(const Product &job, int size) {
+    int64_t total = 0, begin, end;
+    for (int64_t i = 0; i < job.count; i++) total += job.rows * job.parts[i].outputs;
+    team.wait(size);
+    while (team.take(total, 64 * LANES, size, begin, end))
+      bound(job.y + begin, end - begin, ending.scale, ending.cap);
   }
 };
 
@@ -876,18 +898,18 @@ int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t tokens, int 
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
-// a weight for that. Where there is a head, of some parts, logits are written instead: of each part
+// a norm for that. Where there is a head, of some parts, logits are written instead: of each part
 // [rows, keep, outputs].
 // states: null, or where each layer's output is written to, too, as many floats apart as stride says.
 // keys, values: each layer's cache, [heads, slots, dim].
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
-                    float *const *keys, float *const *values, const float *norm, const Part *head,
-                    int64_t parts, float *logits, int64_t keep, float *states, int64_t stride,
-                    Parallel parallel, int (*size)(), int count) {
+                    float *const *keys, float *const *values, const Norm *norm, const Part *head,
+                    int64_t parts, float *logits, int64_t keep, float scale, float cap,
+                    float *states, int64_t stride, Parallel parallel, int (*size)(), int count) {
   Run run{layers,        layer_count,
           *pass,         x,
           keys,          values,
-          {norm, head, parts, logits, keep, states, stride},
+          {norm, head, parts, logits, keep, scale, cap, states, stride},
           {parallel, size, count}};
   run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);
 }

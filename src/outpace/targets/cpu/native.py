@@ -27,6 +27,7 @@ from outpace.targets.cpu.library.compiler import PATIENCE, CompilerError, find_c
 from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.weights.blocks import KINDS as BLOCK_KINDS
 from outpace.targets.cpu.weights.blocks import Blocks
+from outpace.targets.hf.logits import LogitScaling
 
 LOGGER = logging.getLogger("outpace")
 
@@ -41,6 +42,9 @@ of `blocks.KINDS`."""
 
 BLOCK = 32
 """Inputs of the smallest blocks."""
+
+BLOCK_PANEL = 16
+"""Outputs of a panel of weights in blocks, on all processors (`block_layout.h`)."""
 
 LINE = 64
 """Bytes of a line of the processor's cache."""
@@ -94,6 +98,31 @@ class Weight(NamedTuple):
     def kind(self) -> int:
         """The number of its kind in `native.cpp`."""
         return KINDS[self.matrix.dtype] if self.blocks is None else BLOCKED + self.blocks.number
+
+    def some(self, first: int, outputs: int) -> Weight:
+        """Returns some outputs in a row, as a layer of the same weights. ``first`` begins a panel
+        where the weight is held in these."""
+        matrix, scale, bias, blocks = self
+        here = slice(first, first + outputs)
+        if blocks is not None:
+            kind, whole, inputs = blocks
+            panels = matrix.view(-(-whole // BLOCK_PANEL), -1)
+            matrix = panels[first // BLOCK_PANEL : -(-here.stop // BLOCK_PANEL)].flatten()
+            blocks = BlockShape(kind, outputs, inputs)
+        elif matrix.dim() == 3:
+            panel = matrix.shape[2]
+            matrix = matrix[first // panel : here.stop // panel]
+        else:
+            matrix = matrix[here]
+        scale, bias = (None if each is None else each[here] for each in (scale, bias))
+        return Weight(matrix, scale, bias, blocks)
+
+    @property
+    def panel(self) -> int:
+        """Outputs that are held together."""
+        if self.blocks is not None:
+            return BLOCK_PANEL
+        return self.matrix.shape[2] if self.matrix.dim() == 3 else 1
 
 
 def laid_out(matrix: Tensor, panel: int) -> Tensor:
@@ -160,6 +189,7 @@ class Ending(NamedTuple):
     logits: int | None
     """A pointer to where the logits ``[A, keep, V]`` go, one part's after another's."""
     keep: int
+    scaling: LogitScaling = LogitScaling()
 
 
 class StatesLeft(NamedTuple):
@@ -210,7 +240,7 @@ class Native:
         self._scratch = library.outpace_scratch
         self._scratch.argtypes, self._scratch.restype = (pointer, number, number, short), number
         self._layers = library.outpace_layers
-        one = (*(pointer,) * 6, number, pointer, number, pointer, number)
+        one = (*(pointer,) * 6, number, pointer, number, *(ctypes.c_float,) * 2, pointer, number)
         self._layers.argtypes = (pointer, number, *one, *threads)
         self._parallel = _torchs_threads()
 
@@ -281,7 +311,7 @@ class Native:
         x: Tensor,
         keys: Any,
         values: Any,
-        norm: int | None,
+        norm: Any,
         threads: int,
         ending: Ending,
         states: StatesLeft,
@@ -289,10 +319,13 @@ class Native:
         """Replaces x by what layers make of it, or writes the logits.
 
         layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
-        arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: pointer to the
-        weight of what comes after the last layer.
+        arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: the structure of
+        what comes after the last layer, or None.
         """
-        given = ctypes.byref(plan), x.data_ptr(), keys, values, norm, *ending, *states
+        after = None if norm is None else ctypes.byref(norm)
+        heads, parts, logits, keep, scaling = ending
+        last = heads, parts, logits, keep, scaling.scale, scaling.cap or 0.0
+        given = ctypes.byref(plan), x.data_ptr(), keys, values, after, *last, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)
 
     def _threads(self, weights: int) -> tuple[Any, Any, int]:

@@ -15,13 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.targets.cpu.linear import opaque
-from outpace.targets.cpu.native import BlockShape, Native, Prepared, Weight, native
+from outpace.targets.cpu.native import (
+    BLOCK_PANEL,
+    BlockShape,
+    Native,
+    Prepared,
+    Weight,
+    native,
+)
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.layers import ShowsWeight
-
-WIDTH = 16
-"""Outputs of a panel, on all processors (`block_layout.h`)."""
 
 
 class NativeBlockLinear(ShowsWeight, NativeProduct):
@@ -76,13 +80,14 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
     def some(self, outputs: Sequence[int]) -> tuple[Weight, list[int]]:
         """Returns the panels that hold some outputs, and where in these they are."""
         kind, count, inputs = self.shape
-        panels, where = in_panels(outputs, WIDTH)
-        matrix = self.panels.view(-(-count // WIDTH), -1)[panels].flatten()
+        panels, where = in_panels(outputs, BLOCK_PANEL)
+        matrix = self.panels.view(-(-count // BLOCK_PANEL), -1)[panels].flatten()
         bias = None
         if self.bias is not None:
-            filled = functional.pad(self.bias.float(), (0, -count % WIDTH))
-            bias = filled.view(-1, WIDTH)[panels].flatten()
-        return Weight(matrix, None, bias, BlockShape(kind, WIDTH * len(panels), inputs)), where
+            filled = functional.pad(self.bias.float(), (0, -count % BLOCK_PANEL))
+            bias = filled.view(-1, BLOCK_PANEL)[panels].flatten()
+        shape = BlockShape(kind, BLOCK_PANEL * len(panels), inputs)
+        return Weight(matrix, None, bias, shape), where
 
     def dense(self, x: Tensor) -> Tensor:
         """Returns the product by torch, with activations that are not rounded."""

@@ -1,15 +1,17 @@
-"""Single decoder layers of the Llama kind, computed by our own code.
+"""Single decoder layers, computed by our own code.
 
 In transformers a layer launches some forty small operations besides its products, and launching
-them takes longer than computing them. So a layer of the common kind (RMS norms, rotary attention, a
-gated SiLU) is computed by `native.cpp` instead, in one call. A token's hidden state then has the
-same bits whatever else is in the pass, drafted tokens included. Long prompts, and layers of other
-kinds, are left to transformers.
+them takes longer than computing them. So a layer that can be described (`description`) is computed
+by `native.cpp` instead, in one call. A token's hidden state then has the same bits whatever else is
+in the pass, drafted tokens included. Long prompts, and layers of other kinds, are left to
+transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -19,25 +21,12 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs
-from outpace.targets.cpu.native_layers.product import NativeProduct
-from outpace.targets.cpu.native_layers.stack import (
-    HEAD_NORMS,
-    NORMS,
-    PARTS,
-    LayerStack,
-    can_run,
-    eps_of,
-)
-from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.cpu.native_layers.description import LayerDescription, description_of
+from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs, seen_by
+from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.masks import WINDOW, with_span
 from outpace.targets.hf.runner import Runner
-
-CHILDREN = {"self_attn", "mlp", *NORMS}
-"""The parts of such a layer: one with others computes something else."""
-
-MOST_EACH = 64
-"""Query heads that may share a key head."""
 
 TOLERANCE = 5e-4
 """Largest error that a trial allows, as a share of what the layer adds to the residual stream.
@@ -68,10 +57,13 @@ class SharedPasses:
 class NativeLayer:
     """Computes one decoder layer: takes the place of that layer's ``forward``."""
 
-    def __init__(self, library: Native, layer: nn.Module, passes: SharedPasses) -> None:
-        """layer: one that looks `_like_llama`. passes: those of the same model."""
+    def __init__(
+        self, library: Native, description: LayerDescription, passes: SharedPasses
+    ) -> None:
+        """passes: those of the same model."""
         self._library = library
-        self._layer = layer
+        self.description = description
+        self._layer = layer = description.layer
         self._passes = passes
         self.inside = [module for module in layer.modules() if module is not layer]
         """The modules whose weights the library reads."""
@@ -85,15 +77,14 @@ class NativeLayer:
     @property
     def _stack(self) -> LayerStack:
         if self._made is None:
-            self._made = LayerStack(self._library, [self._layer], self._passes.descriptions)
+            layers, passes = [self.description], self._passes.descriptions
+            self._made = LayerStack(self._library, layers, passes)
         return self._made
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
-        mask = options.get("attention_mask")
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
-        boolean = mask is None or mask.dtype == torch.bool
-        if not (cached and boolean and self._can_run(hidden_states)):
+        if not (cached and self._can_run(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
 
@@ -118,8 +109,8 @@ class NativeLayer:
     ) -> Tensor:
         """Returns the same, computed by the library."""
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        angles, slots = Angles(*position_embeddings), past_key_values.slots
-        self._stack.run(PassInputs(y, angles, past_key_values, slots, attention_mask))
+        angles, masks = (Angles(*position_embeddings),), (seen_by(attention_mask),)
+        self._stack.run(PassInputs(y, angles, past_key_values, past_key_values.slots, masks))
         return y
 
 
@@ -137,14 +128,29 @@ def use_native_layers(model: nn.Module) -> int:
     device: Any = model.device
     if library is None or device.type != "cpu":
         return 0
+    found = (description_of(module, library) for module in model.modules())
+    kept = _agreeing(model, library, [list(each.candidates()) for each in found if each])
+    capped = [each for each in kept if each.cap]
+    if capped:
+        with _scores_beyond_caps(capped) as grown:
+            bounded = _agreeing(model, library, [[each] for each in grown])
+        layers = [each.layer for each in bounded]
+        kept = [each for each in kept if not each.cap or each.layer in layers]
     passes = SharedPasses()
-    trials = [
-        _Trial(NativeLayer(library, layer, passes), layer)
-        for layer in model.modules()
-        if _like_llama(layer, library)
-    ]
+    for each in kept:
+        each.layer.forward = NativeLayer(library, each, passes)
+    return len(kept)
+
+
+def _agreeing(
+    model: nn.Module, library: Native, candidates: Sequence[Sequence[LayerDescription]]
+) -> list[LayerDescription]:
+    """Returns those candidates that give their layers' numbers in a small draft: one of each layer
+    at most."""
+    passes = SharedPasses()
+    trials = [_Trial(library, each, passes) for each in candidates]
     if not trials:
-        return 0
+        return []
     try:
         for trial in trials:
             trial.layer.forward = trial
@@ -152,10 +158,25 @@ def use_native_layers(model: nn.Module) -> int:
     finally:
         for trial in trials:
             del trial.layer.forward
-    for trial in trials:
-        if trial.same:
-            trial.layer.forward = trial.block
-    return sum(trial.same for trial in trials)
+    found = (trial.agreed for trial in trials)
+    return [description for description in found if description is not None]
+
+
+GROWN = 100.0
+"""By which the scores of a trial are multiplied, so that a soft bound of theirs is felt."""
+
+
+@contextmanager
+def _scores_beyond_caps(capped: Sequence[LayerDescription]) -> Iterator[list[LayerDescription]]:
+    """Lets the scores of some layers grow while the block runs; yields their descriptions as they
+    are then."""
+    try:
+        for each in capped:
+            each.attention.scaling = each.scaling * GROWN
+        yield [replace(each, scaling=each.scaling * GROWN) for each in capped]
+    finally:
+        for each in capped:
+            each.attention.scaling = each.scaling
 
 
 def leave_native_layers(model: nn.Module) -> None:
@@ -166,28 +187,42 @@ def leave_native_layers(model: nn.Module) -> None:
 
 
 class _Trial:
-    """Computes a layer in both ways and compares the results."""
+    """Computes a layer in its own code and by each candidate, and compares."""
 
-    def __init__(self, block: NativeLayer, layer: Any) -> None:
-        self.block = block
-        self.layer = layer
-        self._agreed: list[bool] = []  # of each pass
+    def __init__(
+        self, library: Native, candidates: Sequence[LayerDescription], passes: SharedPasses
+    ) -> None:
+        """candidates: descriptions of one layer."""
+        self.layer = candidates[0].layer
+        self._left = [NativeLayer(library, each, passes) for each in candidates]
+        """Those that have agreed so far."""
+        self._off: dict[int, float] = {}
+        """How far each of these was off, by its number, when it was computed last."""
 
     @property
-    def same(self) -> bool:
-        """Whether it was computed at least once, and always with the same result."""
-        return bool(self._agreed) and all(self._agreed)
+    def agreed(self) -> LayerDescription | None:
+        """The candidate that was the nearest of those that always agreed."""
+        if not self._off:
+            return None
+        left = [block for block in self._left if id(block) in self._off]
+        return min(left, key=lambda block: self._off[id(block)]).description if left else None
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         masked = options.get("attention_mask") is not None
+        plain: Any = type(self.layer).forward
         if not (cached and masked and can_run(hidden_states)):
-            return self.block.plain(hidden_states, *args, **options)
-        found = self.block.compute(hidden_states, **options)
-        expected = self.block.plain(hidden_states, *args, **options)
+            return plain(self.layer, hidden_states, *args, **options)
+        found = [block.compute(hidden_states, **options) for block in self._left]
+        expected = plain(self.layer, hidden_states, *args, **options)
         if isinstance(expected, Tensor):
             added, rounding = expected - hidden_states, ROUNDING * hidden_states.abs().max()
-            self._agreed.append(agree(found, expected, added, self.layer, float(rounding)))
+            self._off = {
+                id(block): float((states - expected).square().mean())
+                for block, states in zip(self._left, found, strict=True)
+                if agree(states, expected, added, self.layer, float(rounding))
+            }
+            self._left = [block for block in self._left if id(block) in self._off]
         return expected
 
 
@@ -205,78 +240,24 @@ def agree(
     return bool(off.abs().max() <= TOLERANCE * spread + rounding)
 
 
+SMALL_WINDOW = 3
+"""The window of layers that have one, so that a small draft is longer."""
+
+
 def small_draft(model: nn.Module) -> Tensor:
     """Returns the logits ``[2, 5, V]`` of a pass over two rows with a draft tree."""
     config: Any = model.config
     vocabulary = config.get_text_config().vocab_size
-    runner = Runner(model, rows=2, max_length=32)
-    runner.admit(2)
-    runner.prefill(0, [[token % vocabulary for token in row] for row in ((3, 1, 4), (1, 5, 9))])
-    runner.lengths = [3, 2]
-    tokens = torch.tensor([[2, 6, 5, 3, 5], [8, 9, 7, 9, 3]]) % vocabulary
-    logits: Tensor = runner.forward(tokens, keep=5, tree=Tree.uniform([0, 0, 1, 2], rows=2)).logits
-    return logits
-
-
-def _like_llama(layer: Any, library: Native) -> bool:
-    """Whether a layer may be of the Llama kind. Only a trial can show that it is."""
-    if {name for name, _ in layer.named_children()} != CHILDREN or "forward" in layer.__dict__:
-        return False
-    modules = dict(layer.named_modules())
-    known = {"", "self_attn", "mlp", "mlp.act_fn", *PARTS, *NORMS, *HEAD_NORMS}
-    if not {*PARTS, *NORMS} <= modules.keys() <= known or any(
-        any(hooks_of(module)) for module in modules.values()
-    ):
-        return False
-    linears: list[Any] = [modules[name] for name in PARTS]
-    norms = [modules[name] for name in (*NORMS, *HEAD_NORMS) if name in modules]
-    if not all(map(_takes, linears)) or {len(list(norm.parameters())) for norm in norms} != {1}:
-        return False
-    return _fits(layer, linears, norms, library)
-
-
-def _fits(layer: Any, linears: Sequence[Any], norms: Sequence[Any], library: Native) -> bool:
-    """Whether the library can compute a layer of these sizes and dtypes."""
-    attention = layer.self_attn
-    dim = getattr(attention, "head_dim", 0)
-    if _grows(attention):
-        return False
-    if not dim or getattr(attention, "scaling", None) is None or None in map(eps_of, norms):
-        return False
-    query, key, hidden = linears[0].out_features, linears[1].out_features, linears[0].in_features
-    inner = linears[4].out_features
-    shapes = [(linear.out_features, linear.in_features) for linear in linears]
-    return (
-        shapes == _llamas_shapes(query, key, hidden, inner)
-        and all(size % library.lanes == 0 for size in (dim, hidden, inner))
-        and len(set(map(eps_of, norms))) == 1
-        and {norm.weight.dtype for norm in norms} == {torch.float32}
-        and [len(norm.weight) for norm in norms] in ([hidden] * 2, [hidden] * 2 + [dim] * 2)
-        and key % dim == 0
-        and query % key == 0
-        and query // key <= MOST_EACH
-    )
-
-
-def _grows(attention: Any) -> bool:
-    """Whether queries grow with their position, as those of Ministral 3 do from a position on that
-    lies after all those of a trial."""
-    config = getattr(attention, "config", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    return bool(rope.get("llama_4_scaling_beta"))
-
-
-def _llamas_shapes(query: int, key: int, hidden: int, inner: int) -> list[tuple[int, int]]:
-    """Returns outputs and inputs of each of `PARTS` in a layer whose queries, and keys, are so wide
-    together. The library makes room for these, and for nothing wider."""
-    attention = [(query, hidden), (key, hidden), (key, hidden), (hidden, query)]
-    return [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
-
-
-def _takes(linear: Any) -> bool:
-    if type(linear) is nn.Linear:
-        return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
-    return isinstance(linear, NativeProduct) and linear.as_weight().matrix.is_contiguous()
+    with with_span(model, WINDOW, SMALL_WINDOW):
+        runner = Runner(model, rows=2, max_length=32)
+        runner.admit(2)
+        prompts = ((3, 1, 4), (1, 5, 9))
+        runner.prefill(0, [[token % vocabulary for token in row] for row in prompts])
+        runner.lengths = [3, 2]
+        tokens = torch.tensor([[2, 6, 5, 3, 5], [8, 9, 7, 9, 3]]) % vocabulary
+        tree = Tree.uniform([0, 0, 1, 2], rows=2)
+        logits: Tensor = runner.forward(tokens, keep=5, tree=tree).logits
+        return logits
 
 
 class Unchanged:

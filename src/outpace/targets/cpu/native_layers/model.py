@@ -1,4 +1,4 @@
-"""A causal LM of the Llama kind computed in one call, from its embeddings to its logits.
+"""A causal LM computed in one call, from its embeddings to its logits.
 
 Around its layers transformers does what a library for training, quantising and inspecting models
 has to do. Once `native.cpp` computes the layers, that takes a noticeable part of a pass over a few
@@ -8,8 +8,9 @@ code and nobody looks on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,36 +19,54 @@ from torch import Tensor, nn
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.description import (
+    LayerDescription,
+    Norm,
+    kinds_of,
+    norm_of,
+)
 from outpace.targets.cpu.native_layers.layer import NativeLayer, Unchanged, agree, small_draft
-from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs, Rotary
-from outpace.targets.cpu.native_layers.stack import LayerStack, eps_of, few
+from outpace.targets.cpu.native_layers.passes import (
+    PassDescriptions,
+    PassInputs,
+    rotaries_of,
+    seen_by,
+)
+from outpace.targets.cpu.native_layers.stack import LayerStack, ModelEnd, few
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.logits import PassOutput, VocabularySubset
+from outpace.targets.hf.logits import LogitScaling, PassOutput, VocabularySubset
 from outpace.targets.hf.partial.layers import Joining, changing
 
-CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
-"""The parts of such a model besides its head: one with others computes something else."""
+NORMS = ("norm", "final_layernorm")
+CHILDREN = {"embed_tokens", "layers", "rotary_emb"}
+"""The parts of such a model besides its head and the norm before that: one with others computes
+something else."""
 
 
 class NativeModel:
     """Computes a causal LM: takes the place of that model's ``forward``."""
 
     def __init__(self, library: Native, model: nn.Module) -> None:
-        """model: one that looks `_like_llama`."""
+        """model: one that `_may_be_whole`."""
         whole: Any = model
         self._model = whole
         self._inner = whole.model
         self._embed = whole.model.embed_tokens
-        self._rotary = Rotary(whole.model.rotary_emb)
-        self._head = whole.lm_head
-        self._layers: list[Any] = list(whole.model.layers)
+        self._multiplier = float(getattr(whole.model, "embedding_multiplier", 1.0))
+        layers: list[Any] = list(whole.model.layers)
+        self._kinds = kinds_of(whole.config, len(layers))
+        self._rotaries = rotaries_of(whole.model.rotary_emb, self._kinds)
+        self._layers = _of_kinds(layers, whole.config, self._kinds, len(self._rotaries))
+        norm = _last_norm(whole.model)
+        assert norm is not None
+        self._ends = ModelEnd(norm, whole.lm_head, LogitScaling.of(whole.config))
         self._library = library
-        inside = [module for layer in self._layers for module in layer.forward.inside]
-        beside = [self._inner, *whole.model.children(), self._head]
-        parents = [whole, self._inner, whole.model.layers, *self._layers, *inside]
-        self._unchanged = Unchanged(parents, [*beside, *self._layers, *inside])
+        inside = [module for layer in layers for module in layer.forward.inside]
+        beside = [self._inner, *whole.model.children(), whole.lm_head]
+        parents = [whole, self._inner, whole.model.layers, *layers, *inside]
+        self._unchanged = Unchanged(parents, [*beside, *layers, *inside])
         self._made: LayerStack | None = None
         self._made_halves: dict[int, tuple[LayerStack, LayerStack]] = {}
 
@@ -75,17 +94,17 @@ class NativeModel:
     @property
     def _stack(self) -> LayerStack:
         if self._made is None:
-            passes, norm = PassDescriptions(), self._inner.norm
-            self._made = LayerStack(self._library, self._layers, passes, norm, self._head)
+            passes = PassDescriptions()
+            self._made = LayerStack(self._library, self._layers, passes, self._ends)
         return self._made
 
     def _halves(self, layer: int) -> tuple[LayerStack, LayerStack]:
         """The layers before one, and the others with the logits."""
         if layer not in self._made_halves:
-            passes, norm = PassDescriptions(), self._inner.norm
+            passes = PassDescriptions()
             self._made_halves[layer] = (
                 LayerStack(self._library, self._layers[:layer], passes),
-                LayerStack(self._library, self._layers[layer:], passes, norm, self._head),
+                LayerStack(self._library, self._layers[layer:], passes, self._ends),
             )
         return self._made_halves[layer]
 
@@ -123,9 +142,10 @@ class NativeModel:
                     **({} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
                 )
         if inputs_embeds is None:
-            x = self._embed(input_ids)
+            assert input_ids is not None
+            x = self.embed(input_ids)
         else:
-            x = inputs_embeds.clone(memory_format=torch.contiguous_format)
+            x = self._scaled(inputs_embeds.clone(memory_format=torch.contiguous_format))
         given = self.inputs(x, position_ids, past_key_values, attention_mask)
         if output_hidden_states or joining is not None:
             return self._with_states(given, logits_to_keep, joining, subset)
@@ -151,23 +171,26 @@ class NativeModel:
             rest = given._replace(x=joining(x), states=states[joining.layer :])
         return PassOutput(self.logits(stack, rest, keep, subset), (embedded, *states))
 
-    def inputs(
-        self, x: Tensor, positions: Tensor, cache: SlotCache, mask: Tensor | None
-    ) -> PassInputs:
+    def inputs(self, x: Tensor, positions: Tensor, cache: SlotCache, mask: Any) -> PassInputs:
         """Returns what layers are given of a pass: x ``[A, T, hidden]``, which they replace, at
-        positions ``[A, T]``."""
-        angles = self._rotary(x, positions, cache.longest)
-        return PassInputs(x, angles, cache, cache.slots, mask)
+        positions ``[A, T]``. mask: as the model's ``forward`` takes it."""
+        angles = tuple(rotary(x, positions, cache.longest) for rotary in self._rotaries)
+        if isinstance(mask, Mapping):
+            masks = tuple(seen_by(mask[kind]) for kind in self._kinds)
+        else:
+            masks = (seen_by(mask),) * max(1, len(self._kinds))
+        return PassInputs(x, angles, cache, cache.slots, masks)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Returns ``[A, T, hidden]``."""
-        found: Tensor = self._embed(tokens)
-        return found
+        """Returns what the first layer is given, ``[A, T, hidden]``."""
+        return self._scaled(self._embed(tokens))
+
+    def _scaled(self, embedded: Tensor) -> Tensor:
+        return embedded if self._multiplier == 1.0 else embedded * self._multiplier
 
     def head(self, states: Tensor) -> Tensor:
         """Returns the logits of what some layers left, ``[A, T, hidden]``, through the norm."""
-        found: Tensor = self._head(self._inner.norm(states))
-        return found
+        return self._ends.scaling(self._ends.head(self._ends.norm.module(states)))
 
     def logits(
         self,
@@ -182,16 +205,14 @@ class NativeModel:
         if isinstance(keep, int) and stack.has_head:
             return stack.logits(given, keep or given.x.shape[1], subset)
         stack.run(given)
-        found: Tensor = self._head(given.x[:, _kept(keep)])
-        return found
+        return self._ends.scaling(self._ends.head(given.x[:, _kept(keep)]))
 
     def part(self, first: int, last: int | None, skipped: SubLayers) -> NativePart:
         """Returns the layers from ``first`` up to ``last`` (unset: all, and the logits), without
         some of their parts."""
-        norm, head = (self._inner.norm, self._head) if last is None else (None, None)
+        ends = self._ends if last is None else None
         layers, passes = self._layers[first:last], PassDescriptions()
-        stack = LayerStack(self._library, layers, passes, norm, head, skipped)
-        return NativePart(self, stack)
+        return NativePart(self, LayerStack(self._library, layers, passes, ends, skipped))
 
     def plain(self, **options: Any) -> Any:
         """Returns the output of transformers' own code for the model."""
@@ -201,13 +222,13 @@ class NativeModel:
     def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:
         """Whether it computes a pass over tokens ``[A, T]``, or embeddings ``[A, T, hidden]``, or
         the model's own code has to."""
-        boolean = mask is None or (isinstance(mask, Tensor) and mask.dtype == torch.bool)
+        known = not isinstance(mask, Mapping) or (mask.keys() >= {*self._kinds} != set())
         plain = (
             tokens.device.type == "cpu"
             and (tokens.dtype == torch.float32 or not tokens.is_floating_point())
             and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
         )
-        mine = boolean and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
+        mine = known and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
         return mine and few(tokens, self._stack.most)
 
     def _is_as_it_was(self) -> bool:
@@ -239,7 +260,7 @@ class NativePart:
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         past_key_values: SlotCache,
         logits_to_keep: int,
         states: Tensor | None = None,
@@ -255,7 +276,7 @@ class NativePart:
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        attention_mask: Tensor | None,
+        attention_mask: Any,
         past_key_values: SlotCache,
         **_: Any,
     ) -> Tensor:
@@ -277,7 +298,7 @@ def use_native_model(model: nn.Module) -> bool:
     It must compute all of its layers already, and give the same logits for a small draft.
     """
     library = native()
-    if library is None or not _like_llama(model):
+    if library is None or not _may_be_whole(model):
         return False
     whole: Any = model
     expected = small_draft(model)
@@ -289,19 +310,38 @@ def use_native_model(model: nn.Module) -> bool:
     return False
 
 
-def _like_llama(model: Any) -> bool:
-    """Whether a model may be of the Llama kind. Only a trial can show that it is."""
+def _may_be_whole(model: Any) -> bool:
+    """Whether the library may compute a whole model. Only a trial can show that it does."""
     if {name for name, _ in model.named_children()} != {"model", "lm_head"}:
         return False
     if "forward" in model.__dict__:  # somebody else's
         return False
     inner = model.model
-    if {name for name, _ in inner.named_children()} != CHILDREN:
+    parts = {name for name, part in inner.named_children() if type(part) is not nn.Dropout}
+    if parts - {*NORMS} != CHILDREN or _last_norm(inner) is None:
         return False
     layers: Sequence[Any] = list(inner.layers)
     if not layers or not all(isinstance(layer.forward, NativeLayer) for layer in layers):
         return False
-    heads = {(layer.self_attn.head_dim, layer.self_attn.k_proj.out_features) for layer in layers}
-    eps = {eps_of(inner.norm), eps_of(layers[0].input_layernorm)}
-    dtypes = {embedding_dtype(inner.embed_tokens), *(w.dtype for w in inner.norm.parameters())}
-    return len(heads) == len(eps) == 1 and dtypes == {torch.float32}
+    types = getattr(model.config, "layer_types", None)
+    listed = types is None or len(types) >= len(layers)
+    return listed and embedding_dtype(inner.embed_tokens) == torch.float32
+
+
+def _last_norm(inner: nn.Module) -> Norm | None:
+    """The norm after the last layer."""
+    found = [part for name, part in inner.named_children() if name in NORMS]
+    return norm_of(found[0]) if len(found) == 1 else None
+
+
+def _of_kinds(
+    layers: Sequence[Any], config: Any, kinds: Mapping[str, int], rotaries: int
+) -> list[LayerDescription]:
+    """Returns the descriptions of layers, with the numbers of their angles and masks."""
+    if not kinds:
+        return [layer.forward.description for layer in layers]
+    numbers = [kinds[config.layer_types[place]] for place in range(len(layers))]
+    return [
+        replace(layer.forward.description, mask=number, angles=number if rotaries > 1 else 0)
+        for layer, number in zip(layers, numbers, strict=True)
+    ]

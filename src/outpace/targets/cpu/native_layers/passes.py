@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
@@ -36,9 +38,11 @@ class Angles(NamedTuple):
 class Rotary:
     """The angles of a model, worked out once where that is possible."""
 
-    def __init__(self, module: Any) -> None:
-        """module: transformers' own."""
+    def __init__(self, module: Any, kind: str | None = None) -> None:
+        """module: transformers' own. kind: the type of layers that these angles are for, where it
+        has others for each type."""
         self._module = module
+        self._kind = kind
         self._table: tuple[Tensor, Tensor, Tensor] | None = None  # the last: what it came from
 
     def __getstate__(self) -> dict[str, Any]:
@@ -47,13 +51,35 @@ class Rotary:
 
     def __call__(self, x: Tensor, positions: Tensor, reach: int) -> Angles:
         """x: of the dtype and device asked for; positions: ``[A, T]``, all below ``reach``."""
-        if getattr(self._module, "rope_type", None) not in STATIC:
-            return Angles(*self._module(x, positions))
-        source, table = self._module.inv_freq, self._table
+        module, kind = self._module, self._kind
+        more, rope = ([], getattr(module, "rope_type", None))
+        if kind is not None:
+            more, rope = [kind], module.rope_type.get(kind)
+        if rope not in STATIC:
+            return Angles(*module(x, positions, *more))
+        source = getattr(module, "inv_freq" if kind is None else f"{kind}_inv_freq")
+        table = self._table
         if table is None or table[2] is not source or len(table[0]) < reach:
-            cosines, sines = self._module(x, arange(reach, device=x.device)[None])
+            cosines, sines = module(x, arange(reach, device=x.device)[None], *more)
             table = self._table = cosines[0].contiguous(), sines[0].contiguous(), source
         return Angles(table[0], table[1], positions)
+
+
+def rotaries_of(module: Any, kinds: Iterable[str]) -> list[Rotary]:
+    """Returns the angles of a model whose layers are of some types: one for each type, or one that
+    all share."""
+    if isinstance(getattr(module, "rope_type", None), dict):
+        return [Rotary(module, kind) for kind in kinds]
+    return [Rotary(module)]
+
+
+def seen_by(mask: Any) -> Tensor | None:
+    """Returns a mask ``[A, 1, T, S]`` as booleans. One of numbers is added to scores, and is 0
+    where a slot is seen."""
+    if mask is None or mask.dtype == torch.bool:
+        return mask  # type: ignore[no-any-return]
+    seen: Tensor = mask == 0
+    return seen
 
 
 MANY = 2048
@@ -66,25 +92,30 @@ class PassInputs(NamedTuple):
 
     x: Tensor
     """float32 ``[A, T, hidden]``, contiguous: replaced by the output of the last layer."""
-    angles: Angles
+    angles: tuple[Angles, ...]
+    """By the numbers of layers' descriptions."""
     cache: SlotCache
     slots: PassSlots
     """The slots of these rows in the cache."""
-    mask: Tensor | None
-    """bool ``[A, 1, T, S]``; None where all is seen, or all up to the token itself."""
+    masks: tuple[Tensor | None, ...]
+    """By the numbers of layers' descriptions: bool ``[A, 1, T, S]``; None where all is seen, or all
+    up to the token itself."""
     states: Tensor | None = None
     """``[layers, A, T, hidden]``: the output of each layer is written there, that of the last one
     through the norm."""
 
     def of_rows(self, rows: slice) -> PassInputs:
         """Returns those of consecutive ones of the rows."""
-        mask, states = self.mask, self.states
+        states, count = self.states, len(self.x)
         return PassInputs(
             x=self.x[rows],
-            angles=self.angles.of_rows(rows),
+            angles=tuple(angles.of_rows(rows) for angles in self.angles),
             cache=self.cache,
             slots=self.slots.of_rows(rows),
-            mask=None if mask is None else mask.expand(len(self.x), -1, -1, -1)[rows],
+            masks=tuple(
+                None if mask is None else mask.expand(count, -1, -1, -1)[rows]
+                for mask in self.masks
+            ),
             states=None if states is None else states[:, rows],
         )
 
@@ -101,14 +132,28 @@ class PassInputs(NamedTuple):
             yield some, self.of_rows(some)
 
 
+class _Angles(ctypes.Structure):
+    """`Angles` of `native.cpp`, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions")),
+        ("rotary", ctypes.c_int64),
+    )
+
+
+class _Mask(ctypes.Structure):
+    """`Mask` of `native.cpp`, field by field."""
+
+    _fields_ = (("seen", ctypes.c_void_p), ("row", ctypes.c_int64), ("column", ctypes.c_int64))
+
+
 class _Pass(ctypes.Structure):
     """`Pass` of `native.cpp`, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "columns", "view", "rotary")),
-        *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions")),
-        *((name, ctypes.c_void_p) for name in ("firsts", "starts", "mask")),
-        *((name, ctypes.c_int64) for name in ("mask_row", "mask_column", "cache_head")),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "view")),
+        *((name, ctypes.c_void_p) for name in ("angles", "masks", "firsts", "starts")),
+        ("slots", ctypes.c_int64),
         ("scratch", ctypes.c_void_p),
     )
 
@@ -120,7 +165,7 @@ class PassDescription:
     struct: _Pass
     source: tuple[Any, ...]  # the objects that it was made of
     numbers: tuple[int, int]  # and the numbers
-    alive: tuple[Tensor | None, ...]  # the tensors that it points to
+    alive: tuple[Any, ...]  # what it points to
 
 
 class PassDescriptions:
@@ -130,44 +175,56 @@ class PassDescriptions:
         # Replaced as a whole, for the sake of other threads.
         self._last: PassDescription | None = None
 
-    def of(self, given: PassInputs, head_stride: int, scratch: int) -> PassDescription:
+    def of(self, given: PassInputs, cached: int, scratch: int) -> PassDescription:
         """Returns the description of a pass.
 
-        head_stride: floats between two heads in the cache; scratch: floats that the layers
-        need to work in.
+        cached: slots of each head in the cache; scratch: floats that the layers need to work in.
         """
-        last, numbers = self._last, (head_stride, scratch)
+        last, numbers = self._last, (cached, scratch)
         if last is not None and last.numbers == numbers and _same(last.source, _source(given)):
             return last
-        self._last = _describe_pass(given, head_stride, scratch)
+        self._last = _describe_pass(given, cached, scratch)
         return self._last
 
 
 def _source(given: PassInputs) -> tuple[Any, ...]:
-    return given.slots, given.mask, *given.angles
+    return given.slots, *given.masks, *chain.from_iterable(given.angles)
 
 
 def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
-    return all(one is other for one, other in zip(old, new, strict=True))
+    return len(old) == len(new) and all(map(is_, old, new))
 
 
-def _describe_pass(given: PassInputs, head_stride: int, scratch: int) -> PassDescription:
-    slots, angles, mask = given.slots, given.angles, given.mask
-    cosines, sines = angles.cosines.contiguous(), angles.sines.contiguous()
-    positions = None if angles.positions is None else angles.positions.contiguous()
-    rows, columns = slots.rows, slots.columns
-    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
-        mask = torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
-    if mask is not None and mask.stride(-1) != 1:
-        mask = mask.contiguous()
-    room = cosines.new_empty(scratch + LINE)
+def _describe_pass(given: PassInputs, cached: int, scratch: int) -> PassDescription:
+    slots, rows, columns = given.slots, given.slots.rows, given.slots.columns
+    angles = [Angles(*(None if t is None else t.contiguous() for t in a)) for a in given.angles]  # type: ignore[arg-type]
+    masks = [_in_memory(mask, rows, columns) for mask in given.masks]
+    turned = (_Angles * len(angles))(*map(_angles, angles))
+    seen = (_Mask * len(masks))(*map(_mask, masks))
+    room = given.x.new_empty(scratch + LINE)
     struct = _Pass(
-        *(rows, columns, slots.view, cosines.shape[-1]),
-        *(cosines.data_ptr(), sines.data_ptr()),
-        None if positions is None else positions.data_ptr(),
+        *(rows, columns, slots.view, ctypes.addressof(turned), ctypes.addressof(seen)),
         *(slots.placement.firsts.data_ptr(), slots.starts.data_ptr()),
-        *((None, 0, 0) if mask is None else (mask.data_ptr(), mask.stride(0), mask.stride(2))),
-        *(head_stride, room.data_ptr()),
+        *(cached, room.data_ptr()),
     )
-    numbers, alive = (head_stride, scratch), (cosines, sines, positions, mask, room)
-    return PassDescription(struct, _source(given), numbers, alive)
+    alive = (turned, seen, angles, masks, room)
+    return PassDescription(struct, _source(given), (cached, scratch), alive)
+
+
+def _in_memory(mask: Tensor | None, rows: int, columns: int) -> Tensor | None:
+    """Returns a mask as the library reads it."""
+    if mask is None and columns > 1:  # a prompt, which follows nothing: plainly causal
+        return torch.ones(columns, columns, dtype=torch.bool).tril().expand(rows, 1, -1, -1)
+    return mask if mask is None or mask.stride(-1) == 1 else mask.contiguous()
+
+
+def _angles(angles: Angles) -> _Angles:
+    positions = None if angles.positions is None else angles.positions.data_ptr()
+    size = angles.cosines.shape[-1]
+    return _Angles(angles.cosines.data_ptr(), angles.sines.data_ptr(), positions, size)
+
+
+def _mask(mask: Tensor | None) -> _Mask:
+    if mask is None:
+        return _Mask(None, 0, 0)
+    return _Mask(mask.data_ptr(), mask.stride(0), mask.stride(2))

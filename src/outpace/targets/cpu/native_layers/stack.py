@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama kind, computed by `native.cpp` in passes over a few tokens."""
+"""Decoder layers computed by `native.cpp`, in passes over a few tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,18 @@ from outpace.targets.cpu.native import (
     part,
 )
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.description import (
+    LayerDescription,
+    Norm,
+    NormStruct,
+    weight_of,
+)
 from outpace.targets.cpu.native_layers.linear import FEW
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.product import NativeProduct, OtherTokens, side_by_side
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.logits import VocabularySubset
-
-PARTS = (
-    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"),
-    *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-)
-NORMS = ("input_layernorm", "post_attention_layernorm")
-HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+from outpace.targets.hf.logits import LogitScaling, VocabularySubset
 
 CAPTURING = "transformers.utils.output_capturing"
 """Where transformers' hooks come from that collect hidden states and attentions."""
@@ -49,54 +48,63 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
+        *((name, NormStruct) for name in ("before", "after", "before_mlp", "after_mlp")),
+        *((name, NormStruct) for name in ("query_norm", "key_norm")),
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
-        ("eps", ctypes.c_float),
-        ("scaling", ctypes.c_float),
+        *((name, ctypes.c_int64) for name in ("attends", "feeds", "parallel", "together", "apart")),
+        *((name, ctypes.c_int64) for name in ("activation", "turning", "angles", "mask")),
+        *((name, ctypes.c_float) for name in ("scaling", "cap", "residual")),
     )
 
 
+class ModelEnd(NamedTuple):
+    """What comes after the last layer of a model."""
+
+    norm: Norm
+    head: Any
+    """The module that makes its logits."""
+    scaling: LogitScaling
+
+
 class LayerStack:
-    """Layers that follow one another, all with heads of the same number and size."""
+    """Layers that follow one another."""
 
     def __init__(
         self,
         library: Native,
-        layers: Sequence[nn.Module],
+        layers: Sequence[LayerDescription],
         passes: PassDescriptions,
-        norm: nn.Module | None = None,
-        head: nn.Module | None = None,
+        ends: ModelEnd | None = None,
         skipped: SubLayers = NOTHING,
     ) -> None:
-        """layers: decoder layers that the library can compute. passes: shared by all stacks of one
-        model. norm, head: the modules after the last layer, if the stack ends the model. skipped:
-        the parts that are left out, by the layers' numbers in the model."""
+        """passes: shared by all stacks of one model. ends: what comes after the last layer, if the
+        stack ends the model. skipped: the parts that are left out, by the layers' numbers in the
+        model."""
         self._library = library
-        self._layers = [_Modules(layer, skipped) for layer in layers]
+        self._layers = list(layers)
+        self._skipped = skipped
         self._passes = passes
-        self._norm: Any = norm
-        self._head: Any = head if takes_head(head) else None
-        rounds = any(
-            isinstance(linear, NativeBlockLinear)
-            for each in self._layers
-            for linear in each.linears
-        )
+        self._norm = None if ends is None else ends.norm
+        self._head: Any = None if ends is None or not takes_head(ends.head) else ends.head
+        self._scaling = LogitScaling() if ends is None else ends.scaling
+        modules = [module for layer in layers for module in layer.modules]
+        rounds = any(isinstance(module, NativeBlockLinear) for module in modules)
         self.most = sys.maxsize if rounds else FEW
         """Tokens of a pass, at most. Longer prompts are left to transformers' layers, but not where
         activations are rounded: there a last bit of theirs could decide which way one is rounded,
         and a token would not be the same alone and in a long prompt or a large batch."""
+        norm = None if self._norm is None else self._norm.module
         last: list[Any] = [module for module in (norm, self._head) if module is not None]
-        modules = [module for layer in self._layers for module in layer.weighted]
         # Dictionaries of parameters: asking a module for one takes three times as long.
         self._weights: list[tuple[Any, str]] = [
             module.place() if isinstance(module, NativeProduct) else (module._parameters, "weight")
             for module in (*modules, *last)
         ]
-        linears = [linear for layer in self._layers for linear in layer.linears]
-        self._biased: list[Any] = [module._parameters for module in (*linears, *last)]
-        inside = [module for layer in layers for module in layer.modules() if module is not layer]
+        self._biased: list[Any] = [module._parameters for module in (*modules, *last)]
+        outside = [layer.layer for layer in layers]
+        inside = [part for layer in outside for part in layer.modules() if part is not layer]
         self._inside = _Hooks([*inside, *last])
-        self._outside = _Hooks(layers)
+        self._outside = _Hooks(outside)
         self._last_description: _StackDescription | None = None
         self._last_pointers: _CachePointers | None = None
         self._last_others: OtherTokens | None = None
@@ -135,7 +143,7 @@ class LayerStack:
         found = given.x.new_empty(len(given.x), keep, sum(each.outputs for each in heads))
         for rows, some in given.in_parts():
             logits = found[rows]
-            ending = Ending(heads, len(heads), logits.data_ptr(), keep)
+            ending = Ending(heads, len(heads), logits.data_ptr(), keep, self._scaling)
             self._run(description, some, ending)
             if others is not None:
                 side_by_side(logits, head.outputs)
@@ -151,7 +159,7 @@ class LayerStack:
         pointers = self._pointers_into(given.cache, description, given.x)
         tokens = given.slots.rows * given.slots.columns
         scratch = self._library.scratch(description.layers, tokens, description.threads)
-        current = self._passes.of(given, pointers.head_stride, scratch)
+        current = self._passes.of(given, pointers.slots, scratch)
         left = given.states
         self._library.layers(
             description.layers,
@@ -172,15 +180,15 @@ class LayerStack:
         one or has exchanged its buffers."""
         found = self._last_pointers
         if found is None or found.cache() is not cache or found.generation != cache.generation:
-            layer = description.layers[0]
             buffers = [
-                cache.buffers_of(index, layer.groups, layer.dim, x) for index in description.indices
+                cache.buffers_of(index, layer.groups, layer.dim, x)
+                for index, layer in zip(description.indices, description.layers, strict=True)
             ]
             pointers = ctypes.c_void_p * len(buffers)
             found = self._last_pointers = _CachePointers(
                 keys=pointers(*(keys.data_ptr() for keys, _ in buffers)),
                 values=pointers(*(values.data_ptr() for _, values in buffers)),
-                head_stride=buffers[0][0].stride(0),
+                slots=buffers[0][0].shape[1],
                 cache=weakref.ref(cache),
                 generation=cache.generation,
             )
@@ -198,20 +206,41 @@ class LayerStack:
         return found
 
     def _describe(self, pointers: list[int], threads: int) -> _StackDescription:
-        weights = [layer.weights() for layer in self._layers]
-        layers = (_Layer * len(weights))(
-            *(layer.struct(of) for layer, of in zip(self._layers, weights, strict=True))
-        )
-        head = None if self._head is None else _weight(self._head)
+        weights = [
+            [None if linear is None else linear.weight() for linear in layer.linears]
+            for layer in self._layers
+        ]
+        pairs = zip(self._layers, weights, strict=True)
+        layers = (_Layer * len(weights))(*(_struct(*pair, self._skipped) for pair in pairs))
+        head = None if self._head is None else weight_of(self._head)
         return _StackDescription(
             layers=layers,
             indices=[layer.attention.layer_idx for layer in self._layers],
-            norm=None if self._norm is None else self._norm.weight.data_ptr(),
+            norm=None if self._norm is None else self._norm.struct(),
             head=None if head is None else part(head),
             threads=threads,
             pointers=pointers,
-            weights=[*weights, [] if head is None else [head]],
+            weights=[*weights, [head]],
         )
+
+
+def _struct(
+    layer: LayerDescription, weights: Sequence[Weight | None], skipped: SubLayers
+) -> _Layer:
+    """Returns a layer as the library reads it."""
+    parts = [Part() if weight is None else part(weight) for weight in weights]
+    norms = [NormStruct() if norm is None else norm.struct() for norm in layer.norms]
+    number, dim = layer.attention.layer_idx, layer.dim
+    heads, groups = parts[0].outputs // dim, parts[1].outputs // dim
+    return _Layer(
+        *parts,
+        *norms,
+        *(layer.hidden, heads, groups, dim, parts[5].outputs),
+        *(number not in skipped.attention, number not in skipped.mlp),
+        *(layer.parallel, layer.together, layer.apart),
+        *(layer.activation, layer.turning, layer.angles, layer.mask),
+        *(layer.scaling, layer.cap, layer.residual),
+    )
 
 
 class _Hooks:
@@ -242,11 +271,11 @@ class _StackDescription:
 
     layers: ctypes.Array[_Layer]
     indices: list[int]  # of the layers, in the cache
-    norm: int | None  # pointer to the weight of the norm after the last layer
+    norm: NormStruct | None  # after the last layer
     head: Part | None
     threads: int
     pointers: list[int]  # to all weights and biases, when they were described
-    weights: list[list[Weight]]  # alive as long as the layers may be read
+    weights: list[list[Weight | None]]  # alive as long as the layers may be read
 
 
 @dataclass(frozen=True)
@@ -255,42 +284,9 @@ class _CachePointers:
 
     keys: ctypes.Array[ctypes.c_void_p]  # by layer
     values: ctypes.Array[ctypes.c_void_p]
-    head_stride: int  # in floats
+    slots: int  # of each head
     cache: weakref.ref[SlotCache]
     generation: int  # of the cache's buffers
-
-
-class _Modules:
-    """The parts of one layer."""
-
-    def __init__(self, layer: nn.Module, skipped: SubLayers = NOTHING) -> None:
-        attention: Any = layer.self_attn
-        self.attention = attention
-        number = attention.layer_idx
-        # Of attention and of the MLP, whether each is computed.
-        self._computed = number not in skipped.attention, number not in skipped.mlp
-        self.linears: list[Any] = [layer.get_submodule(name) for name in PARTS]
-        norms = [*NORMS, *(HEAD_NORMS if hasattr(layer.self_attn, "q_norm") else ())]
-        self.norms: list[Any] = [layer.get_submodule(name) for name in norms]
-        self.weighted = [*self.linears, *self.norms]
-
-    def weights(self) -> list[Weight]:
-        return [_weight(linear) for linear in self.linears]
-
-    def struct(self, weights: Sequence[Weight]) -> _Layer:
-        """Returns the layer as the library reads it."""
-        parts = [part(weight) for weight in weights]
-        norms: list[int | None] = [norm.weight.data_ptr() for norm in self.norms]
-        for place, computed in enumerate(self._computed):
-            if not computed:
-                norms[place] = None
-        dim = self.attention.head_dim
-        return _Layer(
-            *parts,
-            *(norms if len(norms) == 4 else [*norms, None, None]),
-            *(self.linears[0].in_features, parts[0].outputs // dim, parts[1].outputs // dim),
-            *(dim, parts[4].outputs, eps_of(self.norms[0]), self.attention.scaling),
-        )
 
 
 def can_run(x: Tensor, most: int = FEW) -> bool:
@@ -307,14 +303,3 @@ def few(tokens: Tensor, most: int) -> bool:
 def takes_head(head: Any) -> bool:
     """Whether a `LayerStack` can end in this module, the one that makes a model's logits."""
     return isinstance(head, NativeProduct) and head.as_weight().matrix.is_contiguous()
-
-
-def eps_of(norm: Any) -> float | None:
-    """Returns what an RMS norm adds to the mean of squares."""
-    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-
-
-def _weight(linear: Any) -> Weight:
-    if isinstance(linear, NativeProduct):
-        return linear.as_weight()
-    return Weight(linear.weight, None, linear.bias)

@@ -236,7 +236,7 @@ def check_quantized(model: nn.Module, quantization: str | None) -> None:
     if quantization == "int4" and on_cpu and not isinstance(model.forward, NativeModel):
         raise UnsupportedModel(
             f"{type(model).__name__} cannot be quantised to 'int4' on a CPU, because its passes "
-            "are not computed by our own code alone: that takes layers of the Llama kind, and "
+            "are not computed by our own code alone: that takes decoder layers that it knows, and "
             "cpu_kernels 'auto'. Use 'int8', or leave quantization out."
         )
 

@@ -62,7 +62,7 @@ def load(
     dtype "auto": float32 on a CPU, where narrow dtypes are slower, and the checkpoint's own on a
     GPU. device "auto": CUDA where there is one. cpu_kernels: how the linear layers of a model
     loaded here are replaced by faster ones (`kernels.speed_up`); with "auto", "tune" and "native"
-    whole layers of the Llama kind are computed by our own code too. A model object that is handed
+    whole decoder layers are computed by our own code too. A model object that is handed
     over keeps its layers, and is put into evaluation mode. processor: of a vision-language model,
     instead of the one that comes with it. quantization: see `quantize`; "auto" is for drafters,
     which may be rounded: 8 bits where that saves time. lora: a folder with an adapter, which is

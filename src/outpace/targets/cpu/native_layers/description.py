@@ -1,0 +1,386 @@
+"""What a decoder layer computes, as `native.cpp` follows it: read from transformers' module.
+
+Families differ in which norms there are and where, in the activation, in how heads are turned to
+their positions, and in factors and bounds. What a module's attributes say is read, and what its
+small functions compute is found out by calling them. A description is a guess until a trial has
+shown that it gives the layer's numbers (`layer.use_native_layers`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from outpace.targets.cpu.native import Native, Weight
+from outpace.targets.cpu.native_layers.product import NativeProduct
+from outpace.targets.cpu.weights.layers import hooks_of
+
+MOST_EACH = 64
+"""Query heads that may share a key head."""
+
+INPUT, POST_ATTENTION = "input_layernorm", "post_attention_layernorm"
+POST_MLP = "post_feedforward_layernorm"
+ARRANGEMENTS: Sequence[tuple[str | None, str | None, str | None, str | None]] = (
+    (INPUT, None, POST_ATTENTION, None),  # Llama and most others
+    (INPUT, POST_ATTENTION, "pre_feedforward_layernorm", POST_MLP),  # Gemma 2 and 3
+    (None, POST_ATTENTION, None, POST_MLP),  # OLMo 2, EXAONE 4
+    (INPUT, "post_self_attn_layernorm", POST_ATTENTION, "post_mlp_layernorm"),  # GLM 4
+    (INPUT, None, INPUT, None),  # Cohere, Phi: the MLP is given what attention is given
+)
+"""The norms that a layer has: before and after attention, before and after the MLP. One name means
+another place in another family, so that all of a layer's names tell which places they are."""
+
+HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+"""Of queries and of keys."""
+OUTPUT = ("o_proj", "dense")
+UP = ("up_proj", "c_fc", "fc1")
+DOWN = ("down_proj", "c_proj", "fc2")
+ACTIVATION = ("act_fn", "activation_fn", "act")
+
+CONDITIONAL = ("clip_qkv", "attn_temperature_tuning")
+"""What configurations call steps that change nothing in the few tokens of a trial."""
+
+
+class NormKind(IntEnum):
+    """What a norm divides by, by the numbers in `steps.h`."""
+
+    NONE = 0
+    ROOT_MEAN_SQUARE = 1
+    CENTRED = 2
+
+
+class Turning(IntEnum):
+    """Which numbers of a head are turned together, by the numbers in `steps.h`."""
+
+    STILL = 0
+    """None: the layer knows no positions."""
+    HALVES = 1
+    PAIRS = 2
+    """Neighbours, each with an angle of its own in the table, which are the same."""
+    PAIRS_BY_HALVES = 3
+    """Neighbours, whose angles are the first half of the table."""
+
+
+def _squared(x: Tensor) -> Tensor:
+    return functional.relu(x).square()
+
+
+ACTIVATIONS: Sequence[Callable[[Tensor], Tensor]] = (
+    functional.silu,
+    lambda x: functional.gelu(x, approximate="tanh"),
+    functional.gelu,
+    functional.relu,
+    _squared,
+)
+"""In the order of their numbers in `steps.h`."""
+
+
+class NormStruct(ctypes.Structure):
+    """`Norm` of `steps.h`, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+        ("kind", ctypes.c_int64),
+        *((name, ctypes.c_float) for name in ("eps", "offset")),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm as the library computes it."""
+
+    module: Any
+    kind: NormKind
+    eps: float
+    offset: float
+    """What is added to each weight: 1 in Gemma."""
+
+    def struct(self) -> NormStruct:
+        """Returns the norm as the library reads it. Valid as long as its weights stay."""
+        bias = getattr(self.module, "bias", None)
+        bias = None if bias is None else bias.data_ptr()
+        return NormStruct(self.module.weight.data_ptr(), bias, self.kind, self.eps, self.offset)
+
+
+class Linear(NamedTuple):
+    """Some outputs in a row of a linear layer."""
+
+    module: Any
+    first: int
+    outputs: int
+
+    def weight(self) -> Weight:
+        """Returns the tensors that products read: nothing is copied."""
+        whole = weight_of(self.module)
+        return whole if self.outputs == whole.outputs else whole.some(self.first, self.outputs)
+
+    @property
+    def fits(self) -> bool:
+        """Whether products can read these outputs."""
+        return takes(self.module) and self.first % weight_of(self.module).panel == 0
+
+
+def weight_of(linear: Any) -> Weight:
+    """Returns the tensors of a linear layer that products read."""
+    if isinstance(linear, NativeProduct):
+        return linear.as_weight()
+    return Weight(linear.weight, None, linear.bias)
+
+
+def takes(linear: Any) -> bool:
+    """Whether products can read a layer's weight."""
+    if type(linear) is nn.Linear:
+        return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
+    return isinstance(linear, NativeProduct) and linear.as_weight().matrix.is_contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class LayerDescription:
+    """One decoder layer."""
+
+    layer: Any
+    attention: Any
+    linears: tuple[Linear, Linear, Linear, Linear, Linear | None, Linear, Linear]
+    """Queries, keys, values, output; gate (None where the MLP is not gated), up, down."""
+    norms: tuple[Norm | None, ...]
+    """Before and after attention, before and after the MLP, of queries, of keys."""
+    parallel: bool
+    """Whether the MLP is given what attention is given."""
+    together: bool
+    """Whether all heads are normalised together, not each by itself."""
+    apart: int
+    """Between the weights of the norms of two heads; 0 where they share them."""
+    activation: int
+    scaling: float
+    cap: float
+    """Soft bound of the scores; 0: they have none."""
+    residual: float
+    """By which is multiplied what is added to the residual stream."""
+    turning: Turning = Turning.HALVES
+    angles: int = 0
+    """Which of the angles of a pass are its own."""
+    mask: int = 0
+
+    @property
+    def dim(self) -> int:
+        return int(self.attention.head_dim)
+
+    @property
+    def hidden(self) -> int:
+        return int(self.linears[0].module.in_features)
+
+    @property
+    def modules(self) -> list[Any]:
+        """The modules whose weights the library reads."""
+        linears = [linear.module for linear in self.linears if linear is not None]
+        return [*linears, *(norm.module for norm in self.norms if norm is not None)]
+
+    def candidates(self) -> Iterator[LayerDescription]:
+        """Yields descriptions of which one at most gives the layer's numbers: its attributes do not
+        say how heads are turned."""
+        for turning in (Turning.HALVES, Turning.PAIRS, Turning.PAIRS_BY_HALVES, Turning.STILL):
+            yield replace(self, turning=turning)
+
+
+def description_of(layer: Any, library: Native) -> LayerDescription | None:
+    """Returns what a module may compute if it is a decoder layer of a known kind; None for others.
+    Only a trial can show that it does."""
+    parts = dict(layer.named_children())
+    attention, mlp = parts.pop("self_attn", None), parts.pop("mlp", None)
+    if attention is None or mlp is None or "forward" in layer.__dict__:
+        return None
+    if any(any(hooks_of(module)) for module in layer.modules()) or _is_conditional(attention):
+        return None
+    heads, inner = _attention_linears(attention), _mlp_linears(mlp)
+    around, of_heads = _norms_around(parts), _norms_of_heads(attention)
+    activation = _activation_of(mlp)
+    if heads is None or inner is None or around is None or of_heads is None or activation is None:
+        return None
+    shape = () if of_heads[0] is None else tuple(of_heads[0].module.weight.shape)
+    found = LayerDescription(
+        layer=layer,
+        attention=attention,
+        linears=(*heads, *inner),
+        norms=(*around, *of_heads),
+        parallel=around[0] is not None and around[0] is around[2],
+        together=len(shape) == 1 and shape[0] == heads[0].outputs != attention.head_dim,
+        apart=attention.head_dim if len(shape) == 2 else 0,
+        activation=activation,
+        scaling=float(attention.scaling),
+        cap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+        residual=float(getattr(layer, "residual_multiplier", 1.0)),
+    )
+    return found if _fits(found, library) and _is_all(found, mlp) else None
+
+
+def _is_conditional(attention: Any) -> bool:
+    """Whether attention does what the few tokens of a trial do not show. Queries of Ministral 3
+    grow from a position on."""
+    config = getattr(attention, "config", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_type = [each for each in rope.values() if isinstance(each, Mapping)]
+    asked = [getattr(config, name, None) for name in CONDITIONAL]
+    return any(asked) or any(each.get("llama_4_scaling_beta") for each in (rope, *by_type))
+
+
+def _norms_around(parts: Mapping[str, nn.Module]) -> tuple[Norm | None, ...] | None:
+    """Returns the norms before and after attention and the MLP, from the other parts of a layer;
+    the same one twice where both are given the same."""
+    names = {name for name, part in parts.items() if type(part) is not nn.Dropout}
+    places = next((row for row in ARRANGEMENTS if {*row} - {None} == names), None)
+    norms = {name: norm_of(parts[name]) for name in names}
+    if places is None or None in norms.values():
+        return None
+    return tuple(None if name is None else norms[name] for name in places)
+
+
+def _norms_of_heads(attention: Any) -> tuple[Norm | None, Norm | None] | None:
+    """Returns the norms of queries and of keys; None where these are of an unknown kind."""
+    for names in HEAD_NORMS:
+        found = [getattr(attention, name, None) for name in names]
+        if any(module is not None for module in found):
+            query, key = map(norm_of, found)
+            return None if query is None or key is None else (query, key)
+    return None, None
+
+
+def _attention_linears(attention: Any) -> tuple[Linear, Linear, Linear, Linear] | None:
+    """Returns queries, keys, values and output."""
+    output, whole = _child(attention, OUTPUT), _child(attention, ("qkv_proj",))
+    dim, each = getattr(attention, "head_dim", 0), getattr(attention, "num_key_value_groups", 1)
+    if output is None or not dim or getattr(attention, "scaling", None) is None:
+        return None
+    last = Linear(output, 0, _outputs(output))
+    if whole is not None:
+        narrow = _outputs(whole) // (each + 2)
+        wide = each * narrow
+        keys, values = Linear(whole, wide, narrow), Linear(whole, wide + narrow, narrow)
+        return Linear(whole, 0, wide), keys, values, last
+    query, key, value = (_child(attention, (name,)) for name in ("q_proj", "k_proj", "v_proj"))
+    if query is None or key is None or value is None:
+        return None
+    queries, keys, values = (Linear(each, 0, _outputs(each)) for each in (query, key, value))
+    return queries, keys, values, last
+
+
+def _mlp_linears(mlp: Any) -> tuple[Linear | None, Linear, Linear] | None:
+    """Returns gate, up and down."""
+    down, both = _child(mlp, DOWN), _child(mlp, ("gate_up_proj",))
+    up, gate = _child(mlp, UP), _child(mlp, ("gate_proj",))
+    if down is None or (up is None) == (both is None):
+        return None
+    last = Linear(down, 0, _outputs(down))
+    if both is not None:
+        half = _outputs(both) // 2
+        return Linear(both, 0, half), Linear(both, half, half), last
+    first = None if gate is None else Linear(gate, 0, _outputs(gate))
+    return first, Linear(up, 0, _outputs(up)), last
+
+
+def _child(module: nn.Module, names: Sequence[str]) -> Any:
+    return next((child for name, child in module.named_children() if name in names), None)
+
+
+def _outputs(linear: Any) -> int:
+    return int(getattr(linear, "out_features", 0))
+
+
+def _is_all(found: LayerDescription, mlp: Any) -> bool:
+    """Whether a layer has no other modules than a description names, besides some without weights:
+    one with others computes something else."""
+    known = {found.layer, found.attention, mlp, _child(mlp, ACTIVATION), *found.modules}
+    left = [module for module in found.layer.modules() if module not in known]
+    return all(type(module) is nn.Dropout for module in left)
+
+
+def _fits(found: LayerDescription, library: Native) -> bool:
+    """Whether the library can compute a layer of these sizes and dtypes: it makes room for these
+    shapes, and for nothing wider."""
+    query, key, value, output, gate, up, down = found.linears
+    linears = [linear for linear in found.linears if linear is not None]
+    if not all(linear.fits for linear in linears):
+        return False
+    hidden, dim, inner = found.hidden, found.dim, up.outputs
+    inputs = [linear.module.in_features for linear in linears]
+    widths = [hidden] * 3 + [query.outputs] + [hidden] * (len(linears) - 5) + [inner]
+    return (
+        inputs == widths
+        and (key.outputs, output.outputs, down.outputs) == (value.outputs, hidden, hidden)
+        and (gate is None or gate.outputs == inner)
+        and all(size % library.lanes == 0 for size in (dim, hidden, inner))
+        and key.outputs % dim == 0
+        and query.outputs % key.outputs == 0
+        and query.outputs // key.outputs <= MOST_EACH
+        and all(
+            norm is None or norm.module.weight.numel() == size
+            for norm, size in zip(found.norms, _norm_sizes(found), strict=True)
+        )
+    )
+
+
+def _norm_sizes(found: LayerDescription) -> list[int]:
+    """The weights that the library reads of each norm."""
+    of_heads = [linear.outputs for linear in found.linears[:2]]
+    alone = not (found.together or found.apart)
+    return [found.hidden] * 4 + ([found.dim] * 2 if alone else of_heads)
+
+
+# -- what small modules compute, found out by calling them -----------------------------------------
+
+
+def eps_of(norm: Any) -> float | None:
+    """Returns what a norm adds to the mean of squares."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
+@torch.inference_mode()
+def norm_of(module: Any) -> Norm | None:
+    """Returns what a module computes if it is a norm of a known kind, with weights in float32; None
+    for others."""
+    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
+    eps = eps_of(module)
+    if not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    held = [each for each in (weight, bias) if each is not None]
+    if not all(each.dtype == torch.float32 and each.is_contiguous() for each in held):
+        return None
+    if weight.device.type != "cpu" or len(list(module.parameters())) != len(held):
+        return None
+    # One sample of usual numbers, and one so small that what is added to its mean counts.
+    sample = torch.sin(1.7 * torch.arange(weight.numel())).view(weight.shape) + 0.3
+    samples = torch.stack([sample, sample * eps**0.5])
+    wanted = module(samples)
+    for kind in (NormKind.ROOT_MEAN_SQUARE, NormKind.CENTRED):
+        centred = kind is NormKind.CENTRED
+        x = samples - samples.mean(-1, keepdim=True) if centred else samples
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+        for offset in (0.0, 1.0):
+            found = x * (weight + offset) + (0.0 if bias is None else bias)
+            if torch.allclose(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max())):
+                return Norm(module, kind, eps, offset)
+    return None
+
+
+@torch.inference_mode()
+def _activation_of(mlp: Any) -> int | None:
+    """Returns the number of an MLP's activation, None for an unknown one."""
+    own = _child(mlp, ACTIVATION)
+    if own is None or any(True for _ in own.parameters()):
+        return None
+    x = torch.linspace(-8, 8, 129)
+    wanted = own(x)
+    same = (torch.allclose(function(x), wanted, rtol=0, atol=1e-5) for function in ACTIVATIONS)
+    return next((number for number, found in enumerate(same) if found), None)
+
+
+def kinds_of(config: Any, layers: int) -> Mapping[str, int]:
+    """Returns the types of layers that a configuration lists, each with its number."""
+    types: Sequence[str] = getattr(config, "layer_types", None) or ()
+    return {name: number for number, name in enumerate(dict.fromkeys(types[:layers]))}

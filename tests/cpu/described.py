@@ -1,0 +1,92 @@
+"""Tiny models of the families whose layers our own code can describe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+BASE: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+BOTH = ["sliding_attention", "full_attention"]
+WINDOW = {"sliding_window": 6, "layer_types": BOTH}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+LOCAL = {"full_attention": {**ROPE, "rope_theta": 1e5}, "sliding_attention": ROPE}
+
+DESCRIBED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-gelu": ("Llama", {"hidden_act": "gelu"}),
+    "mistral": ("Mistral", {"sliding_window": 6}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, **WINDOW}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma": ("Gemma", {"head_dim": 32}),
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 32,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 1.5,
+            "query_pre_attn_scalar": 16,
+            **WINDOW,
+        },
+    ),
+    "gemma3": ("Gemma3Text", {"head_dim": 32, "rope_parameters": LOCAL, **WINDOW}),
+    "phi": ("Phi", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
+    "phi3": ("Phi3", {"sliding_window": 6}),
+    "granite": (
+        "Granite",
+        {
+            "residual_multiplier": 0.3,
+            "embedding_multiplier": 4.0,
+            "logits_scaling": 3.0,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", WINDOW),
+    "cohere": ("Cohere", {"use_qk_norm": True, "logit_scale": 0.25}),
+    "cohere2": ("Cohere2", {"logit_scale": 0.25, **WINDOW}),
+    "glm4": ("Glm4", {"head_dim": 32, "rope_parameters": {**ROPE, "partial_rotary_factor": 0.5}}),
+    "stablelm": ("StableLm", {"use_parallel_residual": False}),
+    "stablelm-parallel": ("StableLm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": None}),
+    "nemotron": ("Nemotron", {}),
+    "arcee": ("Arcee", {}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 32}),
+    "exaone4": ("Exaone4", WINDOW),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
+    "seed_oss": ("SeedOss", {"head_dim": 32}),
+}
+"""The beginning of the names of each family's classes, and its options."""
+
+
+def made(family: str, **more: Any) -> PreTrainedModel:
+    """Returns a model with random weights, whose norms and biases are random too: norms of ones and
+    biases of zeros would hide what is left out."""
+    torch.manual_seed(0)
+    name, options = DESCRIBED[family]
+    config = getattr(transformers, f"{name}Config")(**{**BASE, **options, **more})
+    found: PreTrainedModel = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(
+        config
+    )
+    with torch.no_grad():
+        for parameter in found.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.3 * torch.randn_like(parameter)
+    return found.eval()
