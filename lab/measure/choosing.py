@@ -10,8 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from usage import usage
 
-from outpace.policy.auto.controller import Auto
-from policy.test_controller import CHAINS, Simulation, best_fixed, flat, request
+from policy.test_controller import Simulation, alone, best_fixed, flat, request
 
 usage(__doc__)
 
@@ -21,9 +20,7 @@ for draft in DRAFTS:
     for chance in (0.3, 0.5, 0.75, 0.9):
         cost = flat(draft)
         rates = [
-            Simulation(Auto(CHAINS), cost, lambda *_, p=chance: p, seed)
-            .play([request()], 1500)
-            .speed
+            Simulation(alone(), cost, lambda *_, p=chance: p, seed).play([request()], 1500).speed
             / best_fixed(cost, chance)
             for seed in range(4)
         ]
@@ -32,7 +29,7 @@ for chance in (0.0, 0.05):
     longer = []
     for draft in DRAFTS:
         for seed in range(3):
-            play = Simulation(Auto(CHAINS), flat(draft), lambda *_, p=chance: p, seed)
+            play = Simulation(alone(), flat(draft), lambda *_, p=chance: p, seed)
             for _ in range(5):
                 play.play([request()], 100)
             longer.append(100 / play.speed - 100)

@@ -22,7 +22,7 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.bench.prompts import read_prompts
 from outpace.llm import BUNDLED
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 
 DRAFTED = 4
 LONGEST = 1200

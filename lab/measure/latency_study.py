@@ -33,7 +33,7 @@ from outpace import LLM, SamplingParams
 from outpace.bench.prompts import read_prompts
 from outpace.core.trees.tree import Tree
 from outpace.llm import BUNDLED
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 from outpace.train.data import blocks, documents
 
 ROWS, BLOCK = 16, 256

@@ -4,12 +4,16 @@
 where the drafter agrees with them, and how sure it is of its tokens. PROMPTS: JSON lines, as
 `short_prompts.py` writes them. RECORDS: JSON lines; a recording that was stopped goes on.
 
-``replayed.py play RECORDS [SEEDS [file]]`` plays the texts again with "suffix", "draft_model" and
-"auto", as their controllers and look-ups choose at pretended prices of three processors, and prints
-how much faster than plain decoding each is, by task. Each seed plays them in another order; with
-"file" all play them in the order of the file. A pretended clock has the noise that a machine with
-neighbours has, but the same texts can be played at many seeds, in seconds: what two ways differ by
-is seen here where a benchmark of an hour says nothing.
+``replayed.py play RECORDS [SEEDS [ORDER [FILE [WAYS]]]]`` plays the texts again with "suffix",
+"draft_model" and "auto", as their controllers and look-ups choose at pretended costs of several
+processors, and prints how much faster than plain decoding each is, by task. Each seed plays them in
+another order (ORDER "shuffled"); with "file" all play them in the order of the file, with "few" four
+texts of 64 tokens at a time, before which nothing is known. A pretended clock has the noise that a
+machine with neighbours has, but the same texts can be played at many seeds, in minutes: what two
+ways differ by is seen here where a benchmark of an hour says nothing.
+
+``replayed.py over OLD NEW [WAY]`` prints one FILE over another: two versions of outpace are
+compared so, each with its own PYTHONPATH.
 
 ``replayed.py kept RECORDS [SEEDS]`` plays one half of the texts, of each task every second one, and
 then the other half with another seed: by "auto" that knows nothing, and by "auto" that goes on from
@@ -41,14 +45,12 @@ from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.draft.models.chain import DraftModel
 from outpace.draft.prefix_cache import TEXTS, TOKENS
 from outpace.engine.request import Request
-from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
-from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.ladder import Ladder
-from outpace.policy.base import Outcome, affordable
-from outpace.policy.routing import Routing
+from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
+from outpace.policy.auto import Auto
+from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.estimator import Estimator
+from outpace.policy.shapes import Widths
 from outpace.targets.hf.prefixes import SavedText, SavedTexts
-
-usage(__doc__, needed=2)
 
 
 def record(target: str, drafter: str, prompts: str, records: str, tokens: str = "96") -> None:
@@ -137,6 +139,11 @@ MACHINES = {
     "AMX, slowest memory": Machine(
         {1: 1, 2: 1.07, 4: 1.28, 7: 1.42, 9: 1.6, 17: 2.4}, drafted=0.385, read=0.044, first=0.2
     ),
+    # An AVX2 machine of two cores and fast memory, and there a target in 8 bits, of which the plain
+    # pass takes as long again: its columns follow from 3.56 tokens a pass being predicted to bring
+    # 1.77 times the speed; what reading costs is guessed.
+    "AVX2, fast memory": Machine({1: 1, 2: 1.14, 4: 1.67, 8: 2.92, 17: 6.3}, 0.59, read=0.1),
+    "AVX2, 8-bit target": Machine({1: 1, 2: 1.02, 4: 1.06, 8: 1.3, 17: 2.4}, 0.23, read=0.04),
 }
 MODEL, LOOK_UP = "draft_model", "suffix"
 WAYS = {LOOK_UP: [LOOK_UP], MODEL: [MODEL], "auto": [LOOK_UP, MODEL]}
@@ -156,41 +163,82 @@ class Noise:
         return held_up * math.exp(self._drift + self._random.gauss(0, 0.03))
 
 
+def controller_of(drafters: list[str]) -> Controller:
+    """Returns what chooses among these drafters, or how much the only one drafts."""
+    known = {LOOK_UP: (SuffixDrafter, PRIOR_OF_LOOK_UPS), MODEL: (DraftModel, PRIOR)}
+    estimators = [
+        Estimator(
+            name,
+            Widths.chains(kind.longest),
+            prior=prior,
+            look_up=name == LOOK_UP,
+            stops=kind.ends_chains,
+        )
+        for name, (kind, prior) in known.items()
+        if name in drafters
+    ]
+    return Auto(estimators)
+
+
+Finds = dict[str, list[Find]]  # by text: what the look-up finds at each of its tokens
+
+
+def finds_in(texts: list[dict]) -> Finds:
+    """Returns what the look-up finds in texts that come in this order, whoever drafts."""
+    look_up, found = SuffixDrafter(SuffixOptions()), {}
+    for number, record in enumerate(texts):
+        text, found[record["id"]] = asked_for(record, number), []
+        look_up.begin([text])
+        for token in record["answer"]:
+            proposal = look_up.propose(rows_of(text), [look_up.longest])
+            tokens = proposal.tokens[0, : proposal.counts[0]].tolist()
+            found[record["id"]].append(Find(tokens, *proposal.sure))
+            text.output_ids.append(token)
+        look_up.observe(Round(rows_of(text), [], Proposal.empty(1), None, [], None))
+        look_up.end([text])
+    return found
+
+
+def asked_for(record: dict, number: int) -> Request:
+    """Returns the request for a recorded text."""
+    params, ends = SamplingParams(temperature=0).resolve({}), (record["answer"][-1],)
+    text = Request(record["prompt"], RowOptions(params), 0, record["most"], ends * record["ended"])
+    text.id = number
+    return text
+
+
+def rows_of(text: Request) -> Rows:
+    """Returns the batch of one text."""
+    history = History([text.prompt_ids], [text.output_ids])
+    return Rows(
+        history, LogitsPipeline([text.options], VOCABULARY), torch.zeros(1), requests=[text]
+    )
+
+
 class Player:
     """One way of drafting, through many texts."""
 
-    def __init__(self, drafters: list[str], machine: Machine, seed: int) -> None:
-        known = {LOOK_UP: (SuffixDrafter, PRIOR_OF_LOOK_UPS), MODEL: (DraftModel, PRIOR)}
-        autos = {
-            name: Auto(Ladder.chains(kind.longest), prior=prior, stops=kind.ends_chains)
-            for name, (kind, prior) in known.items()
-            if name in drafters
-        }
+    def __init__(
+        self, drafters: list[str], machine: Machine, seed: int, finds: Finds | None = None
+    ) -> None:
+        """finds: what the look-up finds, if it is asked in every round."""
+        self._finds = finds if len(drafters) > 1 else None
         self._drafters, self._machine, self._noise = drafters, machine, Noise(seed)
-        self._controller = Routing(autos, [LOOK_UP]) if len(drafters) > 1 else autos[drafters[0]]
+        self._controller = controller_of(drafters)
         self._look_up = SuffixDrafter(SuffixOptions())
         self._numbers = count()
         self._beginnings = SavedTexts(TEXTS, TOKENS)
 
     def play(self, record: dict) -> float:
         """Returns the tokens that it makes of a text in the time of a plain round."""
-        answer = record["answer"]
-        params = SamplingParams(temperature=0).resolve({})
-        text = Request(
-            record["prompt"], RowOptions(params), 0, record["most"], (answer[-1],) * record["ended"]
-        )
-        text.id = next(self._numbers)
+        answer, text = record["answer"], asked_for(record, next(self._numbers))
         self._look_up.begin([text])
-        pipeline, seeds = LogitsPipeline([RowOptions(params, ())], VOCABULARY), torch.zeros(1)
         took, read = 0.0, self._beginnings.find(record["prompt"][:-1])[0]
         model_read = False
-        self._controller.begin(
-            text, {name: read if name == MODEL else 0 for name in self._drafters}
-        )
+        known = {name: read if name == MODEL else 0 for name in self._drafters}
+        self._controller.begin(text, known)
         while not text.finished:
-            rows = Rows(
-                History([text.prompt_ids], [text.output_ids]), pipeline, seeds, requests=[text]
-            )
+            rows = rows_of(text) if self._finds is None else None
             name, draft = self._draft(text, rows, record)
             place = len(text.output_ids)
             pairs = zip(draft, answer[place:], strict=False)
@@ -208,7 +256,8 @@ class Player:
             told = Seconds(seconds.draft * noise, seconds.score * noise, 0.0)
             outcome = Outcome(drafted, drafted, accepted, emitted, method=name)
             self._controller.record([text], [outcome], told)
-            self._look_up.observe(Round(rows, [], Proposal.empty(1), None, [outcome], told))
+            if rows is not None:
+                self._look_up.observe(Round(rows, [], Proposal.empty(1), None, [outcome], told))
         self._look_up.end([text])
         if model_read:
             self._beginnings.add(text.token_ids[: min(read, TOKENS)], SavedText())
@@ -216,18 +265,22 @@ class Player:
 
     def learn_from(self, other: "Player") -> None:
         """Goes on from what another one has learned, as if that had been kept in a file."""
-        self._controller.restore(json.loads(json.dumps(other._controller.to_save())))
+        self._controller.from_dict(json.loads(json.dumps(other._controller.to_dict())))
 
-    def _draft(self, text: Request, rows: Rows, record: dict) -> tuple[str, list[int]]:
+    def _draft(self, text: Request, rows: Rows | None, record: dict) -> tuple[str, list[int]]:
         """Who drafts in the coming round, and what."""
         plan = self._controller.plan([text], DraftingTerms())
         budgets = affordable([text], plan.budgets)
         found = Find()
-        if LOOK_UP in self._drafters and any(budgets):
+        if self._finds is not None:
+            seen = self._finds[record["id"]][len(text.output_ids)]
+            found = Find(seen.tokens[: budgets[0]], seen.sure[: budgets[0]])
+        elif LOOK_UP in self._drafters and any(budgets):
             proposal = self._look_up.propose(rows, budgets)
             found = Find(proposal.tokens[0, : proposal.counts[0]].tolist(), *proposal.sure)
         name, budget = self._drafters[0], budgets[0]
-        for pick in self._controller.pick([text], {LOOK_UP: [found]}, budgets):
+        if len(self._drafters) > 1:
+            (pick,) = self._controller.pick([text], {LOOK_UP: [found]}, budgets)
             name, budget = pick.name, pick.budget
         if name == LOOK_UP:
             return name, found.tokens[:budget]
@@ -256,42 +309,108 @@ def ordered(records: list[dict], seed: int) -> list[dict]:
     return sorted(order, key=lambda record: tasks.index(record["task"]))
 
 
-def play(records: str, seeds: str = "10", order: str = "shuffled") -> None:
-    """Prints a table for each machine. order: "file" for that of the file."""
+Logs = dict[str, dict[str, list[float]]]  # logarithms of speeds over plain decoding, way by task
+
+
+def played(ways: dict, machine: Machine, orders: list[list[dict]], fresh: int = 0) -> Logs:
+    """Returns what ways of drafting make of texts in some orders. fresh: texts after which nothing
+    is known any more, 0 for all."""
+    logs: Logs = {way: defaultdict(list) for way in ways}
+    for (seed, texts), way in itertools.product(enumerate(orders), ways):
+        for at, record in enumerate(texts):
+            if not at % (fresh or len(texts)):
+                finds = found_in(texts[at : at + (fresh or len(texts))])
+                player = Player(ways[way], machine, seed, finds)
+            speed = math.log(player.play(record))
+            logs[way][record["task"]].append(speed)
+            logs[way]["all"].append(speed)
+    return logs
+
+
+FOUND: dict[tuple[str, ...], Finds] = {}
+
+
+def found_in(texts: list[dict]) -> Finds:
+    """Returns `finds_in` these, which are the same for all machines."""
+    key = tuple(f"{record['id']} {len(record['answer'])}" for record in texts)
+    if key not in FOUND:
+        FOUND[key] = finds_in(texts)
+    return FOUND[key]
+
+
+def table(named: str, speeds: dict[str, dict[str, float]]) -> None:
+    """Prints the speed of each way, by task, and that of "auto" over the best single drafter."""
+    tasks = list(speeds["auto"])
+    print(f"| {named} | " + " | ".join(tasks) + " |")
+    print("|---" * (1 + len(tasks)) + "|")
+    for way, by_task in speeds.items():
+        print(f"| {way} | " + " | ".join(f"{by_task[task]:.2f}" for task in tasks) + " |")
+    singles = [by_task for way, by_task in speeds.items() if way != "auto"]
+    if singles:
+        of_best = [speeds["auto"][task] / max(each[task] for each in singles) for task in tasks]
+        print("| auto / best | " + " | ".join(f"{x:.2f}" for x in of_best) + " |")
+    print(flush=True)
+
+
+def means(logs: Logs, tasks: list[str]) -> dict[str, dict[str, float]]:
+    """Returns the mean speed of each way, by task."""
+    return {
+        way: {task: math.exp(fmean(by_task[task])) for task in tasks if task in by_task}
+        for way, by_task in logs.items()
+    }
+
+
+def read(records: str) -> tuple[list[dict], list[str]]:
+    """Returns the recorded texts, and the tasks with "all" at the end."""
     listed = [json.loads(line) for line in Path(records).read_text().splitlines()]
-    tasks = list(dict.fromkeys(record["task"] for record in listed))
+    return listed, [*dict.fromkeys(record["task"] for record in listed), "all"]
+
+
+def play(records: str, seeds: str = "10", order: str = "shuffled", file: str = "", ways="") -> None:
+    """Prints a table for each machine. order: "file" for that of the file, "few" for four texts of
+    64 tokens at a time, before which nothing is known. file: where the figures are written."""
+    (listed, tasks), found = read(records), {}
+    if order == "few":
+        listed = [shortened(record, 64) for record in listed]
+    chosen = {way: WAYS[way] for way in ways.split(",")} if ways else WAYS
     for named, machine in MACHINES.items():
-        logs = {way: defaultdict(list) for way in WAYS}
-        for seed in range(int(seeds)):
-            texts = listed if order == "file" else ordered(listed, seed)
-            for way, drafters in WAYS.items():
-                player = Player(drafters, machine, seed)
-                for record in texts:
-                    speed = math.log(player.play(record))
-                    logs[way][record["task"]].append(speed)
-                    logs[way]["all"].append(speed)
-        print(f"| {named} | " + " | ".join([*tasks, "all"]) + " |")
-        print("|---" * (2 + len(tasks)) + "|")
-        speeds = {way: {t: math.exp(fmean(logs[way][t])) for t in [*tasks, "all"]} for way in WAYS}
-        for way in WAYS:
-            print(f"| {way} | " + " | ".join(f"{x:.2f}" for x in speeds[way].values()) + " |")
-        of_best = [
-            speeds["auto"][t] / max(speeds[w][t] for w in WAYS if w != "auto")
-            for t in [*tasks, "all"]
-        ]
-        print("| auto / best | " + " | ".join(f"{x:.2f}" for x in of_best) + " |\n", flush=True)
+        numbers = range(int(seeds))
+        orders = [listed if order == "file" else ordered(listed, seed) for seed in numbers]
+        logs = played(chosen, machine, orders, fresh=4 if order == "few" else 0)
+        found[named] = means(logs, tasks)
+        if "auto" in chosen:
+            table(named, found[named])
+        if file:
+            Path(file).write_text(json.dumps(found))
+
+
+def shortened(record: dict, tokens: int) -> dict:
+    """Returns a text that had to end after this many tokens."""
+    if len(record["answer"]) <= tokens:
+        return record
+    return {**record, "answer": record["answer"][:tokens], "most": tokens, "ended": False}
+
+
+def over(old: str, new: str, way: str = "auto") -> None:
+    """Prints the figures of one file over those of another, as `play` writes them."""
+    before, after = (json.loads(Path(file).read_text()) for file in (old, new))
+    tasks = list(next(iter(after.values()))[way])
+    print(f"| {way}, new over old | " + " | ".join(tasks) + " |")
+    print("|---" * (1 + len(tasks)) + "|")
+    for named in (named for named in after if named in before):
+        ratios = [after[named][way][task] / before[named][way][task] for task in tasks]
+        print(f"| {named} | " + " | ".join(f"{x:.3f}" for x in ratios) + " |")
 
 
 def kept(records: str, seeds: str = "4") -> None:
     """Prints, for each machine, what "auto" makes of texts over the best single drafter, without
     and with what it has learned from others."""
-    listed = [json.loads(line) for line in Path(records).read_text().splitlines()]
-    tasks = list(dict.fromkeys(record["task"] for record in listed))
+    listed, tasks = read(records)
     by_task = {task: [r for r in listed if r["task"] == task] for task in tasks}
     halves = [[r for rs in by_task.values() for r in rs[half::2]] for half in (0, 1)]
     for named, machine in MACHINES.items():
         ways = {**WAYS, "auto, kept": WAYS["auto"]}
-        logs = {way: defaultdict(list) for way in ways}
+        logs: Logs = {way: defaultdict(list) for way in ways}
         for seed, half, way in itertools.product(range(int(seeds)), (0, 1), ways):
             player = Player(ways[way], machine, seed)
             if way == "auto, kept":
@@ -303,16 +422,16 @@ def kept(records: str, seeds: str = "4") -> None:
                 speed = math.log(player.play(record))
                 logs[way][record["task"]].append(speed)
                 logs[way]["all"].append(speed)
-        print(f"| {named} | " + " | ".join([*tasks, "all"]) + " |")
-        print("|---" * (2 + len(tasks)) + "|")
-        means = {way: {of: fmean(values) for of, values in logs[way].items()} for way in ways}
+        speeds = means(logs, tasks)
+        print(f"| {named} | " + " | ".join(tasks) + " |")
+        print("|---" * (1 + len(tasks)) + "|")
         for way in ("auto", "auto, kept"):
-            of_best = [
-                means[way][of] - max(means[w][of] for w in (LOOK_UP, MODEL))
-                for of in [*tasks, "all"]
-            ]
-            print(f"| {way} | " + " | ".join(f"{math.exp(x):.2f}" for x in of_best) + " |")
+            best = [max(speeds[single][task] for single in (LOOK_UP, MODEL)) for task in tasks]
+            of_best = [speeds[way][task] / fast for task, fast in zip(tasks, best, strict=True)]
+            print(f"| {way} | " + " | ".join(f"{x:.2f}" for x in of_best) + " |")
         print(flush=True)
 
 
-{"record": record, "play": play, "kept": kept}[sys.argv[1]](*sys.argv[2:])
+if __name__ == "__main__":
+    usage(__doc__, needed=2)
+    {"record": record, "play": play, "kept": kept, "over": over}[sys.argv[1]](*sys.argv[2:])

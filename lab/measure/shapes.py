@@ -11,7 +11,7 @@ from usage import usage
 
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 
 usage(__doc__)
 

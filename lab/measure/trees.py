@@ -22,8 +22,8 @@ from outpace import LLM, SamplingParams
 from outpace.bench.builtin import BUILT_IN
 from outpace.core.trees.best_shape import BestShapes
 from outpace.core.trees.tree_shape import Chances
-from outpace.policy.auto.acceptance import Acceptance
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.acceptance import Acceptance
+from outpace.policy.lengths.adaptive import Constant
 from outpace.tune.tree import probe
 
 NODES = (2, 4, 8, 16, 32)

@@ -17,8 +17,8 @@ from outpace.draft.registry import drafters, find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.layers import Sight
 from outpace.methods.heads.base import TrainedDrafter, TreeHeadOptions
-from outpace.policy.auto.controller import Auto
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.auto import Auto
+from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -89,7 +89,7 @@ def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
 def test_dynamic_trees_may_have_as_many_nodes_as_eagle_2s() -> None:
     llm = decoder("eagle", branching="dynamic", num_speculative_tokens="auto")
     assert isinstance(llm.engine.controller, Auto)
-    assert llm.engine.controller.most == NODES == 60
+    assert llm.engine.controller["eagle"].most == NODES == 60
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == plain(
         "llama", LENGTH, tuple(map(tuple, PROMPTS))
     )

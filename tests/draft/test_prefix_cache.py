@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft import prefix_cache
 from outpace.draft.prefix_cache import PrefixCache
 from outpace.engine.request import Request
-from outpace.policy.auto.controller import Auto
+from outpace.policy.auto import Auto
 from targets.families import CONTEXT, build, drafter, noised, target
 from targets.generating import greedy, ids
 
@@ -132,7 +132,7 @@ def unread(llm: LLM, prompt: list[int]) -> int:
 
     def begun(request: Request, known: Any) -> None:
         begin(request, known)
-        found.append(controller._unread(request))
+        found.extend(one.unread(request) for one in controller._estimators)
 
     controller.begin = begun
     llm.engine.add(request)

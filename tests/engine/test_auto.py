@@ -12,9 +12,9 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
 from outpace.llm import LLM
-from outpace.policy.auto.controller import Auto
+from outpace.policy.auto import Auto
 from outpace.policy.base import Outcome
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 
 PROMPTS = [[5, 6, 7, 8, 9], [1], [2, 3] * 8, [11, 12, 13]]
 

@@ -17,7 +17,7 @@ from scipy import stats
 from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 from targets.families import build, noised
 
 VOCABULARY = 6

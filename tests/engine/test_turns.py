@@ -17,8 +17,8 @@ from outpace.draft.route.base import Several
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
-from outpace.policy.auto.controller import Auto
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.auto import Auto
+from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

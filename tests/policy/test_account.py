@@ -6,15 +6,11 @@ import pytest
 
 from outpace.core.account import Account, DrafterAccount, Mode, Reason
 from outpace.engine.request import Request
-from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.ladder import Ladder
 from outpace.policy.base import Controller, Outcome
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 
 from . import test_routing as routes
-from .test_controller import Simulation, flat, request
-
-CHAINS = Ladder.chains(10)
+from .test_controller import Simulation, alone, flat, request
 
 
 def played(controller: Controller, row: Request, draft: float, chance: float) -> Account:
@@ -29,7 +25,7 @@ def only(account: Account) -> DrafterAccount:
 
 
 def test_a_drafter_that_brings_nothing_is_told_with_its_cost_and_its_chance() -> None:
-    auto = Auto(CHAINS, name="draft_model")
+    auto = alone(name="draft_model")
     played(auto, request(), draft=0.6, chance=0.3)
     late = request()
     account = played(auto, late, draft=0.6, chance=0.3)
@@ -42,7 +38,7 @@ def test_a_drafter_that_brings_nothing_is_told_with_its_cost_and_its_chance() ->
 
 def test_a_drafter_that_pays_is_told_with_what_it_drafted() -> None:
     row = request()
-    drafter = only(played(Auto(CHAINS, name="draft_model"), row, draft=0.05, chance=0.8))
+    drafter = only(played(alone(name="draft_model"), row, draft=0.05, chance=0.8))
     assert drafter.drafted > 300
     assert drafter.accepted / drafter.drafted == pytest.approx(0.6, abs=0.2)
     assert drafter.cost == pytest.approx(0.07, abs=0.02)
@@ -52,7 +48,7 @@ def test_a_drafter_that_pays_is_told_with_what_it_drafted() -> None:
 
 
 def test_what_was_found_is_counted_by_text() -> None:
-    auto = Auto(CHAINS, name="suffix", look_up=True)
+    auto = alone(name="suffix", look_up=True)
     row = request()
     simulated = Simulation(auto, flat(0.0), lambda *_: 0.9)
     simulated.play([row], 200, found=lambda: 0)
@@ -68,14 +64,14 @@ def test_what_was_found_is_counted_by_text() -> None:
 
 
 def test_a_text_of_one_token_has_no_reason() -> None:
-    auto = Auto(CHAINS, name="draft_model")
+    auto = alone(name="draft_model")
     row = request(tokens=1)
     auto.record([row], [Outcome(0, 0, 0, row.extend([2]))], None)
     assert only(auto.account(row)).reason is None
 
 
 def test_seeded_texts_go_by_nominal_costs_and_their_own_history() -> None:
-    auto = Auto(CHAINS, name="draft_model")
+    auto = alone(name="draft_model")
     played(auto, request(), draft=0.6, chance=0.3)
     row = request(temperature=1.0, seed=1)
     assert only(auto.account(row)).chance is None, "nothing was tried in this text yet"
@@ -88,7 +84,7 @@ def test_seeded_texts_go_by_nominal_costs_and_their_own_history() -> None:
 
 @pytest.mark.parametrize(("asked", "mode"), [("off", Mode.OFF), (0, Mode.OFF), (3, Mode.FIXED)])
 def test_a_request_may_say_how_much(asked: object, mode: Mode) -> None:
-    for controller in (Auto(CHAINS), Constant(5)):
+    for controller in (alone(), Constant(5)):
         row = request(speculative=asked)
         account = played(controller, row, draft=0.1, chance=0.5)
         assert account.mode is mode

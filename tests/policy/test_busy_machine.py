@@ -7,14 +7,12 @@ from statistics import mean
 import pytest
 
 from outpace.core.stats import Seconds
-from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.cost import RUN, CostModel, Place
-from outpace.policy.auto.ladder import Ladder
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.costs import RUN, CostTable, Place
+from outpace.policy.lengths.adaptive import Constant
 
 from .loaded import Machine, State, tokens_written
-from .test_controller import request
+from .test_controller import NAME, alone, budgets_of, request
 
 QUIET = State()
 MACHINES = {
@@ -36,36 +34,37 @@ def speed(controllers: list[Controller], machine: Machine, chance: float) -> flo
 def test_auto_comes_close_to_the_better_of_plain_and_a_fixed_width(name: str) -> None:
     machine, chance = MACHINES[name]
     fixed = max(speed([Constant(width)] * 4, machine, chance) for width in (0, 2, 5))
-    auto = speed([Auto(Ladder.chains(10)) for _ in range(4)], machine, chance)
+    auto = speed([alone() for _ in range(4)], machine, chance)
     assert auto > 0.95 * fixed
 
 
 def test_a_machine_that_changes_is_measured_anew() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
+    costs, place = CostTable(), Place.of(1, 10)
     for width in (0, 4):
         for _ in range(10):
-            costs.add(place, width, Seconds(0, 1.0 + width, 0))
+            costs.add(place, NAME, width, Seconds(0, 1.0 + width, 0))
     for _ in range(RUN):
-        costs.add(place, 0, Seconds(0, 2.0, 0))
-    assert dict(costs.measured(place)) == {0: 2.0}
-    assert costs.curve(place, [0, 1]) is None
-    assert costs.times_measured(place, 4) == 0
+        costs.add(place, NAME, 0, Seconds(0, 2.0, 0))
+    assert costs.plain(place) == 2.0
+    assert costs.of(place, NAME, 4) is None
+    assert costs.curve(place, NAME, [0, 1]) is None
+    assert costs.times_measured(place, NAME, 4) == 0
 
 
 def test_single_rounds_that_are_held_up_change_nothing() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
+    costs, place = CostTable(), Place.of(1, 10)
     for number in range(60):
-        costs.add(place, number % 2, Seconds(0, 9.0 if number % 4 == 3 else 1.0, 0))
-    assert set(costs.measured(place)) == {0, 1}
+        costs.add(place, NAME, number % 2, Seconds(0, 9.0 if number % 4 == 3 else 1.0, 0))
+    assert all(costs.of(place, NAME, width) for width in (0, 1))
 
 
 def play(asking: float, rounds: int = 600) -> tuple[float, int]:
     """Plays a drafter that finds something useful in one round of 20, and whose asking takes
     ``asking`` plain rounds; returns the tokens per plain round's time, and the rounds in which it
     was asked at the end."""
-    auto, row, seconds, tokens, asked = Auto(Ladder.chains(10)), request(), 0.0, 0, 0
+    auto, row, seconds, tokens, asked = alone(), request(), 0.0, 0, 0
     for number in range(rounds):
-        (budget,) = affordable([row], auto.budgets([row]))
+        (budget,) = affordable([row], budgets_of(auto, [row]))
         width = min(budget, 3) if number % 20 == 0 else 0
         took = Seconds(asking if budget else 0.0, 1.0, 0.0)
         row.extend([2] * (1 + width))

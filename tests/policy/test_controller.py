@@ -6,6 +6,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -15,24 +16,22 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.engine.request import Request
-from outpace.policy.auto.acceptance import Acceptance, Counts
-from outpace.policy.auto.controller import FIRST, Auto
-from outpace.policy.auto.cost import STALE, CostModel, Place
-from outpace.policy.auto.growing import REGROWN, Growing, best_of_size
-from outpace.policy.auto.history import ALONG, RowHistory
-from outpace.policy.auto.ladder import Ladder
-from outpace.policy.auto.ledger import Ledger
-from outpace.policy.auto.prices import Prices
-from outpace.policy.auto.repaying import Prospect
-from outpace.policy.auto.spells import HORIZON, Spells
-from outpace.policy.auto.trials import REST
+from outpace.policy.acceptance import Acceptance
+from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.candidate import FIRST
+from outpace.policy.costs import CostTable, NominalCosts, Place
+from outpace.policy.estimator import Batch, Estimator
+from outpace.policy.exploration import BACKOFF
+from outpace.policy.forecast import Prospect
+from outpace.policy.lengths.adaptive import Constant
+from outpace.policy.shapes import REGROWN, GrownTrees, Widths, best_of_size
 from representatives import representatives
 
-PRICES = Prices(level=0.1, node=0.04, started=0.1)
+COSTS = NominalCosts(level=0.1, node=0.04, started=0.1)
 MOST = 10
-CHAINS = Ladder.chains(MOST)
+CHAINS = Widths.chains(MOST)
+NAME = "drafter"
 
 Cost = Callable[[int, int], float]  # rows, width -> seconds
 Chance = Callable[[int, int], float]  # tokens generated, depth -> chance of acceptance
@@ -57,6 +56,20 @@ def request(tokens: int = 100_000, prompt: int = 8, **options: object) -> Reques
         max_tokens=tokens,
         reproducible=params.seeded,
     )
+
+
+def alone(
+    drafts: Widths | GrownTrees = CHAINS,
+    nominal: NominalCosts | None = None,
+    name: str = NAME,
+    **options: Any,
+) -> Auto:
+    """Returns the controller of one drafter."""
+    return Auto([Estimator(name, drafts, nominal, **options)])
+
+
+def budgets_of(auto: Auto, rows: Sequence[Request]) -> list[int]:
+    return list(auto.plan(rows, DraftingTerms()).budgets)
 
 
 class Simulation:
@@ -107,7 +120,7 @@ class Simulation:
 
 def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
     """Tokens per second of the best constant width."""
-    tokens = Ladder.chains(MOST).tokens([[chance]] * MOST, room=MOST)
+    tokens = Widths.chains(MOST).tokens([[chance]] * MOST, room=MOST)
     return max(rows * tokens[width] / cost(rows, width) for width in range(MOST + 1))
 
 
@@ -121,7 +134,7 @@ def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
 def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float) -> None:
     cost = flat(draft)
     speeds = [
-        Simulation(Auto(CHAINS), cost, lambda *_: chance, seed).play([request()], 1000).speed
+        Simulation(alone(), cost, lambda *_: chance, seed).play([request()], 1000).speed
         for seed in range(4)
     ]
     assert sum(speeds) / 4 > 0.95 * best_fixed(cost, chance)
@@ -137,14 +150,14 @@ def test_within_five_percent_of_the_best_fixed_width(chance: float, draft: float
 def test_a_useless_drafter_costs_three_percent_at_most(
     chance: float, draft: float, seed: int
 ) -> None:
-    auto = Simulation(Auto(CHAINS), flat(draft), lambda *_: chance, seed)
+    auto = Simulation(alone(), flat(draft), lambda *_: chance, seed)
     for _ in range(5):
         auto.play([request()], 100)
     assert auto.speed > 0.97
 
 
 def test_a_drafter_that_gets_better_is_found_out() -> None:
-    auto = Simulation(Auto(CHAINS), flat(0.1), lambda tokens, _: 0.9 if tokens > 400 else 0.0)
+    auto = Simulation(alone(), flat(0.1), lambda tokens, _: 0.9 if tokens > 400 else 0.0)
     row = request()
     auto.play([row], 400)
     assert max(auto.widths[-50:]) <= 1
@@ -153,10 +166,10 @@ def test_a_drafter_that_gets_better_is_found_out() -> None:
 
 
 def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
-    auto = Auto(CHAINS)
-    alone = Simulation(auto, crowded, lambda *_: 0.7).play([request()], 300)
+    auto = alone()
+    one = Simulation(auto, crowded, lambda *_: 0.7).play([request()], 300)
     full = Simulation(auto, crowded, lambda *_: 0.7).play([request() for _ in range(16)], 500)
-    assert sum(alone.widths[-100:]) / 100 > 2
+    assert sum(one.widths[-100:]) / 100 > 2
     assert sum(full.widths[-100:]) / 100 < 0.2
     assert full.speed > 0.97 * 16 / crowded(16, 0)
 
@@ -164,7 +177,7 @@ def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
 def rows_drafting(cost: Cost) -> list[int]:
     """How many of 16 rows draft, by round."""
     rows = [request() for _ in range(16)]
-    play = Simulation(Auto(CHAINS), cost, lambda *_: 0.9)
+    play = Simulation(alone(), cost, lambda *_: 0.9)
     play.play(rows, 200)
     return play.drafting
 
@@ -175,7 +188,7 @@ def test_one_row_tries_drafts_for_all() -> None:
 
 
 def test_one_trial_tells_what_cannot_pay() -> None:
-    auto, rows = Auto(CHAINS), [request() for _ in range(16)]
+    auto, rows = alone(), [request() for _ in range(16)]
     play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
     play.catching_up = 3.0
     play.play(rows, 60)
@@ -185,18 +198,20 @@ def test_one_trial_tells_what_cannot_pay() -> None:
 
 def test_what_cannot_pay_is_not_weighed_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
     weighed: list[Place] = []
-    curve = CostModel.curve
+    curve = CostTable.curve
 
-    def counted(self: CostModel, place: Place, levels: Sequence[int]) -> list[float] | None:
+    def counted(
+        self: CostTable, place: Place, name: str, levels: Sequence[int]
+    ) -> Sequence[float] | None:
         weighed.append(place)
-        return curve(self, place, levels)
+        return curve(self, place, name, levels)
 
-    monkeypatch.setattr(CostModel, "curve", counted)
-    auto, rows = Auto(CHAINS), [request() for _ in range(4)]
+    monkeypatch.setattr(CostTable, "curve", counted)
+    auto, rows = alone(), [request() for _ in range(4)]
     play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
     play.play(rows, 60)
     weighed.clear()
-    play.play(rows, 2 * REST)
+    play.play(rows, 2 * BACKOFF)
     assert 1 <= len(weighed) <= 4
     weighed.clear()
     play.play([*rows[:2], request(), request()], 1)
@@ -205,22 +220,22 @@ def test_what_cannot_pay_is_not_weighed_in_every_round(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(("tokens", "drafts"), [(5, False), (200, True)])
 def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
-    auto = Auto(CHAINS)
+    auto = alone()
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 8.0  # for a prompt of eight tokens
     known.play([request()], 60)
     assert known.widths[-1] > 0
     fresh = request(tokens)
-    (budget,) = auto.budgets([fresh])
+    (budget,) = budgets_of(auto, [fresh])
     assert (budget > 0) == drafts
 
 
 def test_what_keeps_up_has_nothing_to_read() -> None:
-    auto = Auto(CHAINS, keeps_up=True)
+    auto = alone(CHAINS, keeps_up=True)
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 8.0  # a first draft takes longer for some other reason
     known.play([request()], 60)
-    (budget,) = auto.budgets([request(5)])
+    (budget,) = budgets_of(auto, [request(5)])
     assert budget > 0
 
 
@@ -228,26 +243,25 @@ def test_what_keeps_up_has_nothing_to_read() -> None:
 def test_beside_others_a_drafter_reads_what_is_expected_to_repay_it(
     ahead: float, drafts: bool
 ) -> None:
-    auto = Auto(CHAINS)
+    auto = alone()
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 7.0  # for a prompt of eight tokens
     known.play([request()], 60)
-    beside, alone = request(200), request(200)
-    (width,) = auto.choose(
-        [beside], [beside], prospects=lambda _: Prospect(ahead, saves=0.9)
-    ).widths
+    beside, other = request(200), request(200)
+    drafter = auto._candidates[NAME]
+    (width,) = drafter.offer(Batch([beside], [beside]), lambda _: Prospect(ahead, 0.9)).widths
     assert (width > 0) == drafts, "9 or 54 seconds saved, where reading takes 7"
-    assert auto.choose([alone], [alone]).widths[0] > 0, "alone it is all that there is"
+    assert drafter.offer(Batch([other], [other])).widths[0] > 0, "alone it is all that there is"
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
     rows = [request(), request()]
-    auto = Auto(CHAINS)
+    auto = alone()
     play = Simulation(auto, flat(0.1), lambda *_: 0.0)
     play.outcome = lambda row, drafted: _all_or_nothing(row, drafted, row is rows[0])  # type: ignore[method-assign]
     play.play(rows, 200)
-    levels = auto.acceptance
-    good, bad = (levels.chances(auto._row(row).counts, 3)[0][0] for row in rows)
+    levels = auto[NAME].acceptance
+    good, bad = (levels.chances(auto[NAME].text(row).counts, 3)[0][0] for row in rows)
     assert good > 0.8
     assert bad < 0.2
     assert sum(play.widths[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
@@ -259,13 +273,13 @@ def _all_or_nothing(row: Request, drafted: int, good: bool) -> Outcome:
 
 
 def test_a_miss_teaches_nothing() -> None:
-    auto = Auto(CHAINS)
+    auto = alone()
     play = Simulation(auto, flat(0.0), lambda *_: 0.8)
     row = request()
     play.play([row], 60, found=lambda: 0)
     fresh = Acceptance()
-    assert auto.acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
-    assert auto.budgets([row]) == [FIRST]  # asking costs nothing, so it goes on
+    assert auto[NAME].acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
+    assert budgets_of(auto, [row]) == [FIRST]  # asking costs nothing, so it goes on
     play.play([row], 200, found=lambda: play.random.choice([0, 0, 6]))
     assert max(play.widths) == 6
 
@@ -280,26 +294,26 @@ def test_trees_of_any_shape_promise_what_their_levels_bring() -> None:
         accepted = next((n for n in range(levels) if dice.random() > 0.9), levels)
         return Outcome(width, levels, accepted, row.extend([2] * (accepted + 1)))
 
-    auto, row = Auto(CHAINS), request()
+    auto, row = alone(), request()
     for _ in range(300):
-        result = outcome(row, affordable([row], auto.budgets([row]))[0])
+        result = outcome(row, affordable([row], budgets_of(auto, [row]))[0])
         auto.record([row], [result], Seconds(0, 1 + 0.02 * result.drafted, 0))
-    assert auto.tokens(row, 10) == pytest.approx(1 + 0.9 + 0.81, rel=0.1)
-    assert auto.expected([row], [row], [10]) is not None
+    assert auto[NAME].tokens(row, 10) == pytest.approx(1 + 0.9 + 0.81, rel=0.1)
+    assert auto[NAME].seconds(Batch([row], [row]), 10) is not None
 
 
 def test_rounds_without_a_find_do_not_lower_what_finds_are_worth() -> None:
-    auto, row = Auto(CHAINS), request()
+    auto, row = alone(), request()
     play = Simulation(auto, flat(0.0), lambda *_: 0.9)
     play.play([row], 300, found=lambda: play.random.choice([0, 0, 0, 0, 8]))
-    assert auto.tokens(row, 8) == pytest.approx(sum(0.9**k for k in range(9)), rel=0.12)
+    assert auto[NAME].tokens(row, 8) == pytest.approx(sum(0.9**k for k in range(9)), rel=0.12)
 
 
 @pytest.mark.parametrize(("price", "pays"), [(0.28, False), (0.05, True)])
 def test_drafts_of_some_rows_must_pay_for_all(price: float, pays: bool) -> None:
     """One row in four finds something, of which six tenths are accepted: 1.15 tokens a row. A
     round with a draft takes as long for the other three."""
-    auto, rows = Auto(CHAINS), [request() for _ in range(4)]
+    auto, rows = alone(), [request() for _ in range(4)]
     play = Simulation(auto, lambda rows, width: 1 + price * (width > 0), lambda *_: 0.6)
     turn = itertools.count()
     play.play(rows, 1500, found=lambda: 0 if next(turn) % 4 else 1)
@@ -308,21 +322,21 @@ def test_drafts_of_some_rows_must_pay_for_all(price: float, pays: bool) -> None:
 
 
 def test_an_ended_text_teaches_nothing() -> None:
-    auto = Auto(CHAINS)
+    auto = alone()
     row = request(tokens=3)
-    auto.budgets([row])
+    budgets_of(auto, [row])
     row.extend([2, 2, 2])
     auto.record([row], [Outcome(5, 5, 2, 3)], Seconds(1, 1, 0))
     fresh = Acceptance()
-    assert auto.acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
+    assert auto[NAME].acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
 
 
 def test_wishes_and_what_is_left_bind_every_controller() -> None:
     rows = [request(speculative="off"), request(speculative=3), request(tokens=2), request()]
     assert affordable(rows, Constant(5).budgets(rows)) == [0, 3, 1, 5]
-    auto = Auto(CHAINS)
+    auto = alone()
     Simulation(auto, flat(0.1), lambda *_: 0.9).play([request()], 50)
-    budgets = affordable(rows, auto.budgets(rows))
+    budgets = affordable(rows, budgets_of(auto, rows))
     assert budgets[:2] == [0, 3]
     assert budgets[2] <= 1
 
@@ -331,24 +345,24 @@ def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
     seeded = {"temperature": 1, "seed": 7}
     widths = []
     for seconds in (1e-6, 1.0, 1e6):
-        play = Simulation(Auto(CHAINS, prices=PRICES), crowded_at(seconds), lambda *_: 0.6)
+        play = Simulation(alone(CHAINS, COSTS), crowded_at(seconds), lambda *_: 0.6)
         widths.append(play.play([request(**seeded)], 60).widths)
     assert widths[0] == widths[1] == widths[2]
     assert max(widths[0]) > 1
     coupled = replace(request(**seeded), reproducible=False)
-    assert Auto(CHAINS).budgets([coupled]) == [0]  # a plain round comes first
-    assert Auto(CHAINS).budgets([request(temperature=1)]) == [0]
-    assert Auto(CHAINS).budgets([request(temperature=0, seed=7)]) == [0]
+    assert budgets_of(alone(), [coupled]) == [0]  # a plain round comes first
+    assert budgets_of(alone(), [request(temperature=1)]) == [0]
+    assert budgets_of(alone(), [request(temperature=0, seed=7)]) == [0]
 
 
 def test_a_round_without_a_price_teaches_all_but_times() -> None:
-    timed, untimed = Auto(CHAINS), Auto(CHAINS)
+    timed, untimed = alone(), alone()
     rows = [request(temperature=1.0, seed=7), request(temperature=1.0, seed=7)]
     outcome = Outcome(4, 4, 1, 2)
     for _ in range(20):
         timed.record(rows[:1], [outcome], Seconds(0, 1, 0))
         untimed.record(rows[1:], [outcome], None)
-    assert timed.budgets(rows[:1]) == untimed.budgets(rows[1:])
+    assert budgets_of(timed, rows[:1]) == budgets_of(untimed, rows[1:])
     assert timed.costs.places
     assert not untimed.costs.places
 
@@ -358,26 +372,27 @@ def crowded_at(seconds: float) -> Cost:
 
 
 def test_trees_are_cut_between_levels() -> None:
-    ladder = Ladder.by_level(TreeShape.branching([4, 1, 1]))
+    ladder = Widths.by_level(TreeShape.branching([4, 1, 1]))
     assert ladder.levels == {0: 0, 4: 1, 8: 2, 12: 3}
-    auto = Auto(ladder)
+    auto = alone(ladder)
     row = request()
     for _ in range(40):
-        width = auto.budgets([row])[0]
-        assert width in ladder.widths
+        width = budgets_of(auto, [row])[0]
+        assert width in ladder.values
         depth = ladder.levels[width]
         row.extend([2] * (depth + 1))
         outcome = Outcome(width, depth, depth, depth + 1, (1, 5, 9)[:depth])
         auto.record([row], [outcome], Seconds(0, 1 + width / 40, 0))
-    assert auto.budgets([row]) == [12]
+    assert budgets_of(auto, [row]) == [12]
 
 
 def grow(auto: Auto, chances: Sequence[float], level: float, node: float, rounds: int) -> TreeShape:
     """Plays rounds in which siblings have these chances; returns the tree that is drafted then."""
     dice, row = random.Random(0), request()
     for _ in range(rounds):
-        width = affordable([row], auto.budgets([row]))[0]
-        shape = (auto.shape or TreeShape(())).first(width)
+        plan = auto.plan([row], DraftingTerms())
+        width = affordable([row], plan.budgets)[0]
+        shape = (plan.shape or TreeShape(())).first(width)
         path, here = [], 0
         while here is not None:
             children = zip(shape.children[here], chances, strict=False)
@@ -388,161 +403,150 @@ def grow(auto: Auto, chances: Sequence[float], level: float, node: float, rounds
         seconds = Seconds(level * height, 1 + node * width, 0)
         outcome = Outcome(width, height, len(path), len(path) + 1, tuple(path))
         auto.record([row], [outcome], seconds)
-    return (auto.shape or TreeShape(())).first(auto.budgets([row])[0])
+    plan = auto.plan([row], DraftingTerms())
+    return (plan.shape or TreeShape(())).first(plan.budgets[0])
 
 
 def test_a_tree_is_as_deep_and_as_wide_as_pays() -> None:
-    deep = grow(Auto(Growing(PRICES)), [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600)
+    deep = grow(alone(GrownTrees(COSTS)), [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600)
     assert deep.is_chain
     assert deep.size > 3
-    wide = grow(Auto(Growing(PRICES)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
+    wide = grow(alone(GrownTrees(COSTS)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
     assert wide.most_siblings == 4
     assert wide.height < deep.height
 
 
 def test_a_tree_is_no_deeper_than_the_drafter_can_guess() -> None:
     """A drafter leaves deeper nodes out, and the others would have other numbers then."""
-    shallow = Auto(Growing(PRICES, deepest=2))
+    shallow = alone(GrownTrees(COSTS, deepest=2))
     assert grow(shallow, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600).height <= 2
-    assert Growing(PRICES, most=9, deepest=2).static.shape.height <= 2
+    assert GrownTrees(COSTS, most=9, deepest=2).static.shape.height <= 2
 
 
 @pytest.mark.parametrize("level", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize("nodes", [1, 5, 8, 9, 24, 60])
 def test_a_number_of_nodes_is_that_number(nodes: int, level: float) -> None:
-    prices = Prices(level=level)
-    shape = best_of_size(nodes, prices, None, 4)
+    costs = NominalCosts(level=level)
+    shape = best_of_size(nodes, costs, None, 4)
     assert shape.size == nodes
     chances = [[0.7 * 0.5**rank for rank in range(4)]] * nodes
 
     def rate(shape: TreeShape) -> float:
-        return (1 + sum(shape.reached(chances))) / prices.round(shape.size, shape.height)
+        return (1 + sum(shape.reached(chances))) / costs.round(shape.size, shape.height)
 
     assert rate(shape) >= rate(TreeShape.chain(nodes))
-    assert best_of_size(nodes, prices, None, 1).is_chain
-    assert best_of_size(nodes, prices, 2, 4).height <= 2
+    assert best_of_size(nodes, costs, None, 1).is_chain
+    assert best_of_size(nodes, costs, 2, 4).height <= 2
 
 
 def test_a_tree_that_cannot_pay_is_hardly_tried() -> None:
-    auto = Auto(Growing(replace(PRICES, level=0.4)))
+    auto = alone(GrownTrees(replace(COSTS, level=0.4)))
     assert grow(auto, [0.02, 0.0, 0.0, 0.0], level=0.4, node=0.1, rounds=500).size <= 1
 
 
 def test_a_seeded_row_is_offered_the_same_trees_whatever_was_learned() -> None:
-    auto, fresh = Auto(Growing(PRICES)), Auto(Growing(PRICES))
+    auto, fresh = alone(GrownTrees(COSTS)), alone(GrownTrees(COSTS))
     grow(auto, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=2 * REGROWN + 40)
-    learned = auto.shape
-    seeded = request(temperature=1.0, seed=7)
-    assert auto.budgets([seeded, request()])[0] == fresh.budgets([seeded, request()])[0]
-    assert auto.shape == fresh.shape
-    assert auto.shape != learned
-    auto.budgets([request(temperature=1.0, seed=7, speculative=3)])
-    assert auto.shape == fresh.shape, "also where it says itself how much to draft"
-    auto.budgets([request()])
-    assert auto.shape == learned
+    terms, seeded = DraftingTerms(), request(temperature=1.0, seed=7)
+    learned = auto.plan([request()], terms).shape
+    found, expected = (one.plan([seeded, request()], terms) for one in (auto, fresh))
+    assert found.budgets[0] == expected.budgets[0]
+    assert found.shape == expected.shape
+    assert found.shape != learned
+    wished = auto.plan([request(temperature=1.0, seed=7, speculative=3)], terms)
+    assert wished.shape == expected.shape, "also where it says itself how much to draft"
+    assert auto.plan([request()], terms).shape == learned
 
 
 def test_finished_requests_are_forgotten() -> None:
-    auto = Auto(CHAINS)
+    auto = alone()
     for _ in range(50):
         Simulation(auto, flat(0.1), lambda *_: 0.5).play([request()], 3)
-    assert len(auto._rows) <= 1
+    assert len(auto[NAME]._texts.values()) <= 1
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
-    assert costs.curve(place, range(5)) is None
-    costs.add(place, 0, Seconds(0, 1, 0))
-    assert costs.curve(place, range(5)) is None
-    costs.add(place, 2, Seconds(0.5, 1, 0))
-    assert costs.curve(place, range(5)) == [1.0, 1.25, 1.5, 1.75, 2.0]
+    costs, place = CostTable(), Place.of(1, 10)
+    assert costs.curve(place, NAME, range(5)) is None
+    costs.add(place, NAME, 0, Seconds(0, 1, 0))
+    assert costs.curve(place, NAME, range(5)) is None
+    costs.add(place, NAME, 2, Seconds(0.5, 1, 0))
+    assert costs.curve(place, NAME, range(5)) == [1.0, 1.25, 1.5, 1.75, 2.0]
     far = Place.of(1, 3000)
-    costs.add(far, 0, Seconds(0, 2, 0))
-    assert costs.curve(far, range(3)) == [2.0, 2.5, 3.0]
-    assert costs.split(place, 2) == Seconds(0.5, 1, 0)
-    assert costs.split(place, 3) is None
+    costs.add(far, NAME, 0, Seconds(0, 2, 0))
+    assert costs.curve(far, NAME, range(3)) == [2.0, 2.5, 3.0]
+    found = costs.of(place, NAME, 2)
+    assert found is not None
+    assert (found.total, found.draft, found.measured) == (1.5, 0.5, 1)
+    assert costs.of(place, NAME, 3) is None
+    assert costs.curve(place, "another", range(3)) is None
+    assert costs.of(place, "another", 0) == costs.of(place, NAME, 0), "plain rounds are everybody's"
     assert Place.of(5, 600) == Place.of(8, 1024)
     assert costs.places == [place, far]
 
 
 def test_nodes_of_one_level_share_its_pass() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
-    costs.add(place, 0, Seconds(0, 1.0, 0), levels=0)
-    costs.add(place, 1, Seconds(0.5, 1.1, 0), levels=1)
-    assert costs.curve(place, [0, 1, 1, 2]) == pytest.approx([1.0, 1.6, 1.7, 2.3])
-    assert costs.slopes(place, forked=0.2) == pytest.approx((0.5, 0.1))
-    costs.add(place, 4, Seconds(1.0, 1.6, 0), levels=2)  # 0.2 of it for comparing siblings
-    assert costs.slopes(place, forked=0.2) == pytest.approx((0.5, 0.1))
-    costs.add(place, 1, Seconds(0.9, 1.1, 0), levels=2)
-    assert costs.times_measured(place, 1) == 1, "another number of passes is another draft"
+    costs, place = CostTable(), Place.of(1, 10)
+    costs.add(place, NAME, 0, Seconds(0, 1.0, 0), levels=0)
+    costs.add(place, NAME, 1, Seconds(0.5, 1.1, 0), levels=1)
+    assert costs.curve(place, NAME, [0, 1, 1, 2]) == pytest.approx([1.0, 1.6, 1.7, 2.3])
+    assert costs.slopes(place, NAME, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(place, NAME, 4, Seconds(1.0, 1.6, 0), levels=2)  # 0.2 of it for comparing siblings
+    assert costs.slopes(place, NAME, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(place, NAME, 1, Seconds(0.9, 1.1, 0), levels=2)
+    assert costs.times_measured(place, NAME, 1) == 1, "another number of passes is another draft"
 
 
 def test_drafting_is_never_free() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
-    costs.add(place, 0, Seconds(0, 2.0, 0))  # others had the memory, then
-    costs.add(place, 2, Seconds(0.5, 1.0, 0))
-    assert costs.curve(place, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
+    costs, place = CostTable(), Place.of(1, 10)
+    costs.add(place, NAME, 0, Seconds(0, 2.0, 0))  # others had the memory, then
+    costs.add(place, NAME, 2, Seconds(0.5, 1.0, 0))
+    assert costs.curve(place, NAME, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
 
 
 def test_one_round_that_was_held_up_does_not_hide_that_wider_drafts_pay() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
+    costs, place = CostTable(), Place.of(1, 10)
     for width, seconds in {0: 1.0, 1: 1.05, 4: 1.2, 16: 1.8}.items():
         for _ in range(3):
-            costs.add(place, width, Seconds(0, seconds, 0))
-    costs.add(place, 12, Seconds(0, 3.5, 0))
-    curve = costs.curve(place, range(17))
+            costs.add(place, NAME, width, Seconds(0, seconds, 0))
+    costs.add(place, NAME, 12, Seconds(0, 3.5, 0))
+    curve = costs.curve(place, NAME, range(17))
     assert curve is not None
     assert curve[12] == pytest.approx(1.6)
     assert curve[16] == pytest.approx(1.8)
     for _ in range(2):  # so it was not held up
-        costs.add(place, 12, Seconds(0, 3.5, 0))
-    again = costs.curve(place, range(17))
+        costs.add(place, NAME, 12, Seconds(0, 3.5, 0))
+    again = costs.curve(place, NAME, range(17))
     assert again is not None
     assert again[12] == again[16] == pytest.approx(3.5)
 
 
 def test_the_median_forgets_a_disturbed_round() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
+    costs, place = CostTable(), Place.of(1, 10)
     for seconds in (1.0, 1.0, 90.0):
-        costs.add(place, 0, Seconds(0, seconds, 0))
-    assert costs.measured(place) == {0: 1.0}
+        costs.add(place, NAME, 0, Seconds(0, seconds, 0))
+    assert costs.plain(place) == 1.0
 
 
 def test_a_drafter_that_stands_for_others_is_one_drafter() -> None:
     """What is learned does not depend on which of its children drafted."""
-    auto, row = Auto(CHAINS), request()
+    auto, row = alone(), request()
     for width, method in ((0, ""), (4, "one"), (4, "other"), (0, "")):
-        auto.budgets([row])
+        budgets_of(auto, [row])
         outcome = Outcome(width, width, width, width + 1, method=method)
         row.output_ids += [1] * outcome.emitted
         auto.record([row], [outcome], Seconds(0.5 * width, 1, 0))
-    assert list(auto.costs.measured(auto.costs.places[0])) == [0, 4]
-    assert auto.acceptance.typical(1)[0][0] > Acceptance().typical(1)[0][0]
+    place = auto.costs.places[0]
+    assert [w for w in range(9) if auto.costs.of(place, NAME, w)] == [0, 4]
+    assert auto[NAME].acceptance.typical(1)[0][0] > Acceptance().typical(1)[0][0]
 
 
 def test_a_seldom_measured_kind_of_round_follows_the_machine() -> None:
-    costs, place = CostModel(), Place.of(1, 10)
+    costs, place = CostTable(), Place.of(1, 10)
     for _ in range(20):
-        costs.add(place, 0, Seconds(0, 1.2, 0))
-    for number in range(3 * STALE):  # the machine is a little faster now, and rarely plays these
-        costs.add(place, 1, Seconds(0, 1.5, 0))
+        costs.add(place, NAME, 0, Seconds(0, 1.2, 0))
+    for number in range(3 * 192):  # the machine is a little faster now, and rarely plays these
+        costs.add(place, NAME, 1, Seconds(0, 1.5, 0))
         if number % 48 == 0:
-            costs.add(place, 0, Seconds(0, 1.0, 0))
-    assert costs.measured(place)[0] == 1.0
-    assert not costs.is_doubted(place, 0)
-    costs.add(place, 0, Seconds(0, 1.2, 0))
-    assert costs.is_doubted(place, 0)
-
-
-def test_a_drafter_catches_up_only_where_drafting_pays_for_long() -> None:
-    spells = Spells()
-    row = RowHistory(Acceptance().new(), Ledger(CHAINS, PRICES, Acceptance().new()), Counts(1.0))
-    for _ in range(60):  # two rounds for which drafting pays, and many for which it does not
-        row.watch(spells, True, 2, False)
-        row.watch(spells, True, 2, False)
-        row.watch(spells, False, 2 * ALONG, False)
-    assert spells.typical == 4
-    for _ in range(60):
-        row.watch(spells, True, 40, True)
-        row.spell = 0
-    assert spells.typical == HORIZON, "how long it would have paid is not known"
+            costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
+    assert costs.plain(place) == 1.0

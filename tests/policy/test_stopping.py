@@ -18,13 +18,15 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.engine.request import Request
 from outpace.llm import BUNDLED
-from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.ladder import Ladder
-from outpace.policy.auto.stopping import Stopping
+from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, Outcome, RoundPlan, affordable
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
+from outpace.policy.shapes import Widths
+from outpace.policy.stopping import Stopping
 
-CHAINS = Ladder.chains(16)
+from .test_controller import alone
+
+CHAINS = Widths.chains(16)
 SURE, UNSURE = 0.95, 0.35
 DRAFTER = BUNDLED / "drafter"
 DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rounds
@@ -50,8 +52,8 @@ class Drafter:
 
 def chains(auto: Auto, rows: Sequence[Request], of: Drafter) -> list[tuple[int, int]]:
     """Returns how many tokens each row drafts in a round, and how many of them are accepted."""
-    budgets = affordable(rows, auto.budgets(rows))
-    terms = auto.terms(rows, DraftingTerms())
+    plan = auto.plan(rows, DraftingTerms())
+    budgets, terms = affordable(rows, plan.budgets), plan.terms
     if not any(budgets):
         return [(0, 0)] * len(rows)
     ends = None if terms.ends_after is None else terms.ends_after(budgets)
@@ -157,21 +159,21 @@ def test_a_small_drafter_is_not_looked_at() -> None:
 
 
 def test_drafts_that_end_in_time_bring_more() -> None:
-    ending = play(Auto(CHAINS, stops=True), [request()], 1500, Drafter(random.Random(1)))
-    always = play(Auto(CHAINS), [request()], 1500, Drafter(random.Random(1)))
+    ending = play(alone(CHAINS, stops=True), [request()], 1500, Drafter(random.Random(1)))
+    always = play(alone(CHAINS), [request()], 1500, Drafter(random.Random(1)))
     assert ending > 1.08 * always
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_pays_is_not_given_up_before_it_is_known_how_early_chains_end(seed: int) -> None:
-    auto, of, made = Auto(CHAINS, stops=True), Drafter(random.Random(seed), sure_of=0.6), []
+    auto, of, made = alone(CHAINS, stops=True), Drafter(random.Random(seed), sure_of=0.6), []
     for _ in range(4):
         play(auto, [request()], 60, of, made.append)
     assert sum(count > 0 for ((count, _),) in made) > 0.7 * len(made)
 
 
 def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
-    auto, lengths, row = Auto(CHAINS, stops=True), [], request()
+    auto, lengths, row = alone(CHAINS, stops=True), [], request()
     play(auto, [row], 600, Drafter(random.Random(2)))
 
     @dataclass
@@ -189,7 +191,7 @@ def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
 
 @pytest.mark.parametrize("rows", [2, 4, 9])
 def test_a_batch_for_which_drafting_does_not_pay_is_tried_now_and_then(rows: int) -> None:
-    auto, made = Auto(CHAINS, stops=True), []
+    auto, made = alone(CHAINS, stops=True), []
     hopeless = Drafter(random.Random(5), sure_of=0.0)
     play(auto, [request() for _ in range(rows)], 800, hopeless, made.append)
     drafting = [each for each in made if any(count for count, _ in each)]
@@ -197,7 +199,7 @@ def test_a_batch_for_which_drafting_does_not_pay_is_tried_now_and_then(rows: int
 
 
 def test_rows_of_a_batch_end_together() -> None:
-    auto, made = Auto(CHAINS, stops=True), []
+    auto, made = alone(CHAINS, stops=True), []
     play(auto, [request() for _ in range(3)], 300, Drafter(random.Random(3)), made.append)
     drafting = [each for each in made if max(each)[0]]
     assert len({each[0][0] for each in drafting}) > 2  # of many lengths
@@ -208,11 +210,11 @@ def test_rows_of_a_batch_end_together() -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0, "seed": 7}, {"speculative": 6}])
 def test_what_a_row_drafts_by_its_own_rule_is_not_ended(options: dict[str, object]) -> None:
-    auto = Auto(CHAINS, stops=True)
+    auto = alone(CHAINS, stops=True)
     play(auto, [request()], 400, Drafter(random.Random(4)))
     rows = [request(**options), request()]
-    budgets = affordable(rows, auto.budgets(rows))
-    terms = auto.terms(rows, DraftingTerms())
+    plan = auto.plan(rows, DraftingTerms())
+    budgets, terms = affordable(rows, plan.budgets), plan.terms
     assert terms.ends_after is not None
     ends = terms.ends_after([6, *budgets[1:]])
     doubted = torch.tensor([[0.99, 0.01]] * 2)

@@ -22,7 +22,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import load_head
 from outpace.heads.folder import WEIGHTS
 from outpace.heads.registry import head_names
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.measures import AcceptanceLength

@@ -18,7 +18,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.base import Plan, PromptInputs, Target
 from outpace.verify.registry import make_rule
 

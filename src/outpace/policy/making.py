@@ -8,15 +8,14 @@ from outpace.config import SpeculativeConfig
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
-from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
-from outpace.policy.auto.controller import Auto
-from outpace.policy.auto.growing import SIBLINGS, Growing, best_of_size
-from outpace.policy.auto.ladder import LENGTHS, Ladder
-from outpace.policy.auto.prices import Prices
+from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
+from outpace.policy.auto import Auto
 from outpace.policy.base import Controller
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.costs import NominalCosts
+from outpace.policy.estimator import Estimator
+from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.lengths.registry import find_length, length_names
-from outpace.policy.routing import Routing
+from outpace.policy.shapes import LENGTHS, SIBLINGS, GrownTrees, Widths, best_of_size
 from outpace.targets.base import Target
 
 LEAST_PASS = 32 * 2**20
@@ -45,32 +44,26 @@ def make_controller(
         return Constant(0)
     if count != "auto":
         return Constant(count, shape=_shape(drafter, target, count))
-    if drafter.choices:
-        children = drafter.choices.items()
-        autos = {name: _auto(child, target) for name, child in children}
-        free = [name for name, child in children if not child.pass_bytes]
-        skip_reproducible = [name for name, child in children if child.skips_reproducible]
-        return Routing(autos, free, skip_reproducible=skip_reproducible, file=drafter.file)
-    return _auto(drafter, target)
+    children = drafter.choices.values() or [drafter]
+    estimators = [_estimator(child, target) for child in children]
+    return Auto(sorted(estimators, key=lambda one: not one.look_up), drafter.file)
 
 
-def _prices(drafter: Drafter, target: Target) -> Prices:
+def _nominal(drafter: Drafter, target: Target) -> NominalCosts:
     kind = target.device.type
-    return Prices.nominal(drafter.pass_bytes, target.pass_bytes, kind, drafter.aux_per_node)
+    return NominalCosts.of(drafter.pass_bytes, target.pass_bytes, kind, drafter.aux_per_node)
 
 
-def _auto(drafter: Drafter, target: Target) -> Auto:
-    prices = _prices(drafter, target)
-    prior = PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS
-    drafts = _drafts(drafter, target)
-    return Auto(
-        drafts,
-        prices=prices,
-        prior=prior,
+def _estimator(drafter: Drafter, target: Target) -> Estimator:
+    return Estimator(
+        drafter.name,
+        _drafts(drafter, target),
+        _nominal(drafter, target),
+        prior=PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS,
+        look_up=not (drafter.pass_bytes or drafter.rides),
         keeps_up=drafter.keeps_up,
         stops=_stops(drafter, target),
-        name=drafter.name,
-        look_up=not (drafter.pass_bytes or drafter.rides),
+        skips_reproducible=drafter.skips_reproducible,
     )
 
 
@@ -82,19 +75,19 @@ def _stops(drafter: Drafter, target: Target) -> bool:
     return drafter.pass_bytes >= LEAST_PASS
 
 
-def _drafts(drafter: Drafter, target: Target) -> Ladder | Growing:
+def _drafts(drafter: Drafter, target: Target) -> Widths | GrownTrees:
     """What a controller may choose from."""
     most = target.most_nodes
     if drafter.any_shape:
         return _growing(drafter, target, min(most, LENGTHS[-1]))
     if drafter.shape is None:
-        return Ladder.chains(min(most, drafter.longest))
-    return Ladder.by_level(drafter.shape)
+        return Widths.chains(min(most, drafter.longest))
+    return Widths.by_level(drafter.shape)
 
 
-def _growing(drafter: Drafter, target: Target, most: int) -> Growing:
+def _growing(drafter: Drafter, target: Target, most: int) -> GrownTrees:
     """Trees of at most n nodes, or chains where the target scores no others."""
-    return Growing(_prices(drafter, target), most, drafter.deepest, _siblings(target))
+    return GrownTrees(_nominal(drafter, target), most, drafter.deepest, _siblings(target))
 
 
 def _siblings(target: Target) -> int:
@@ -125,4 +118,4 @@ def _shape(drafter: Drafter, target: Target, most: int) -> TreeShape | None:
     """The tree of which drafts are the first nodes, if the drafter leaves that open."""
     if not drafter.any_shape:
         return None
-    return best_of_size(most, _prices(drafter, target), drafter.deepest, _siblings(target))
+    return best_of_size(most, _nominal(drafter, target), drafter.deepest, _siblings(target))

@@ -20,8 +20,8 @@ from outpace.core.trees.tree_shape import Chances, TreeShape
 from outpace.draft.base import Round
 from outpace.errors import ConfigError
 from outpace.llm import LLM
-from outpace.policy.auto.acceptance import Acceptance
-from outpace.policy.lengths.constant import Constant
+from outpace.policy.acceptance import Acceptance
+from outpace.policy.lengths.adaptive import Constant
 
 SIBLINGS = 4
 """Children of a node that are looked at, because a fifth one is hardly ever accepted."""

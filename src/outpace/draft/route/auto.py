@@ -124,7 +124,7 @@ class AutoOptions(DraftModelOptions):
 class AutoDrafter(Several):
     """Asks the look-ups in every round, and lets the controller choose among what they found, the
     draft model or trained head, and plain decoding, by measured costs and what each of them brings
-    (`outpace.policy.routing`).
+    (`outpace.policy.auto`).
 
     With a fixed num_speculative_tokens the first look-up that finds anything drafts, and otherwise
     the draft model.

@@ -1,1 +1,1 @@
-"""Length policies by name: published rules for how much is drafted, one file each."""
+"""Length policies by name: published rules for how much is drafted."""

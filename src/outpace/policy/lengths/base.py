@@ -15,7 +15,7 @@ from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
 from outpace.policy.base import Controller, Outcome, RoundPlan, wish
-from outpace.policy.tally import Tally
+from outpace.policy.text import Tally
 
 LONGEST = 32
 """Tokens of a draft, at most, that a policy comes to by itself."""

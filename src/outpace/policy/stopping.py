@@ -12,24 +12,17 @@ from torch import Tensor
 from outpace.core.proposal import DraftingTerms, EndsAfter
 from outpace.core.request import Request
 from outpace.core.trees.tree_shape import Trail, chain_trail
-from outpace.policy.auto.acceptance import DRAFTER_MEMORY, Acceptance, Counts
+from outpace.policy.acceptance import MEMORY, Acceptance, Calibration, Confidences, Counts
 from outpace.policy.base import Outcome
-from outpace.policy.calibration import Calibration, Confidences
+from outpace.policy.costs import ENOUGH
 
 GOES_ON = 0.9
-"""The chance that a chain goes on after its first token, before anything is known."""
-
-NEXT, NEXT_WEIGHT = 0.8, 8.0
-"""The chance that a token is accepted after accepted ones, before anything is known, and the
-weight of that in observed tokens."""
-
-AHEAD = 3
-"""Tokens ahead over which the price of one more is averaged: single medians are off by as much as
-a token costs."""
+"""The chance that a chain goes on after its first token, before anything is known. With that of
+acceptance, .7, replays are up to .01 slower."""
 
 
 class Stopping:
-    """Watches the chains of the rows for which `Auto` chooses how much to draft.
+    """Watches the chains of the rows for which "auto" chooses how much to draft.
 
     How likely it is that all tokens of a chain so far are accepted follows from how sure the
     drafter was of each, and from how often that came true (`Calibration`). One more token in each
@@ -41,8 +34,8 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self._calibration = Calibration(memory=DRAFTER_MEMORY)
-        self._next = Counts(DRAFTER_MEMORY, NEXT)
+        self._calibration = Calibration(memory=MEMORY)
+        self._next = Counts(MEMORY)
         self._going = Acceptance(GOES_ON)
         self._free: Sequence[Request] = ()
         self._least: Sequence[float] = ()  # by length, from 1; the sum of the rows' chances
@@ -72,13 +65,13 @@ class Stopping:
         self._free, self._least = free, ()
 
     def plan(self, rate: float, curve: Sequence[float]) -> None:
-        """Learns what the coming round's tokens have to bring.
+        """Takes what the coming round's tokens have to bring.
 
         rate: tokens per second that rounds bring, all rows together. curve: the seconds of a round
         by its width.
         """
-        chance = self._next.rank(0).rate(0, NEXT, NEXT_WEIGHT)
-        self._least = [rate * price / chance for price in prices_of_one_more(curve)]
+        ((chance,),) = self._next.chances(1)
+        self._least = [rate * cost / chance for cost in costs_of_one_more(curve)]
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         """Returns the terms of the coming round. What ends the chains may be planned after this."""
@@ -104,7 +97,7 @@ class Stopping:
     def _ending(
         self, live: Sequence[bool], end: Callable[[int], None]
     ) -> Callable[[Tensor], Tensor]:
-        """What ends the chains of the ``live`` rows. end: called with the length of each."""
+        """Returns what ends the chains of the ``live`` rows. end: takes the length at which."""
         length = 0
 
         def ends(safe: Tensor) -> Tensor:
@@ -139,14 +132,15 @@ class Stopping:
         return [*trail, *end] if outcome.accepted == outcome.depth else trail
 
 
-def prices_of_one_more(curve: Sequence[float]) -> list[float]:
-    """Returns by how many seconds a token more makes a round longer that has 1, 2, ... of them.
+def costs_of_one_more(curve: Sequence[float]) -> list[float]:
+    """Returns by how many seconds a token more makes a round longer that has 1, 2, ... of them, on
+    average over a few more: single medians are off by as much as a token costs.
 
-    >>> prices_of_one_more([10.0, 12.0, 13.0, 14.0, 18.0])
+    >>> costs_of_one_more([10.0, 12.0, 13.0, 14.0, 18.0])
     [2.0, 2.0, 2.5]
     """
     last = len(curve) - 1
-    around = [(max(1, width - 1), min(last, width + AHEAD)) for width in range(1, last)]
+    around = [(max(1, width - 1), min(last, width + ENOUGH)) for width in range(1, last)]
     return [(curve[high] - curve[low]) / (high - low) for low, high in around]
 
 

@@ -1,13 +1,16 @@
-"""What a drafter did for one request."""
+"""What is known of one drafter in one text."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core.account import DrafterAccount, Reason
+from outpace.policy.acceptance import Counts, Ratio
 from outpace.policy.base import Outcome
+from outpace.policy.exploration import Exploration
 
 
 @dataclass
@@ -50,3 +53,26 @@ class Tally:
             reason=reason,
             **known,
         )
+
+
+@dataclass
+class TextState:
+    """What is known of a drafter in one text that it may draft for."""
+
+    counts: Counts
+    chains: Counts
+    """How far its chains go on, where something ends them."""
+    nominal: Exploration
+    """What its drafts have lost, in a text that goes by nominal costs."""
+    levels: Ratio
+    """Levels for each node of its drafts."""
+    read: int = 0
+    """Tokens that the drafter has seen."""
+    rounds: int = 0
+    drafted: bool = False
+    """Whether it drafted in the last round: then it has read all tokens."""
+    lost: float = 0.0
+    """Plain rounds that trials in this text were expected to lose."""
+    tally: Tally = field(default_factory=Tally)
+    expected: tuple[object, Mapping[int, float]] | None = None
+    """What each width was last expected to bring, after all that this follows from."""

@@ -1,0 +1,409 @@
+"""Which drafter drafts how much in each row: whatever brings most tokens for its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.core.account import Account, Mode
+from outpace.core.proposal import DraftingTerms
+from outpace.core.request import Request
+from outpace.core.stats import Seconds
+from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
+from outpace.draft.base import Find, Pick
+from outpace.draft.state import StateFile
+from outpace.policy.base import Controller, Outcome, RoundPlan, affordable, mode_of, wish
+from outpace.policy.candidate import Candidate, Trial
+from outpace.policy.costs import CHANGED, MISS, PLAIN, CostTable, Place
+from outpace.policy.estimator import Batch, Estimator
+from outpace.policy.exploration import MOST, PROBE, Exploration
+from outpace.policy.forecast import Choice, Prospect, Prospects, TextForecast, Way
+
+
+@dataclass
+class _Plan:
+    """What might be drafted in the coming round."""
+
+    picks: dict[Request, Pick]
+    tokens: float  # of all free rows
+    seconds: float | None  # of the round; None while they are not known
+    trials: dict[str, Trial | None] = field(default_factory=dict)  # by those that draft
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second; None while it is not known."""
+        return None if self.seconds is None else self.tokens / self.seconds
+
+
+class Auto(Controller):
+    """Chooses among plain decoding, look-ups and draft models, and how much each drafts, by the
+    expected tokens for the expected seconds of each candidate.
+
+    Of several drafters, look-ups cost nothing to ask, so that what they found is known when the
+    choice is made. What they would have brought is known, too, whoever drafts: the committed tokens
+    are compared with what they found. A draft model is tried now and then, and only its own rounds
+    tell what it brings. All trials share one budget (`Exploration`), and all drafters one table of
+    costs.
+
+    Rows whose text must repeat itself (`Request.reproducible`) each go by their own history and
+    nominal costs.
+    """
+
+    def __init__(self, drafters: Sequence[Estimator], file: StateFile | None = None) -> None:
+        """drafters: look-ups first. With one alone, how much it drafts is settled before it is
+        asked. file: where what is learned is kept between runs."""
+        self.costs, self._budget = CostTable(), Exploration(credit=MOST)
+        for one in drafters:
+            one.costs = self.costs
+        self._candidates = {one.name: Candidate(one, self._budget) for one in drafters}
+        self._alone = drafters[0] if len(drafters) == 1 else None
+        look_ups = [one.name for one in drafters if one.look_up and not self._alone]
+        self._look_ups = [self._candidates[name] for name in look_ups]
+        self._models = [one for one in self._candidates.values() if one not in self._look_ups]
+        self._texts = TextForecast()
+        self._choices: dict[str, dict[Request, Choice]] = {}
+        self._since_probe = 0
+        # Of the present round.
+        self._played: _Plan | None = None
+        self._asked: frozenset[Request] = frozenset()
+        self._finds: Mapping[Request, Mapping[str, Find]] = {}
+        self._lengths: dict[Request, int] = {}
+        self._file = file
+        if file is not None:
+            saved = file.load()
+            if saved is not None:
+                with file.read():
+                    self.from_dict(saved)
+            file.keep(self.to_dict)
+
+    def __getitem__(self, name: str) -> Estimator:
+        """Returns what is known of one drafter."""
+        return self._candidates[name].estimator
+
+    @property
+    def _estimators(self) -> list[Estimator]:
+        return [one.estimator for one in self._candidates.values()]
+
+    # -- choosing ------------------------------------------------------------------------------
+
+    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
+        self._played, self._finds, self._asked = None, {}, frozenset()
+        shape: TreeShape | None = None
+        learned = not any(request.reproducible for request in requests)
+        for one in self._estimators:
+            shape = one.prepare(learned) or shape
+            terms = one.terms(requests, terms)
+        wishes = [wish(request) for request in requests]
+        most = max(one.most for one in self._estimators)
+        budgets = [most if wished is None else wished for wished in wishes]
+        if self._alone is not None:
+            budgets = [pick.budget for pick in self._picks(requests, budgets)]
+            within = zip(requests, affordable(requests, budgets), strict=True)
+            self._asked = frozenset(request for request, budget in within if budget)
+        # With several, how much is drafted is settled when look-ups have been asked (`pick`).
+        return RoundPlan(budgets, terms, shape)
+
+    def pick(
+        self,
+        requests: Sequence[Request],
+        found: Mapping[str, Sequence[Find]],
+        budgets: Sequence[int],
+    ) -> list[Pick]:
+        names = [one.name for one in self._look_ups]
+        self._finds = {
+            request: {name: found[name][row] for name in names if found[name][row].tokens}
+            for row, request in enumerate(requests)
+        }
+        self._lengths = {request: request.length for request in requests}
+        for one in self._estimators:
+            name = one.name
+            one.finds = {row: finds[name] for row, finds in self._finds.items() if name in finds}
+            for request, budget in zip(requests, budgets, strict=True):
+                if budget and name in names:
+                    one.text(request).tally.ask(request in one.finds)
+        picks = zip(self._picks(requests, budgets), budgets, strict=True)
+        return [Pick(pick.name, min(pick.budget, budget)) for pick, budget in picks]
+
+    def _picks(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Pick]:
+        picks, free = {}, []
+        for request, budget in zip(requests, budgets, strict=True):
+            if not budget:
+                picks[request] = Pick()
+            elif wish(request) is not None:
+                # The first look-up that found something, or the model.
+                names = [*self._finds.get(request, ()), *(one.name for one in self._models), ""]
+                picks[request] = Pick(names[0], budget)
+            elif request.reproducible:
+                picks[request] = self._nominal(request)
+            else:
+                free.append(request)
+        floor = max((pick.budget for pick in picks.values()), default=0)
+        self._played = self._measured(Batch(requests, free, floor)) if free else None
+        picks |= self._played.picks if self._played else {}
+        return [picks[request] for request in requests]
+
+    def _nominal(self, request: Request) -> Pick:
+        """Who drafts in a row that goes by its own history and nominal costs."""
+        best, promise, finds = Pick(), 1.0, self._finds.get(request, {})
+        able = [self._candidates[name] for name in finds]
+        able += [one for one in self._models if self._is_able(one.estimator)]
+        for one in able:
+            width, rate = one.nominal(request, finds.get(one.name))
+            # A draft that is tried although plain decoding seems best promises less than 1.
+            if width and (rate > promise or not best.budget):
+                best, promise = Pick(one.name, width), max(rate, promise)
+        return best
+
+    def _is_able(self, one: Estimator) -> bool:
+        """Whether it drafts for a row that must repeat itself, where others could."""
+        return one is self._alone or not one.skips_reproducible
+
+    def _measured(self, batch: Batch) -> _Plan:
+        """The best plan for the rows that go by measured rounds, or now and then the one of those
+        close to it that was measured longest ago, because one bad measurement might hide that it is
+        better. One of which nothing is known comes first: the budget sees to it that such trials
+        are few."""
+        plain = self.costs.plain(batch.place)
+        nothing = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), plain)
+        looked_up = self._looked_up(batch)
+        found = [looked_up, *(self._modelled(one, batch, looked_up) for one in self._models)]
+        plans = [plan for plan in found if plan is not None]
+        unknown = [plan for plan in plans if plan.rate is None]
+        best = max(plans, key=lambda plan: plan.rate or 0.0, default=nothing)
+        if unknown:
+            best = unknown[-1]
+        elif plans and not batch.floor:
+            close = (best.rate or 0.0) / CHANGED
+            others = [plan for plan in (nothing, *plans) if plan is not best]
+            others = [plan for plan in others if (plan.rate or 0.0) > close]
+            self._since_probe += bool(others)
+            if self._since_probe >= PROBE:
+                self._since_probe = 0
+                best = max(others, key=lambda plan: self._age(batch.place, plan))
+        for trial in best.trials.values():
+            if trial is not None:
+                trial.made()
+        return best
+
+    def _age(self, place: Place, plan: _Plan) -> int:
+        """How many rounds ago a round like this was measured."""
+        widest = max(plan.picks.values(), key=lambda pick: pick.budget)
+        return self.costs.age(place, widest.name, widest.budget)
+
+    def _looked_up(self, batch: Batch) -> _Plan | None:
+        """What look-ups found, in the rows where they found anything; None if that does not pay."""
+        chosen: dict[Request, str] = {}
+        for request in batch.free:
+            worth = {
+                name: self[name].tokens(request, len(find.tokens))
+                for name, find in self._finds.get(request, {}).items()
+            }
+            if worth:
+                chosen[request] = max(worth, key=worth.__getitem__)
+        if not chosen:
+            return None
+        made = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), 0.0)
+        for name in dict.fromkeys(chosen.values()):
+            one, rows = self[name], [row for row, by in chosen.items() if by == name]
+            own = Batch(batch.rows, rows, batch.floor)
+            offer = self._candidates[name].offer(own)
+            widths = [
+                min(width, len(one.finds[row].tokens))
+                for row, width in zip(rows, offer.widths, strict=True)
+            ]
+            if not any(widths):
+                continue
+            made.trials[name] = offer.trial
+            for row, width in zip(rows, widths, strict=True):
+                made.picks[row] = Pick(name, width)
+                made.tokens += one.tokens(row, width) - 1
+            seconds = one.seconds(own, max(widths))
+            if seconds is None or made.seconds is None:
+                made.seconds = None
+            else:
+                made.seconds = max(made.seconds, seconds)
+        return made if made.trials else None
+
+    def _modelled(self, model: Candidate, batch: Batch, looked_up: _Plan | None) -> _Plan | None:
+        """A draft model in all rows, or in those where look-ups found nothing better; None if that
+        does not pay."""
+        one, offer = model.estimator, model.offer(batch, self._prospects(model))
+        if self._look_ups:
+            self._choices[one.name] = self._choices_of(model, batch, looked_up)
+        width = max(offer.widths)
+        if not width:
+            return None
+        seconds = None if model.forecast is None else model.forecast.costs[width]
+        pairs = zip(batch.free, offer.widths, strict=True)
+        picks = {request: Pick(one.name if count else "", count) for request, count in pairs}
+        whole = _Plan(picks, 0.0, seconds, {one.name: offer.trial})
+        mixed = _Plan(dict(picks), 0.0, seconds, {one.name: offer.trial})
+        for request, pick in picks.items():
+            tokens = one.tokens(request, pick.budget)
+            whole.tokens += tokens
+            find = looked_up.picks[request] if looked_up is not None else Pick()
+            if find.budget and self[find.name].tokens(request, find.budget) > tokens:
+                mixed.picks[request] = Pick(find.name, min(find.budget, width))
+                mixed.trials[find.name] = looked_up.trials[find.name] if looked_up else None
+                tokens = self[find.name].tokens(request, find.budget)
+            mixed.tokens += tokens
+        players = {pick.name for pick in mixed.picks.values() if pick.budget}
+        return mixed if {one.name} < players and mixed.seconds is not None else whole
+
+    def _prospects(self, model: Candidate) -> Prospects | None:
+        """What a model is expected to bring in the rest of each text, besides the look-ups; None
+        while nothing is known of that, or where it drafts alone."""
+        texts, name = self._texts, model.name
+        if not self._look_ups or not texts.knows(name):
+            return None
+        return lambda request: Prospect(texts.ahead(request), texts.saves(request, name))
+
+    def _choices_of(
+        self, model: Candidate, batch: Batch, looked_up: _Plan | None
+    ) -> dict[Request, Choice]:
+        """What a model promises in each row of this round, and what can be had without it."""
+        forecast, plain = model.forecast, self.costs.plain(batch.place)
+        if forecast is None or plain is None:
+            return {}
+        width, curve = forecast.drafted, [seconds / plain for seconds in forecast.curve]
+        choices = {}
+        for request in batch.free:
+            without = Way(1.0, 1.0)
+            pick = Pick() if looked_up is None else looked_up.picks[request]
+            if pick.budget and looked_up is not None and looked_up.seconds is not None:
+                tokens = self[pick.name].tokens(request, pick.budget)
+                found = Way(tokens, looked_up.seconds / plain)
+                without = min(without, found, key=lambda way: way.per_token)
+            tokens = model.estimator.tokens(request, width)
+            choices[request] = Choice(without, Way(tokens, forecast.costs[width] / plain), curve)
+        return choices
+
+    # -- learning ------------------------------------------------------------------------------
+
+    def begin(self, request: Request, known: Mapping[str, int]) -> None:
+        least = min(known.values(), default=0)
+        for one in self._estimators:
+            one.begin(request, least if self._alone else known.get(one.name, 0))
+
+    def record(
+        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
+    ) -> None:
+        pairs = zip(requests, outcomes, strict=True)
+        place = Place.of(len(requests), max(row.length - each.emitted for row, each in pairs))
+        if seconds is not None:
+            self._learn_times(place, requests, outcomes, seconds)
+        for one in self._estimators:
+            one.grow(place)
+        for request, outcome in zip(requests, outcomes, strict=True):
+            # Nothing is decided about a last token, which needs no draft.
+            decided = request.remaining + outcome.emitted > 1 and mode_of(request) is Mode.MEASURED
+            for candidate in self._candidates.values():
+                own = self._own(outcome, candidate.estimator)
+                candidate.record(request, own, decided, request in self._asked)
+        self._learn_savings(requests, outcomes)
+        self._learn_finds(outcomes)
+        self._played, self._asked, self._finds = None, frozenset(), {}
+        if self._file is not None and any(request.finished for request in requests):
+            self._file.changed()
+
+    def _own(self, outcome: Outcome, one: Estimator) -> Outcome:
+        """A row's outcome as one drafter sees it: empty where another one drafted."""
+        if one is self._alone or (outcome.drafted and outcome.method == one.name):
+            return outcome
+        return Outcome(0, 0, 0, outcome.emitted, (), one.name)
+
+    def _learn_times(
+        self,
+        place: Place,
+        requests: Sequence[Request],
+        outcomes: Sequence[Outcome],
+        seconds: Seconds,
+    ) -> None:
+        """The time of a round with several drafters is that of the one that costs most, if it is
+        also the one that drafted most; otherwise it is nobody's."""
+        widest: dict[str, int] = {}
+        for outcome in outcomes:
+            name = self._alone.name if self._alone else outcome.method
+            if outcome.drafted:
+                widest[name] = max(outcome.drafted, widest.get(name, 0))
+        played = [one for one in self._estimators if one.name in widest]
+        begun = all(self._estimators[0].text(request).rounds for request in requests)
+        if self._asked and self._alone and begun:
+            found = sum(outcome.drafted > 0 for outcome in outcomes)
+            self._alone.learn_asking(found, len(self._asked))
+        if not widest and begun:
+            missed = self._alone.name if self._alone and self._asked else ""
+            self.costs.add(place, missed, MISS if missed else PLAIN, seconds, 0)
+        elif widest and widest[played[-1].name] == max(widest.values()):
+            own = [self._own(outcome, played[-1]) for outcome in outcomes]
+            played[-1].learn_times(place, requests, own, seconds, begun)
+        if self._played is None:
+            return
+        self._budget.spent += seconds.total
+        plain = self.costs.plain(place)
+        for name, trial in self._played.trials.items():
+            if trial and plain is not None and (widest or self._asked):
+                self._candidates[name].tried(place, seconds, plain, outcomes)
+
+    def _learn_savings(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
+        """Notes what the models saved, or would have saved."""
+        for name, choices in self._choices.items():
+            for request, outcome in zip(requests, outcomes, strict=True):
+                if request in choices:
+                    played = outcome.method == name and outcome.drafted > 0
+                    drafted = outcome.drafted if played else None
+                    saved = choices[request].saved(outcome.emitted, drafted)
+                    self._texts.note(request, name, outcome.emitted, saved)
+            choices.clear()
+
+    def _learn_finds(self, outcomes: Sequence[Outcome]) -> None:
+        """Shows look-ups what would have become of what they found where another one drafted."""
+        for (request, finds), outcome in zip(self._finds.items(), outcomes, strict=False):
+            committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
+            if request.finished or request.length != self._lengths[request] + outcome.emitted:
+                continue
+            for name, find in finds.items():
+                if outcome.drafted and outcome.method == name:
+                    trail = chain_trail(outcome.drafted, outcome.accepted)
+                else:
+                    trail = would_be(find.tokens, committed)
+                    self[name].learn(request, trail)
+                self[name].learn_find(find, trail)
+
+    # -- telling -------------------------------------------------------------------------------
+
+    def account(self, request: Request) -> Account:
+        mode = mode_of(request)
+        listed = [*self._models, *self._look_ups] if mode is not Mode.OFF else []
+        accounts = [
+            one.account(request, mode, one in self._look_ups or self._is_able(one.estimator))
+            for one in listed
+        ]
+        return Account(mode, self._estimators[0].text(request).rounds, tuple(accounts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns what is known of texts and of costs, for a later run. How often drafts are
+        accepted is learned anew within a text or two."""
+        costs = self.costs.to_dict(list(self._candidates))
+        return {"savings": self._texts.to_dict(), "drafters": costs}
+
+    def from_dict(self, saved: Mapping[str, Any]) -> None:
+        """Goes on from what an earlier run saved."""
+        self._texts.from_dict(saved["savings"])
+        self.costs.from_dict(saved["drafters"], list(self._candidates))
+
+
+def would_be(draft: Sequence[int], committed: Sequence[int]) -> Trail:
+    """Returns what would have become of a chain, as far as the committed tokens tell.
+
+    >>> would_be([1, 2, 3], [1, 5])
+    [(1, 0), (1, None)]
+    >>> would_be([1, 2, 3], [1, 2])
+    [(1, 0), (1, 0)]
+    """
+    pairs = zip(draft, committed, strict=False)
+    same = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    if same is None:
+        return [(1, 0)] * min(len(draft), len(committed))
+    return chain_trail(len(draft), same)

@@ -1,1 +1,0 @@
-"""The length policy "auto", and what it measures, learns and chooses from."""

@@ -1,0 +1,220 @@
+"""One drafter as a candidate for the coming round: how much it would draft, if anything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from outpace.core.account import DrafterAccount, Mode, Reason
+from outpace.core.request import Request
+from outpace.core.stats import Seconds
+from outpace.draft.base import Find
+from outpace.policy.base import Outcome
+from outpace.policy.costs import PLAIN, Place
+from outpace.policy.estimator import Batch, Estimator
+from outpace.policy.exploration import MOST, OF_TEXT, Backoff, Exploration
+from outpace.policy.forecast import Forecast, Prospect, Prospects, repays
+from outpace.policy.text import TextState
+
+FIRST = 4
+"""Nodes of the very first draft in all rows together, before anything is known. With 1 replays are
+.002 slower."""
+
+MARGIN = 1.04
+"""Drafting must promise this many times the speed of plain decoding. Measurements are off by as
+much, and of two equal choices the one that was measured luckily looks better."""
+
+TWICE = 2
+"""Plain rounds before the first draft at a batch and context: one may have been disturbed."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A draft that is tried although plain decoding seems better."""
+
+    loss: float
+    """Plain rounds that it is expected to lose."""
+    text: TextState | None = None
+    """The text that is charged for it, if it has to be read for that."""
+
+    def made(self) -> None:
+        """Charges the text: the trial is made."""
+        if self.text is not None:
+            self.text.lost += self.loss
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a drafter would draft in the coming round."""
+
+    widths: Sequence[int]
+    """Nodes in each of the free rows."""
+    trial: Trial | None = None
+
+
+class Candidate:
+    """Chooses the width of one drafter's drafts: that with most expected tokens for the expected
+    cost (`Estimator`), or none.
+
+    Where plain decoding is best, a draft is tried as often as the budget for that allows, in one
+    row: that shows what a round takes, and the drafter has only one prompt to read.
+    """
+
+    def __init__(self, estimator: Estimator, budget: Exploration) -> None:
+        """budget: of all trials, whoever is tried."""
+        self.estimator, self._budget = estimator, budget
+        self.forecast: Forecast | None = None  # the latest; None if nothing is known
+        self._backoff: Backoff | None = None
+        # Why it did not draft, what a drafted node costs, and reading; in plain rounds.
+        self._reason: Reason | None = None
+        self._cost: float | None = None
+        self._reading: float | None = None
+
+    @property
+    def name(self) -> str:
+        return self.estimator.name
+
+    # -- by measured costs ---------------------------------------------------------------------
+
+    def offer(self, batch: Batch, prospects: Prospects | None = None) -> Offer:
+        """Returns how many nodes to draft in each of the free rows.
+
+        prospects: what drafting brings in the rest of a row's text, besides others that draft;
+        unset: what follows from what it promises now.
+        """
+        if self.estimator.stopping is not None:
+            self.estimator.stopping.begin(batch.free)
+        width, trial = self._width(batch, prospects)
+        trying = self._cheapest(batch) if trial else None
+        return Offer([width if trying in (None, row) else 0 for row in batch.free], trial)
+
+    def _cheapest(self, batch: Batch) -> Request:
+        """The row in which it costs least to try a draft."""
+        return min(batch.free, key=self.estimator.unread)
+
+    def _width(self, batch: Batch, prospects: Prospects | None) -> tuple[int, Trial | None]:
+        """The width of the coming drafts, and the trial that they are, if they are one."""
+        if self._backoff is not None and self._backoff.lasts(batch.place, batch.free):
+            return 0, None
+        one, costs = self.estimator, self.estimator.costs
+        self._backoff = self.forecast = None
+        plain = costs.plain(batch.place)
+        if plain is None or costs.times_measured(batch.place, one.name, PLAIN) < TWICE:
+            self._reason = self._reason or Reason.UNMEASURED
+            return 0, None  # all others are measured against it
+        scout = self._cheapest(batch)
+        reading = costs.reading(one.name, one.unread(scout), plain)
+        self.forecast = forecast = one.forecast(batch)
+        if forecast is None:
+            self._reason, self._cost, self._reading = Reason.UNTRIED, None, reading / plain
+            width = one.widths.at_most(FIRST // len(batch.rows))
+            return self._tried(width, Trial(reading / plain), plain)
+        drafted = forecast.drafted
+        self._cost = max(0.0, forecast.curve[drafted] - plain) / (drafted * plain)
+        promising = forecast.best > 0 and forecast.gain > MARGIN
+        self._reading = reading / plain if promising else None
+        if promising and self._repays(batch, forecast.gain, plain, prospects):
+            self._reason = Reason.GAIN
+            # Chains that are ended are no longer than pays, however long they might be.
+            return (forecast.best if one.stopping is None else max(forecast.costs)), None
+        self._reason = Reason.READING if promising else Reason.NO_GAIN
+        # One token would say nothing of when chains are ended.
+        few = 1 if one.stopping is None else min(FIRST, max(forecast.costs))
+        width = one.widths.at_most(few)
+        # One row drafts, and the round is longer for all.
+        more = (forecast.tokens[width] - forecast.tokens[0]) / len(batch.free) ** 2
+        longer = (forecast.costs[width] - plain + reading) / plain
+        trial = Trial(max(0.0, longer - more), one.text(scout) if reading else None)
+        found = self._tried(width, trial, plain)
+        self._backoff = None if found[1] else Backoff(batch.place, WeakSet(batch.free))
+        return found
+
+    def _tried(self, width: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
+        """The width and the trial, if the budget allows it; else nothing is drafted.
+
+        What a text bears goes by its rounds, not by its tokens: a text that is copied takes few
+        rounds for many tokens, and would soon pay for reading a long prompt in vain.
+        """
+        text = trial.text
+        borne = text is None or text.lost + trial.loss <= OF_TEXT * text.rounds
+        allowed = borne and self._budget.allows(trial.loss * plain, plain)
+        return (width, trial) if allowed else (0, None)
+
+    def _repays(self, batch: Batch, gain: float, plain: float, prospects: Prospects | None) -> bool:
+        """Whether drafting is expected to repay what has to be read for it."""
+        unread = sum(map(self.estimator.unread, batch.free))
+        if not unread:
+            return True
+        # Where nothing else drafts, little is lost by a text that ends early.
+        alone = (Prospect(request.remaining, 1 - 1 / gain) for request in batch.free)
+        found = alone if prospects is None else map(prospects, batch.free)
+        reading = self.estimator.costs.reading(self.name, unread, plain)
+        return repays(reading / plain * len(batch.rows), found)
+
+    def tried(
+        self, place: Place, seconds: Seconds, plain: float, outcomes: Sequence[Outcome]
+    ) -> None:
+        """Enters what a trial has lost."""
+        if not any(outcome.drafted for outcome in outcomes):  # it was asked, and found nothing
+            self._budget.enter(self.estimator.costs.miss(place, self.name), plain)
+            return
+        more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
+        # Plain rounds that were slow just before do not make the time of drafting disappear.
+        longer = max(seconds.total - plain, seconds.draft)
+        self._budget.enter(min(longer, (MOST - 1) * plain) - plain * more, plain)
+
+    # -- by a text's own history and nominal costs ---------------------------------------------
+
+    def nominal(self, request: Request, find: Find | None = None) -> tuple[int, float]:
+        """Returns how many nodes to draft in a text that must repeat itself, and the tokens for
+        each pass of the target that they promise: less than 1 where that is a trial. find: what it
+        has found, if it was asked.
+
+        Every draft is entered with what it lost against plain decoding, or gained. While too much
+        was lost nothing is drafted; where plain decoding seems best, the narrowest draft is tried.
+        """
+        one, room = self.estimator, request.remaining - 1  # one token comes anyway
+        if room <= 0:
+            return 0, 1.0
+        forecast = one.nominal_forecast(request, room)
+        width = forecast.best or one.static.values[1]
+        loss = 0.0 if forecast.best else forecast.costs[width] * (1 - forecast.rates[width])
+        if not one.text(request).nominal.allows(loss):
+            return 0, 1.0
+        if find is None or len(find.tokens) >= width:
+            return width, forecast.rates[width]
+        width = len(find.tokens)
+        below = max(each for each in one.static.values if each <= width)
+        cost = one.nominal.round(width, one.static.levels[below])
+        return width, forecast.tokens[below] / cost
+
+    # -- what came of it -----------------------------------------------------------------------
+
+    def record(self, request: Request, outcome: Outcome, decided: bool, asked: bool) -> None:
+        """Learns from what became of a row's draft. decided: it was chosen by measured rounds.
+        asked: whether it was, where that was not for `Estimator.finds`."""
+        tally = self.estimator.text(request).tally
+        tally.score(outcome, self._reason if decided else None)
+        if asked:
+            tally.ask(found=outcome.drafted > 0)
+        self.estimator.record(request, outcome)
+
+    def account(self, request: Request, mode: Mode, able: bool = True) -> DrafterAccount:
+        """Returns what came of it in a request's text. able: it was a candidate in this text."""
+        one, chance = self.estimator, None
+        text, cost, reading, reason = one.text(request), None, None, None
+        if mode is Mode.MEASURED:
+            cost, reading = self._cost, self._reading
+            if one.acceptance.tried:
+                chance = one.acceptance.chances(text.counts, 1)[0][0]
+        elif mode is Mode.NOMINAL and able:
+            forecast = one.nominal_forecast(request, one.static.shape.height)
+            best = forecast.drafted
+            cost = (forecast.costs[best] - 1) / best
+            reason = Reason.GAIN if forecast.rates[best] > forecast.rates[0] else Reason.NO_GAIN
+            if text.counts.tried:
+                chance = text.counts.chances(1)[0][0]
+        return text.tally.account(
+            one.name, look_up=one.look_up, chance=chance, cost=cost, reading=reading, reason=reason
+        )

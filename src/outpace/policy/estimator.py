@@ -1,0 +1,308 @@
+"""What one drafter's rounds are expected to bring and to cost, by how much it drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from outpace.core.proposal import DraftingTerms
+from outpace.core.request import PerRequest, Request
+from outpace.core.stats import Seconds
+from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
+from outpace.draft.base import Find
+from outpace.policy.acceptance import (
+    MEMORY,
+    MEMORY_OF_TEXT,
+    PRIOR,
+    Acceptance,
+    Calibration,
+    Ratio,
+    ranges_of,
+)
+from outpace.policy.base import Outcome
+from outpace.policy.costs import ENOUGH, CostTable, NominalCosts, Place
+from outpace.policy.exploration import Exploration
+from outpace.policy.forecast import Forecast
+from outpace.policy.shapes import GrownTrees, Widths
+from outpace.policy.stopping import Stopping, expected_seconds
+from outpace.policy.text import TextState
+
+ALONG = 16
+"""Tokens that a drafter reads in its first pass of a round."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of a round."""
+
+    rows: Sequence[Request]
+    free: Sequence[Request]
+    """Those for which is chosen by measured rounds."""
+    floor: int = 0
+    """Nodes that some other row drafts in any case."""
+
+    @cached_property
+    def place(self) -> Place:
+        """The batch's size and longest context."""
+        return Place.of(len(self.rows), max(row.length for row in self.rows))
+
+
+class Estimator:
+    """Forecasts what a drafter's rounds bring and cost.
+
+    For every width w a round is expected to take T(w) seconds, the median of such rounds at this
+    batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. All rows get the
+    same width, since narrower rows are padded to the widest; a row gets less only where its text is
+    about to end.
+
+    Times differ from run to run, and what is drafted changes which random numbers a sampled text
+    meets. So for a row whose text is `reproducible` the costs are `NominalCosts` and the chances
+    those of its own rounds (Leviathan et al. 2022, section 3.3, without the assumption that all
+    depths are alike).
+
+    A drafter that stands for others and chooses among them itself is one drafter here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        drafts: Widths | GrownTrees,
+        nominal: NominalCosts | None = None,
+        *,
+        prior: float = PRIOR,
+        look_up: bool = False,
+        keeps_up: bool = False,
+        stops: bool = False,
+        skips_reproducible: bool = False,
+    ) -> None:
+        """drafts: what to choose from. prior: the chance of a first token before anything is known.
+        look_up: it runs no model. keeps_up: it never has anything to read before a draft. stops:
+        its chains may be ended by how sure it is of its tokens. skips_reproducible: it drafts
+        nothing for rows whose text must repeat itself."""
+        self.name, self.look_up, self.skips_reproducible = name, look_up, skips_reproducible
+        self._grown = drafts if isinstance(drafts, GrownTrees) else None
+        self.static = drafts.static if isinstance(drafts, GrownTrees) else drafts
+        self.widths = self.static  # of the present round
+        self.nominal, self._keeps_up = nominal or NominalCosts(), keeps_up
+        self._any_tree = self._grown is None and self.static.shape.is_chain
+        self.costs = CostTable()  # until it shares one with others
+        self.acceptance = Acceptance(prior)
+        self.stopping = Stopping() if stops else None
+        self._calibration = Calibration(memory=MEMORY)
+        self._levels = Ratio(MEMORY)
+        self._found = Ratio(MEMORY_OF_TEXT, prior=1.0)  # of the rounds in which it was asked
+        self._rows_found = Ratio(MEMORY_OF_TEXT, prior=1.0)  # of the rows, where it found anything
+        self._texts = PerRequest(self._new_text, lasting=True)
+        self._learned = 0  # how often something was learned of acceptance
+        self.finds: Mapping[Request, Find] = {}  # in the present round, as far as it was asked
+
+    def _new_text(self, request: Request) -> TextState:
+        counts = self.acceptance.new()
+        chains = counts if self.stopping is None else self.stopping.new()
+        return TextState(counts, chains, Exploration(), Ratio(MEMORY_OF_TEXT))
+
+    def text(self, request: Request) -> TextState:
+        """Returns what is known of it in a request's text."""
+        return self._texts[request]
+
+    def begin(self, request: Request, known: int) -> None:
+        """Takes a text that joins the batch, perhaps once more, of which it has read ``known``
+        tokens."""
+        text = self.text(request)
+        text.read, text.drafted = known, False
+
+    def unread(self, request: Request, since: int = 0) -> int:
+        """Returns the tokens that it has to read before it can draft for a row, as that was
+        ``since`` tokens ago. A few are read along with the last one."""
+        text = self.text(request)
+        left = request.length - since - text.read
+        along = text.drafted or (text.read and left <= ALONG)
+        return 0 if self._keeps_up or along else left
+
+    @property
+    def most(self) -> int:
+        """Nodes of the largest draft to choose from."""
+        return self.widths.values[-1]
+
+    # -- before a round ------------------------------------------------------------------------
+
+    def prepare(self, learned: bool) -> TreeShape | None:
+        """Begins a round; returns the tree that its drafts are parts of, if the drafter leaves it
+        open. learned: that tree may depend on what was learned, because no row is reproducible."""
+        self.finds = {}
+        if self._grown is None:
+            return None
+        self.widths = self._grown.learned if learned else self.static
+        return self.widths.shape
+
+    def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
+        """Returns the rule's terms with what ends this round's chains, if anything does."""
+        return terms if self.stopping is None else self.stopping.terms(requests, terms)
+
+    def tokens(self, request: Request, nodes: int) -> float:
+        """Returns the tokens that a round with ``nodes`` nodes is expected to bring a request."""
+        found = self._expected(request)
+        return found[nodes if nodes in found else max(width for width in found if width <= nodes)]
+
+    def seconds(self, batch: Batch, nodes: int) -> float | None:
+        """Returns the seconds that a round with ``nodes`` nodes is expected to take; None while
+        nothing is known of these."""
+        curve = self.curve(batch, nodes)
+        return None if curve is None else self._takes(batch.free, curve, nodes, 0)[nodes]
+
+    def forecast(self, batch: Batch) -> Forecast | None:
+        """Returns what the widths promise that are near those that were measured; None while
+        nothing is known of a round's time."""
+        values, curve = self.widths.values, self.curve(batch, batch.floor)
+        if curve is None:
+            return None
+        # No leap to where the machine may be another: a kernel's limit, a full cache.
+        widest = max(values[1], 2 * self.costs.widest(batch.place, self.name))
+        near = [width for width in values if width <= widest]
+        takes = self._takes(batch.free, curve, near[-1], batch.floor)
+        # A find has to pay for the rounds before it in which asking brought nothing.
+        asking = (1 / self._found.value - 1) * self.costs.miss(batch.place, self.name)
+        # Rows whose width is not chosen here bring the same whatever is chosen.
+        others = len(batch.rows) - len(batch.free)
+        tokens = self._tokens(batch.free)
+        forecast = Forecast(
+            {width: others + tokens[width] for width in near},
+            {width: takes[width] + asking * (width > 0) for width in near},
+            curve,
+        )
+        if self.stopping is not None:
+            self.stopping.plan(forecast.rates[forecast.best], curve)
+        return forecast
+
+    def nominal_forecast(self, request: Request, room: int) -> Forecast:
+        """Returns what the widths promise in a text that must repeat itself, in passes of the
+        target. room: levels that may be drafted."""
+        text, widths = self.text(request), self.static
+        chances = text.counts.chances(widths.shape.height, widths.shape.most_siblings)
+        tokens = widths.tokens(chances, room, text.levels.value)
+        costs = {width: self.nominal.round(width, widths.levels[width]) for width in tokens}
+        return Forecast(tokens, costs)
+
+    def curve(self, batch: Batch, nodes: int) -> Sequence[float] | None:
+        """Returns the seconds of a round by its width, up to this one at least."""
+        heights = self.widths.heights(max(nodes, self.most))
+        return self.costs.curve(batch.place, self.name, heights)
+
+    def _takes(
+        self, free: Sequence[Request], curve: Sequence[float], widest: int, floor: int
+    ) -> list[float]:
+        """The seconds that a round is expected to take, for each width up to this one."""
+        if self.stopping is None:
+            return [curve[max(width, floor)] for width in range(widest + 1)]
+        reach = self.stopping.reach([self.text(request).chains for request in free], widest)
+        return expected_seconds(curve, reach, floor)
+
+    def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
+        """What each width is expected to bring in all free rows together. Where a drafter finds
+        something for some of the rows only, the others get the one token of every round."""
+        share = self._rows_found.value
+        totals = dict.fromkeys(self.widths.values, 0.0)
+        for request in free:
+            for width, tokens in self._expected(request).items():
+                totals[width] += 1 + share * (tokens - 1)
+        return totals
+
+    def _expected(self, request: Request) -> Mapping[int, float]:
+        """What each width is expected to bring a request. It stays what it was while nothing is
+        learned, as in plain rounds, which must not take longer for asking again."""
+        text, widths = self.text(request), self.widths
+        height, room = widths.shape.height, request.remaining - 1
+        find = self.finds.get(request)
+        if find is not None and find.sure:
+            table = self._calibration.chances()
+            found = [[table[at]] for at in ranges_of(find.sure[:height])]
+            return widths.tokens([*found, *[[0.0]] * (height - len(found))], room)
+        levels = self._levels.value if self._any_tree else 1.0
+        known = (widths, self._learned, levels, min(room, height))
+        if text.expected is None or text.expected[0] != known:
+            chances = self.acceptance.chances(text.counts, height, widths.shape.most_siblings)
+            text.expected = known, widths.tokens(chances, room, levels)
+        return text.expected[1]
+
+    # -- after a round -------------------------------------------------------------------------
+
+    def record(self, request: Request, outcome: Outcome) -> None:
+        """Learns from what became of a row's draft."""
+        text = self.text(request)
+        text.drafted = outcome.drafted > 0
+        text.rounds += 1
+        cost = self.nominal.round(outcome.drafted, outcome.depth)
+        text.nominal.spent += cost
+        if outcome.drafted:
+            text.read = request.length
+            text.nominal.enter(cost - outcome.emitted)
+            if self.static.shape.is_chain:  # which stands for any tree
+                text.levels.add(outcome.depth, outcome.drafted)
+            if self._any_tree:
+                self._levels.add(outcome.depth, outcome.drafted)
+        # Of a text that has ended, part of the draft was cut off and says nothing.
+        if outcome.depth and not request.finished:
+            self.learn(request, self._trail(request, outcome))
+
+    def learn(self, request: Request, trail: Trail) -> None:
+        """Learns from what became of a draft, or would have become of one that was not scored."""
+        self.acceptance.learn(self.text(request).counts, trail)
+        self._learned += 1
+
+    def learn_find(self, find: Find, trail: Trail) -> None:
+        """Learns how often what it is sure of comes true."""
+        accepted = sum(rank is not None for _, rank in trail)
+        tested = ranges_of(find.sure[: len(trail)])
+        self._calibration = self._calibration.with_draft(tested, accepted)
+
+    def learn_asking(self, found: int, asked: int) -> None:
+        """Learns from a round in which it was asked for some rows and found something for some."""
+        self._found.add(found > 0, 1)
+        if found:
+            self._rows_found.add(found, asked)
+
+    def _trail(self, request: Request, outcome: Outcome) -> Trail:
+        if self.stopping is not None:
+            return self.stopping.learn(request, self.text(request).chains, outcome)
+        shape = self.widths.shape
+        if shape.is_chain:
+            return chain_trail(outcome.depth, outcome.accepted)
+        return shape.first(outcome.drafted).trail(outcome.path)
+
+    def learn_times(
+        self,
+        place: Place,
+        requests: Sequence[Request],
+        outcomes: Sequence[Outcome],
+        seconds: Seconds,
+        begun: bool,
+    ) -> None:
+        """Learns from what a round of its own took, before `record`. begun: it was no row's first
+        round, which reads the prompt, too."""
+        costs, name = self.costs, self.name
+        width = max(outcome.drafted for outcome in outcomes)
+        # A look-up takes no longer for a tree of more levels.
+        levels = width if self._any_tree else max(outcome.depth for outcome in outcomes)
+        catching_up = [
+            self.unread(request, outcome.emitted)
+            for request, outcome in zip(requests, outcomes, strict=True)
+            if outcome.drafted and not (self.text(request).drafted or self._keeps_up)
+        ]
+        unread, steady = sum(catching_up), costs.of(place, name, width)
+        if begun and not catching_up:
+            costs.add(place, name, width, seconds, levels)
+        elif begun and (steady is None or steady.measured < ENOUGH):
+            # Even if drafting took no time at all, scoring may already cost more than it brings.
+            known = costs.reading(name, unread, 0.0)
+            drafting = max(0.0, seconds.draft - known) if known else 0.0
+            costs.add(place, name, width, replace(seconds, draft=drafting), levels)
+        if unread:
+            # A drafter that has to catch up first takes longer than it will the next time.
+            costs.add_reading(name, seconds.draft - (steady.draft if steady else 0.0), unread)
+
+    def grow(self, place: Place) -> None:
+        """Grows the trees anew, where they are due."""
+        if self._grown is not None and self._grown.due():
+            slopes = self.costs.slopes(place, self.name, self.nominal.forked)
+            self._grown.grow(self.acceptance, slopes)

@@ -1,0 +1,67 @@
+"""Trying what does not seem best: else nobody would learn that it is better, or has become so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakSet
+
+from outpace.core.request import Request
+from outpace.policy.costs import Place
+
+SHARE, CREDIT = 0.01, 0.6
+"""What drafts may lose that do not seem to pay: a share of all that was spent, and this many plain
+rounds at first (docs/decisions/0004-static-prices.md)."""
+
+MOST = 4.0
+"""Plain rounds: the most that one trial counts as lost, since another process may have held it up,
+and the most gain that is kept to make up for later losses."""
+
+OF_TEXT = 0.1
+"""The share of a text's own rounds so far that trials in it may lose. Trials are made where they
+cost least, in texts with short prompts. Were these not spared, a short answer to a short question
+would pay for what all others learn."""
+
+PROBE = 24
+"""Rounds after which another candidate that comes within `CHANGED` of the best is tried: one bad
+measurement might hide that it is better, and machines change. (In replays, whose machine does not
+change, it brings nothing.)"""
+
+BACKOFF = 8
+"""Rounds for which a decision against drafting holds while no rows join. Deciding takes a share of
+a small model's plain round, and what it follows from hardly changes from one round to the next."""
+
+
+@dataclass
+class Exploration:
+    """A budget for drafts that may lose against plain decoding: a share of all that was spent, and
+    a credit at first. So drafting never loses more than this limit and one draft, however bad the
+    drafter is."""
+
+    credit: float = CREDIT
+    spent: float = 0.0
+    lost: float = 0.0
+
+    def allows(self, loss: float, plain: float = 1.0) -> bool:
+        """Returns whether this much more may be lost. plain: what a plain round costs."""
+        return self.lost + loss <= self.credit * plain + SHARE * self.spent
+
+    def enter(self, loss: float, plain: float = 1.0) -> None:
+        """Enters what a draft has lost, or gained if that is negative."""
+        self.lost = max(-MOST * plain, self.lost + loss)
+
+
+@dataclass
+class Backoff:
+    """A decision against drafting, for some rounds."""
+
+    place: Place
+    rows: WeakSet[Request]
+    rounds: int = BACKOFF
+
+    def lasts(self, place: Place, free: Sequence[Request]) -> bool:
+        """Returns whether it still holds for the coming round."""
+        self.rounds -= 1
+        if not self.rounds or place != self.place:
+            return False
+        return all(row in self.rows for row in free)

@@ -1,0 +1,195 @@
+"""The drafts to choose from: chains and trees by their number of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from operator import mul
+
+from outpace.core.trees.tree_shape import LARGEST, Chances, TreeShape
+from outpace.policy.acceptance import Acceptance, prior
+from outpace.policy.costs import NominalCosts
+
+CLOSELY, WIDE = 16, (20, 24, 32, 40, 50, 60)
+"""Tokens of a chain, or nodes of a tree that the drafter makes as it likes, up to which each number
+is considered, and the numbers that are considered beyond."""
+
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
+"""Nodes of the trees that are considered where the tree is ours to choose: the worth of each node
+is known beforehand there, and few numbers do."""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Drafts that contain each other: the first nodes of one tree, by their number.
+
+    values: the numbers of nodes to choose from, ascending from 0.
+    """
+
+    shape: TreeShape
+    values: tuple[int, ...]
+
+    @classmethod
+    def chains(cls, most: int) -> Widths:
+        """Returns the chains of up to ``most`` tokens.
+
+        >>> Widths.chains(30).values[-4:]
+        (16, 20, 24, 30)
+        """
+        wide = [length for length in WIDE if length < most]
+        values = sorted({*range(min(most, CLOSELY) + 1), *wide, most})
+        return cls(TreeShape.chain(most), tuple(values))
+
+    @classmethod
+    def by_level(cls, shape: TreeShape) -> Widths:
+        """Returns the trees that a shape makes if it is cut between two levels.
+
+        >>> Widths.by_level(TreeShape.branching([4, 2])).levels
+        {0: 0, 4: 1, 12: 2}
+        """
+        return cls(shape, tuple(accumulate(map(len, shape.levels), initial=0)))
+
+    @classmethod
+    def by_node(cls, shape: TreeShape) -> Widths:
+        """Returns trees of the first nodes of a shape whose nodes stand in the order of their
+        worth."""
+        return cls(shape, tuple(length for length in LENGTHS if length <= shape.size))
+
+    @cached_property
+    def levels(self) -> dict[int, int]:
+        """How many levels the tree of each width has."""
+        heights = self.heights(self.values[-1])
+        return {width: heights[width] for width in self.values}
+
+    @cached_property
+    def _inside(self) -> list[int]:
+        return list(accumulate(self.shape.depth, max))
+
+    def heights(self, widest: int) -> list[int]:
+        """Returns the levels of each number of nodes 0..widest; beyond the end of the shape each
+        node counts as one more level."""
+        inside, last = self._inside, self._inside[-1]
+        beyond = widest + 1 - len(inside)
+        return [*inside[: widest + 1], *range(last + 1, last + 1 + beyond)]
+
+    def at_most(self, nodes: int) -> int:
+        """Returns the widest draft of at most this many nodes, or the narrowest there is."""
+        return max(width for width in self.values if width <= max(nodes, self.values[1]))
+
+    def tokens(self, chances: Chances, room: int, levels_per_node: float = 1.0) -> dict[int, float]:
+        """Returns the expected tokens of a round for each width, with the one that every round
+        brings. room: levels that may be used before the text ends. levels_per_node: of a chain's
+        nodes, those that make a level, where they stand for trees whose shape is not known
+        beforehand.
+
+        >>> Widths.chains(2).tokens([[0.5], [0.5]], room=9)
+        {0: 1.0, 1: 1.5, 2: 1.75}
+        """
+        if self.shape.is_chain:
+            reached = accumulate((chance for chance, *_ in chances[: max(0, room)]), mul)
+            total = list(accumulate(reached, initial=1.0))
+            total += total[-1:] * (self.shape.size + 1 - len(total))
+        else:
+            depths = zip(self.shape.reached(chances), self.shape.depth[1:], strict=True)
+            total = list(accumulate((c if d <= room else 0.0 for c, d in depths), initial=1.0))
+        if levels_per_node == 1:
+            return {width: total[width] for width in self.values}
+        return {width: _between(total, width * levels_per_node) for width in self.values}
+
+
+def _between(values: Sequence[float], place: float) -> float:
+    """The value at a place between two of a list, on the line between them."""
+    low = min(int(place), len(values) - 1)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
+
+
+# -- trees that are grown --------------------------------------------------------------------------
+
+DEEPEST, SIBLINGS = 8, 4
+"""Levels of a grown tree, and children of a node, at most: a fifth child is hardly ever accepted
+(docs/decisions/0008-grown-trees.md)."""
+
+REGROWN = 64
+"""Rounds after which the tree is grown anew from what has been learned since."""
+
+CHEAPEST = 0.005
+"""What a level or a node costs at least, in plain rounds, because noise makes some look free."""
+
+
+def best_of_size(nodes: int, costs: NominalCosts, deepest: int | None, siblings: int) -> TreeShape:
+    """Returns the chain or tree of ``nodes`` nodes that promises most at typical chances, or the
+    largest one that a drafter can draft. deepest, siblings: as for `GrownTrees`.
+
+    >>> best_of_size(24, NominalCosts(level=0.3), None, siblings=4).size
+    24
+    """
+    nodes = min(nodes, LARGEST)
+    chances = [[prior(rank) for rank in range(siblings)]] * min(nodes, deepest or nodes)
+    chain, tree = _grown(nodes, chances, costs)
+
+    def promise(shape: TreeShape) -> tuple[int, float]:
+        tokens = 1 + sum(shape.reached(chances))
+        return shape.size, tokens / costs.round(shape.size, shape.height)
+
+    return max(chain, tree, key=promise)
+
+
+def _grown(nodes: int, chances: Chances, costs: NominalCosts) -> tuple[TreeShape, TreeShape]:
+    """The best chain and the best tree of ``nodes`` nodes."""
+    only_eldest = [siblings[:1] for siblings in chances]
+    chain = TreeShape.grown(nodes, only_eldest, costs.level, costs.node)
+    return chain, TreeShape.grown(nodes, chances, costs.level, costs.node)
+
+
+class GrownTrees:
+    """The trees to choose from: one by nominal costs and typical chances, which is the same in
+    every run, and one by measured times and learned chances. A chain is a tree without siblings; it
+    is cheaper, because no siblings have to be compared.
+    """
+
+    def __init__(
+        self,
+        costs: NominalCosts,
+        most: int = LENGTHS[-1],
+        deepest: int | None = None,
+        siblings: int = SIBLINGS,
+    ) -> None:
+        """most: nodes of the largest tree; deepest: levels that the drafter can draft, unless it is
+        any number; siblings: children of a node at most."""
+        self._siblings = siblings
+        self._nominal, self._most = costs, min(most, LARGEST)
+        self._deepest = min(DEEPEST, deepest or DEEPEST)
+        typical = [[prior(rank) for rank in range(siblings)]] * self._deepest
+        self.static = self._best(typical, costs)
+        self.learned = self.static
+        self._since = 0
+
+    def due(self) -> bool:
+        """Counts one more round; returns whether the tree should be grown anew."""
+        self._since += 1
+        return self._since >= REGROWN
+
+    def grow(self, acceptance: Acceptance, slopes: tuple[float, float] | None) -> None:
+        """Grows the tree by what was learned.
+
+        slopes: what a level and a node more cost here, in plain rounds, if that is known.
+        """
+        if slopes is None:
+            return
+        self._since = 0
+        level, node = (max(slope, CHEAPEST) for slope in slopes)
+        costs = replace(self._nominal, level=level, node=node)
+        self.learned = self._best(acceptance.typical(self._deepest, self._siblings), costs)
+
+    def _best(self, chances: Chances, costs: NominalCosts) -> Widths:
+        """Returns chains or trees, whichever promise more."""
+        shapes = _grown(self._most, chances, costs)
+
+        def promise(widths: Widths) -> float:
+            found = widths.tokens(chances, self._deepest).items()
+            return max(n / costs.round(width, widths.levels[width]) for width, n in found)
+
+        return max(map(Widths.by_node, shapes), key=promise)
