@@ -49,7 +49,8 @@ class NgramTable:
         first. tokens: ``[n]`` uint32, the successors. levels: ``[n]`` uint8, their chances."""
         self._arrays = keys, tokens, levels
         # A memory view gives Python's own numbers, several times as fast as an array its own.
-        self._keys, self._tokens, self._levels = map(memoryview, self._arrays)
+        views: Any = [each.data for each in self._arrays]
+        self._keys, self._tokens, self._levels = views
 
     def __len__(self) -> int:
         """How many entries there are."""
@@ -197,7 +198,7 @@ def _counted(tokens: Array) -> Iterator[_Entries]:
     """Yields the entries of each length of a context. What is known of a place stands at its
     number: that of the token that comes next there."""
     count = len(tokens)
-    text = np.cumsum(tokens < 0) - (tokens < 0)  # [n] the number of its text
+    text: Array = np.cumsum(tokens < 0) - (tokens < 0)  # [n] the number of its text
     value = np.zeros(count, np.uint64)
     inside = tokens >= 0
     lower = np.zeros(count, np.float32)  # what shorter contexts give the token
