@@ -38,8 +38,8 @@ from outpace.core.proposal import DraftingTerms, Proposal
 from outpace.core.stats import Seconds
 from outpace.draft.base import Find, Round, Rows
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
-from outpace.draft.models.beginnings import TEXTS, TOKENS
 from outpace.draft.models.chain import DraftModel
+from outpace.draft.prefix_cache import TEXTS, TOKENS
 from outpace.engine.request import Request
 from outpace.policy.auto.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto.controller import Auto

@@ -116,8 +116,8 @@ def build_engine(
     speculation.rule.recognise(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
-    if drafter.needs.states:  # of every token of a prompt, so that none may be read beforehand
-        target.reuses = False
+    if drafter.needs.states and not drafter.copies_prompts:
+        target.reuses = False  # it has to be given the states of every token of a prompt
         if args.enable_prefix_caching:
             LOGGER.warning(
                 "outpace: enable_prefix_caching does nothing with method %r, which needs the "

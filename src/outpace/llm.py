@@ -110,8 +110,8 @@ class LLM:
         for drafter in self.engine.drafter.tried():
             prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
             asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
-            requests = [each for prompt in prompts for each in self.requests(prompt, asked)]
-            try_out(self.engine, drafter, requests)
+            groups = self.intake.all_requests(prompts, [asked] * len(prompts), keep_cached=False)
+            try_out(self.engine, drafter, [each for group in groups for each in group])
 
     @property
     def tokenizer(self) -> Any:

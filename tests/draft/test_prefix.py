@@ -35,7 +35,7 @@ def test_a_text_that_grows_is_read_as_one_that_is_there_at_once() -> None:
     wanted = [whole(made, text) for text in texts]
     reader = PrefixTexts(made, rows=3)
     for _ in texts:
-        reader.admit(None, 0)
+        reader.admit()
     at = [0, 0, 0]
     for counts in ([4, 1, 2], [1, 3, 0], [2, 0, 5], [2, 5, 1]):
         for row, count in enumerate(counts):
@@ -52,7 +52,7 @@ def test_rows_are_forked_and_numbered_anew() -> None:
     other, wanted = text.clone(), whole(made, text)
     other[4:] += 1
     reader = PrefixTexts(made, rows=3)
-    reader.admit(None, 4)
+    reader.admit()
     reader.add(0, text[:4])
     reader.latest([0])
     reader.admit(0, 4)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from engine.registering import register
 from outpace import LLM
-from outpace.draft.registry import find_drafter
+from outpace.core.proposal import Needs
+from outpace.draft.lookup.ngram import NgramDrafter
 from outpace.engine.request import Request
-from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy
@@ -104,14 +105,21 @@ def test_interrupted_steps_forget_what_was_saved() -> None:
     assert again.cached_tokens == 0
 
 
-def test_beside_a_trained_head_nothing_is_kept_and_that_is_said(
-    caplog: pytest.LogCaptureFixture,
+class AllStates(NgramDrafter):
+    """A look-up that wants the target's states of every token of a prompt."""
+
+    name: ClassVar[str] = "all_states"
+    needs: Needs = Needs(states=(-1,))
+
+
+def test_for_a_drafter_of_all_states_nothing_is_kept_and_that_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
-    config = {"method": "medusa", "num_speculative_tokens": 3, **head}
+    register(monkeypatch, AllStates)
+    config = {"method": "all_states", "num_speculative_tokens": 3}
     limits = {"max_num_seqs": 3, "max_model_len": CONTEXT}
     llm = LLM(target("llama"), speculative_config=config, enable_prefix_caching=True, **limits)
-    assert "enable_prefix_caching does nothing with method 'medusa'" in caplog.text
+    assert "enable_prefix_caching does nothing with method 'all_states'" in caplog.text
     played(llm, [FIRST])
     assert not llm.engine.target.reuses
     assert played(llm, [FIRST])[0].cached_tokens == 0
@@ -156,14 +164,12 @@ def test_the_last_few_conversations_stay_and_no_more_tokens_than_one_context_has
     assert talkative(enable_prefix_caching=False).engine.target.reuses is False
 
 
-@pytest.mark.parametrize("method", ["medusa", "none"])
+@pytest.mark.parametrize("method", ["all_states", "none"])
 def test_what_cannot_be_kept_is_not_and_nobody_who_did_not_ask_is_told(
-    caplog: pytest.LogCaptureFixture, method: str
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    head = {}
-    if method == "medusa":
-        head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
-    config = {"method": method, **({"num_speculative_tokens": 3, **head} if head else {})}
+    register(monkeypatch, AllStates)
+    config = {"method": method, **({} if method == "none" else {"num_speculative_tokens": 3})}
     llm = talkative(speculative_config=config, batch_invariant=method == "none")
     invariant: Any = llm.engine.target
     kept = method == "none" and invariant.invariance.rereads

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from engine.tokenizers_made import pieces
-from outpace import LLM
+from outpace import LLM, SamplingParams
+from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
@@ -521,3 +522,29 @@ def test_a_port_in_use_is_told(llm: LLM, address: str) -> None:
     port = int(address.rpartition(":")[2])
     with pytest.raises(ConfigError, match="choose another"), running(llm, port=port):
         pass
+
+
+def test_with_a_head_the_second_turn_of_a_chat_reads_its_new_tokens_only() -> None:
+    plain = LLM(speculative_config={"method": "none"}, dtype="float64", max_model_len=512)
+    head = find_drafter("eagle").specimen(plain.target)
+    llm = LLM(
+        speculative_config={"method": "eagle", "num_speculative_tokens": 3, **head},
+        dtype="float64",
+        max_num_seqs=2,
+        enable_prefix_caching=True,
+        max_model_len=512,
+    )
+    with running(llm) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+
+        def answered(messages: list[Any]) -> Any:
+            return client.chat.completions.create(
+                model=MODEL, messages=messages, max_tokens=24, temperature=0
+            )
+
+        first = answered(ASKED)
+        said = {"role": "assistant", "content": first.choices[0].message.content}
+        turns = [*ASKED, said, {"role": "user", "content": "And then?"}]
+        second = answered(turns)
+    assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
+    expected = plain.chat(turns, SamplingParams(temperature=0, max_tokens=24))
+    assert second.choices[0].message.content == expected.text

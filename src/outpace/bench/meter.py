@@ -54,6 +54,7 @@ class Rehearsal:
                 seed=row,
                 max_tokens=self._target.max_length,
                 id=row,
+                keep_cached=False,
             )
             for row in range(rows)
         ]

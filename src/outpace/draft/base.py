@@ -3,6 +3,7 @@
 What happens to a drafter, in this order:
 
     check(request)          a request is about to join the batch: the drafter may refuse it
+    takes_over(request)     how many of its first tokens the target need not read for the drafter
     begin(requests)         requests join the batch, or join it again
     known(request)          how much of a request's text it need not read
     read(requests, ...)     committed tokens and their hidden states, if `Drafter.needs` says so
@@ -222,8 +223,8 @@ class Setup:
     random_streams: Iterator[int] = field(default_factory=lambda: count(1))
     """Numbers of random streams that nobody uses yet."""
     saved_texts: int | None = None
-    """How many ended texts a model keeps cached, for those that begin alike; None: the beginnings
-    of a few."""
+    """How many ended texts a model or a head keeps cached, for those that begin alike; None: the
+    beginnings of a few."""
     saved_tokens: int | None = None
     """How many tokens these may have together, where their number is given; None: any number."""
     progress: Progress = silent
@@ -297,8 +298,9 @@ class Drafter(ABC):
     # What it remembers and learns.
 
     copies_prompts: bool = False
-    """Whether it takes over what it knows of a prompt from the row that a new one is forked from.
-    Only asked of drafters that need states: without this, such a prompt is read again."""
+    """Whether it takes over what it knows of a prompt: from the row that a new one is forked from,
+    and from ended texts as far as `takes_over` says. Only asked of drafters that need states:
+    without this, such a prompt is read again."""
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
     skips_reproducible: bool = False
@@ -350,6 +352,12 @@ class Drafter(ABC):
         something that the user has given for it fails. That ends the request, before anybody has
         begun it."""
 
+    def takes_over(self, request: Request) -> int:
+        """Returns how many tokens at the beginning of a request's text the target may take over
+        from the cache of an earlier one, so that `read` will not deliver their states. How many it
+        did take over, which may be less, `begin` finds in `Request.taken_over`."""
+        return 0 if self.needs.states else request.length
+
     def begin(self, requests: Sequence[Request]) -> None:
         """Takes in requests that join the batch, after the present ones. Their texts have begun
         already where they were in the batch before."""
@@ -362,7 +370,8 @@ class Drafter(ABC):
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
     ) -> None:
-        """Takes in committed tokens, each once and in order, and their hidden states.
+        """Takes in committed tokens, each once and in order, and their hidden states, but for the
+        first `Request.taken_over` tokens of a text.
 
         tokens: of each of these requests; states: ``[len(requests), T, H]``, the layers of
         `Needs.states` side by side, a request's tokens first and then padding. The last committed

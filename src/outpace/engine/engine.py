@@ -320,11 +320,13 @@ class Engine:
         self.drafter.check(request)
         request.forked_from = None if source is None else self.running[source]
         if source is None:
-            reuse = request.keep_cached and not self.drafter.needs.states
-            inputs = PromptInputs(request.began_with, reuse, request.source, request.media)
+            reuse = self.target.reuses and request.keep_cached
+            most = self.drafter.takes_over(request) if reuse else 0
+            inputs = PromptInputs(request.began_with, most, request.source, request.media)
             row = self.target.admit(inputs)
+            request.taken_over = self.target.lengths[row]
         else:
-            row = self.target.fork(source)
+            row, request.taken_over = self.target.fork(source), 0
         if not again:
             request.cached_tokens = self.target.lengths[row]
         self.drafter.begin([request])

@@ -31,9 +31,9 @@ class PromptInputs:
 
     token_ids: Sequence[int]
     """The tokens that the decoder continues; for an encoder-decoder at least its start token."""
-    reuse: bool = False
-    """Whether the cache of an earlier text that begins alike may be taken over. `Target.fill` then
-    returns no hidden states of the tokens that were taken over."""
+    reuse: int = 0
+    """How many tokens, at most, may be taken over from the cache of an earlier text that begins
+    alike. `Target.fill` returns no hidden states of those that were."""
     source: Source | None = None
     """What the encoder reads; None for a model without an encoder."""
     media: Media | None = None

@@ -18,7 +18,6 @@ from outpace.core.request import Request
 from outpace.core.transfer import padded, to_device
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
-from outpace.draft.models.beginnings import Beginnings
 from outpace.draft.models.loading import load_draft_model, own_copy
 from outpace.draft.models.looking import Looking, ModelRow
 from outpace.draft.models.options import AUTO, SAME, DraftModelOptions
@@ -27,6 +26,7 @@ from outpace.draft.models.sight import Sight
 from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.models.usual import USUAL, UsualTokens, marks
 from outpace.draft.models.window import begin_of, reserve
+from outpace.draft.prefix_cache import PrefixCache
 from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
@@ -57,7 +57,7 @@ class DraftModel(Drafter):
     Nothing leaves the device while it drafts, unless the rule ends chains early. Its cache is fed
     whatever the row has that it has not seen, so that nothing special happens after a full
     acceptance, a rejection or rounds without it. What a text begins with that earlier ones began
-    with, too, it does not read again (`Beginnings`), unless what is drafted must follow from the
+    with, too, it does not read again (`PrefixCache`), unless what is drafted must follow from the
     text alone. Of a text that is longer than its context it reads a window at the end: when the
     context is full, about the second half of it is read anew from position 0. Where the window
     begins follows from the length of the text alone, so that models that are equal see the same of
@@ -87,7 +87,7 @@ class DraftModel(Drafter):
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._usual: UsualTokens | None = None
         self._rows: list[ModelRow] = []
-        self._beginnings = Beginnings(runner)
+        self._prefixes = PrefixCache(runner, runner.max_length)
         self._reserve = reserve(runner.max_length)
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
@@ -98,7 +98,9 @@ class DraftModel(Drafter):
         """Loads ``model``; see `load_drafter`. One with another tokenizer drafts in another way."""
         online = setup.options.online
         drafter = cls._built(setup)
-        drafter._beginnings = Beginnings(drafter.runner, setup.saved_texts, setup.saved_tokens)
+        drafter._prefixes = PrefixCache(
+            drafter.runner, drafter.runner.max_length, setup.saved_texts, setup.saved_tokens
+        )
         if online is None:
             drafter._say_usual(setup.options.draft_vocab_size)
             return drafter
@@ -176,7 +178,7 @@ class DraftModel(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self.weight_bytes + self.runner.nbytes + self._beginnings.nbytes
+        return self.weight_bytes + self.runner.nbytes + self._prefixes.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -217,7 +219,7 @@ class DraftModel(Drafter):
         number = next(n for n, row in enumerate(self._rows) if row.request is request)
         row, known = self._rows[number], self.runner.lengths[number]
         if row.borrows and not begin_of(len(row.own), self.runner.max_length):
-            known = self._beginnings.known(row.own[:-1])
+            known = self._prefixes.known(row.own[:-1])
         return {self.name: known}
 
     def _new_text(self, goes_on: bool) -> OwnText:
@@ -225,21 +227,21 @@ class DraftModel(Drafter):
         return KnownTokens(self._own_size, self._sight.hidden)
 
     def forget_texts(self) -> None:
-        self._beginnings.clear()
+        self._prefixes.clear()
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         if interrupted:
             self.runner.reset()
             self._rows = []
-            self._beginnings.clear()
+            self._prefixes.clear()
             return
         leaving = [n for n, row in enumerate(self._rows) if row.request in requests]
-        for number in leaving[max(0, len(leaving) - self._beginnings.limit) :]:
+        for number in leaving[max(0, len(leaving) - self._prefixes.limit) :]:
             row = self._rows[number]
             if row.keeps and not row.begin:
                 # A later text may go on from all of it.
                 whole = row.request.keep_cached
-                self._beginnings.keep(number, self._in_slots(number), whole)
+                self._prefixes.keep(number, self._in_slots(number), whole)
         staying = [n for n, row in enumerate(self._rows) if row.request not in requests]
         self.runner.retain(staying)
         self._rows = [self._rows[number] for number in staying]
@@ -351,7 +353,7 @@ class DraftModel(Drafter):
         if not row.borrows or row.begin or self.runner.lengths[number]:
             return 0
         row.borrows = False
-        return self._beginnings.restore(number, own[:-1])
+        return self._prefixes.restore(number, own[:-1])
 
     def _in_slots(self, number: int) -> list[int]:
         """The tokens of a row that has no window, as far as they are cached."""

@@ -132,6 +132,9 @@ class Online(Drafter):
     def check(self, request: Request) -> None:
         self._inner.check(request)
 
+    def takes_over(self, request: Request) -> int:
+        return self._inner.takes_over(request)
+
     def begin(self, requests: Sequence[Request]) -> None:
         self._inner.begin(requests)
         self._traces.forget(requests)  # of one that joins again all is read again

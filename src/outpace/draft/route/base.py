@@ -122,6 +122,9 @@ class Several(Drafter):
         for child in self.children:
             child.check(request)
 
+    def takes_over(self, request: Request) -> int:
+        return min(child.takes_over(request) for child in self.children)
+
     def begin(self, requests: Sequence[Request]) -> None:
         for child in self.children:
             child.begin(requests)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outpace.core.request import PerRequest, Request, RowNumbers
+from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
@@ -165,25 +165,18 @@ class AttendingHeadDrafter(HeadDrafter):
         super().__init__(head, target, vocabulary)
         self.head = cast(AttendingHead, self._head)
         share_products(self.head)
-        self._cache = TextCache(self.head, target.rows)
-        self._rows = RowNumbers()
+        self._cache: TextCache = TextCache(self.head, target.rows, ahead=1)
         self._texts = PerRequest(lambda request: _Text(request.length - 1))
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight_bytes + self._cache.nbytes
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             twin = request.forked_from
             before = None if twin is None else self._texts[twin].of_prompt
-            if twin is None or before is None:
-                self._cache.admit()
-                self._texts[request] = _Text(request.length - 1)
+            if before is None:
+                self._texts[request] = _Text(request.length - 1 - request.taken_over)
             else:
-                self._cache.admit(self._rows[twin], before.cached)
                 self._texts[request] = replace(before.copy(), of_prompt=before)
-            self._rows.begin(request)
+            self.begin_row(request, 0 if before is None else before.cached)
 
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
@@ -203,8 +196,19 @@ class AttendingHeadDrafter(HeadDrafter):
                 text.of_prompt = replace(text.copy(), cached=cached)
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
-        self._cache.retain(self._rows.end(None if interrupted else requests))
+        super().end(requests, interrupted)
         self._texts.forget(requests)  # of one that joins again all is read again
+
+    def read_up(self, requests: Sequence[Request]) -> None:
+        waiting: dict[Request, list[int]] = {}
+        for request in requests:
+            known = self._cache.lengths[self._rows[request]]
+            # Where a stop condition has cut the text, there are states of tokens after its end.
+            after = request.token_ids[known + 1 :][: len(self._texts[request].states)]
+            if after:
+                waiting[request] = after
+        if waiting:
+            self._compute(list(waiting), list(waiting.values()))
 
     def knows(self, rows: Rows, row: int) -> bool:
         return bool(self._texts[rows.requests[row]].states)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from outpace.core.options import Reads
 from outpace.core.proposal import Drawn, Needs, Proposal
+from outpace.core.request import Request, RowNumbers
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
@@ -21,12 +22,14 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
 from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.online.options import WeightsOptions
+from outpace.draft.prefix_cache import PrefixCache
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
+from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import LEFT_OPEN
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
@@ -80,7 +83,12 @@ class Walk(Protocol):
 
 
 class TrainedDrafter(Drafter):
-    """Has a trained head, which costs little compared with a pass of the target."""
+    """Has a trained head, which costs little compared with a pass of the target.
+
+    Where the target takes the beginning of a text over from an earlier one, so does a head with
+    what it keeps of texts (`_cache`): a part that only one of the two has is read again. For a text
+    with a seed of its own all is read, since what is drafted must follow from that text alone.
+    """
 
     trees: bool = True
     default_rule: ClassVar[str] = "recursive"
@@ -89,6 +97,10 @@ class TrainedDrafter(Drafter):
     keeps_up = True
     specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
     """The sizes of the head that its `specimen` has."""
+    _cache: TextCache | None = None
+    """What it keeps of the texts in the batch; None where nothing but their latest states."""
+    _prefixes: PrefixCache | None = None
+    """What it keeps of ended texts."""
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         """vocabulary: tokens that the target can generate."""
@@ -96,6 +108,7 @@ class TrainedDrafter(Drafter):
         self._target = target
         self._vocabulary = _known(head.d2t, vocabulary)
         self._plans = TreePlans(target.device)
+        self._rows = RowNumbers()
         self.needs = Needs(states=head.layers)
         self.weight_bytes = weight_bytes(head)
         output = target.head_bytes if head.shares_output else 0
@@ -118,6 +131,10 @@ class TrainedDrafter(Drafter):
             widen_blocks(head, head.dtype)
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
+        if drafter._cache is not None:
+            drafter._prefixes = PrefixCache(
+                drafter._cache, setup.max_length, setup.saved_texts, setup.saved_tokens
+            )
         if setup.options.check and given is not None and not isinstance(given, Head):
             # What was handed over is its owner's affair.
             drafter.on_trial = named(given)
@@ -156,7 +173,57 @@ class TrainedDrafter(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self.weight_bytes
+        kept = [one for one in (self._cache, self._prefixes) if one is not None]
+        return self.weight_bytes + sum(one.nbytes for one in kept)
+
+    # -- texts ---------------------------------------------------------------------------------
+
+    def takes_over(self, request: Request) -> int:
+        if not self.needs.states:
+            return request.length
+        if request.reproducible or request.media is not None:
+            return 0
+        # The target reads one token before the root: the first draft goes on from its states.
+        most = max(0, request.length - 2)
+        if self._cache is None:
+            return most
+        return 0 if self._prefixes is None else min(most, self._prefixes.known(request.token_ids))
+
+    def begin_row(self, request: Request, known: int) -> None:
+        """Adds a row of the cache: with the first ``known`` entries of the request that a new one
+        is forked from, or else with those that are taken over."""
+        assert self._cache is not None
+        twin = request.forked_from
+        if twin is None:
+            self._cache.admit()
+        else:
+            self._cache.admit(self._rows[twin], known)
+        row = self._rows.begin(request)
+        if request.taken_over and self._prefixes is not None:
+            self._prefixes.restore(row, request.token_ids, request.taken_over)
+
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        if self._cache is None:
+            return
+        if self._prefixes is not None:
+            if interrupted:
+                self._prefixes.clear()
+            elif self._target.reuses:
+                self._keep([one for one in requests if _may_be_kept(one)], self._prefixes)
+        self._cache.retain(self._rows.end(None if interrupted else requests))
+
+    def _keep(self, leaving: Sequence[Request], prefixes: PrefixCache) -> None:
+        leaving = leaving[max(0, len(leaving) - prefixes.limit) :]
+        self.read_up(leaving)
+        for request in leaving:
+            prefixes.keep(self._rows[request], request.token_ids, whole=True)
+
+    def read_up(self, requests: Sequence[Request]) -> None:
+        """Puts what still waits of some texts into the cache."""
+
+    def forget_texts(self) -> None:
+        if self._prefixes is not None:
+            self._prefixes.clear()
 
     @abstractmethod
     def knows(self, rows: Rows, row: int) -> bool:
@@ -226,6 +293,11 @@ class HeadDrafter(TrainedDrafter):
         depth = min(self._growth.depth, self.deepest or self._growth.depth)
         walk = self.walk(rows)
         return replace(self._growth, depth=depth)(rows, walk.first(), walk.deeper, budgets)
+
+
+def _may_be_kept(request: Request) -> bool:
+    """Whether a text may lend its beginning. Of one with images the tokens do not say all."""
+    return request.keep_cached and request.media is None and request.finish_reason != "error"
 
 
 def named(given: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from outpace.core.request import Request, RowNumbers
+from outpace.core.request import Request
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.heads.base import Head, Shared
@@ -131,12 +131,7 @@ class BlockHeadDrafter(HeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(BlockHead, self._head)
-        self._cache = TextCache(self.head, target.rows)
-        self._rows = RowNumbers()
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight_bytes + self._cache.nbytes
+        self._cache: TextCache = TextCache(self.head, target.rows)
 
     @property
     def deepest(self) -> int:
@@ -144,12 +139,7 @@ class BlockHeadDrafter(HeadDrafter):
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            twin = request.forked_from
-            if twin is None:
-                self._cache.admit()
-            else:
-                self._cache.admit(self._rows[twin], request.length - 1)
-            self._rows.begin(request)
+            self.begin_row(request, request.length - 1)
 
     @torch.inference_mode()
     def read(
@@ -160,9 +150,6 @@ class BlockHeadDrafter(HeadDrafter):
         columns = torch.arange(states.shape[1], device=states.device)
         entries = self.head.entries(states, begin[:, None] + columns)
         self._cache.append(rows, entries, [len(each) for each in tokens])
-
-    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
-        self._cache.retain(self._rows.end(None if interrupted else requests))
 
     def knows(self, rows: Rows, row: int) -> bool:
         return self._cache.lengths[row] > 0

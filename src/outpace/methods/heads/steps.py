@@ -16,7 +16,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from outpace.core.request import PerRequest, Request, RowNumbers
+from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
@@ -146,25 +146,20 @@ class StateDrafter(TrainedDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._rows = RowNumbers()
         self._seen = PerRequest(lambda request: _Seen(request.length - 1))
         layer = cast(StateHead, self._head).prefix
-        self._texts = None if layer is None else PrefixTexts(layer, target.rows)
+        self._cache: PrefixTexts | None = None if layer is None else PrefixTexts(layer, target.rows)
         if layer is not None:  # it is read once for a draft, whatever the other parts are
             read, depths = pass_bytes(layer), self._head.config.depths
             self.pass_bytes += read // depths - read // self._head.depths_at_once
 
-    @property
-    def nbytes(self) -> int:
-        return self.weight_bytes + (0 if self._texts is None else self._texts.nbytes)
-
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             twin, known = request.forked_from, request.length - 1
-            self._seen[request] = _Seen(known) if twin is None else self._seen[twin].again()
-            if self._texts is not None:
-                self._texts.admit(None if twin is None else self._rows[twin], known)
-            self._rows.begin(request)
+            new = _Seen(known - request.taken_over)
+            self._seen[request] = new if twin is None else self._seen[twin].again()
+            if self._cache is not None:
+                self.begin_row(request, known)
 
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
@@ -173,30 +168,27 @@ class StateDrafter(TrainedDrafter):
         for place, request in enumerate(requests):
             new, seen = states[place, : len(tokens[place])], self._seen[request]
             seen.unread -= len(new)
-            if self._texts is not None:
+            if self._cache is not None:
                 row = self._rows[request]
-                self._texts.add(row, new)
-                if seen.unread == 0 or self._texts.waiting(row) > WAITING:
+                self._cache.add(row, new)
+                if seen.unread == 0 or self._cache.waiting(row) > WAITING:
                     due.append(request)
             elif len(new):
                 seen.take(new[-1].clone())  # a view would keep the states of the whole pass
-        self._catch_up(due)
+        self.read_up(due)
 
-    def _catch_up(self, requests: Sequence[Request]) -> None:
-        """Has the prefix layer read what waits of some texts."""
+    def read_up(self, requests: Sequence[Request]) -> None:
         waiting = [request for request in requests if self._waits(request)]
-        if self._texts is not None and waiting:
-            found = self._texts.latest(self._rows.of(waiting))
+        if self._cache is not None and waiting:
+            found = self._cache.latest(self._rows.of(waiting))
             for request, latest in zip(waiting, found, strict=True):
                 self._seen[request].take(latest)
 
     def _waits(self, request: Request) -> bool:
-        return self._texts is not None and self._texts.waiting(self._rows[request]) > 0
+        return self._cache is not None and self._cache.waiting(self._rows[request]) > 0
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
-        staying = self._rows.end(None if interrupted else requests)
-        if self._texts is not None:
-            self._texts.retain(staying)
+        super().end(requests, interrupted)
         self._seen.forget(requests)  # of one that joins again all is read again
 
     def knows(self, rows: Rows, row: int) -> bool:
@@ -205,7 +197,7 @@ class StateDrafter(TrainedDrafter):
 
     def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
-        self._catch_up(rows.requests)
+        self.read_up(rows.requests)
         states = [self._seen[request].latest for request in rows.requests]
         blank = torch.zeros_like(next(state for state in states if state is not None))
         found = torch.stack([blank if state is None else state for state in states])

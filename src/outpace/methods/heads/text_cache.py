@@ -4,6 +4,7 @@ makes of them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from outpace.core.transfer import to_device
 from outpace.heads.layers import DecoderLayer, Entries, Sight
 from outpace.targets.hf.cache import SlotCache, seen
 from outpace.targets.hf.extents import PassSlots
+from outpace.targets.hf.prefixes import SavedText
 
 
 class Beginning(Protocol):
@@ -30,9 +32,10 @@ class TextCache:
     nobody attends to them.
     """
 
-    def __init__(self, head: Beginning, rows: int) -> None:
-        """rows: how many there may be."""
-        self._none = head.begin(1)
+    def __init__(self, head: Beginning, rows: int, ahead: int = 0) -> None:
+        """rows: how many there may be. ahead: how many tokens after its own an entry follows from,
+        too."""
+        self._none, self._ahead = head.begin(1), ahead
         self._slots = SlotCache(rows, self._none.keys.device)
         self._layer: Any = self._slots.layers[0]
         self._layer.lazy_initialization(self._none.keys, self._none.values)
@@ -55,6 +58,19 @@ class TextCache:
         """Keeps only these rows, numbered anew."""
         self._slots.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
+
+    def reach(self, row: int, length: int) -> int:
+        """Returns how many of a row's first ``length`` tokens its entries follow from."""
+        return min(length, self.lengths[row] + self._ahead)
+
+    def save(self, row: int, length: int) -> SavedText:
+        """Returns copies of the entries that follow from the first ``length`` tokens of a row."""
+        return replace(self._slots.saved(row, length - self._ahead), ahead=self._ahead)
+
+    def restore(self, row: int, saved: SavedText, length: int) -> None:
+        """Gives the first ``length`` entries that were saved to a row that has none."""
+        self._slots.restore(row, saved, length)
+        self.lengths[row] = length
 
     def of(self, rows: Sequence[int]) -> tuple[Entries, Tensor]:
         """Returns the entries of some rows, as many as the longest has, and which of them are a
@@ -112,7 +128,7 @@ WAITING = 32
 they come."""
 
 
-class PrefixTexts:
+class PrefixTexts(TextCache):
     """The texts of some rows, numbered from 0, as a prefix layer has read them.
 
     States that come with a round wait for the next draft of the head: another drafter may have the
@@ -121,22 +137,16 @@ class PrefixTexts:
 
     def __init__(self, layer: DecoderLayer, rows: int) -> None:
         """rows: how many there may be."""
-        self._layer, self._cache = layer, TextCache(layer, rows)
+        super().__init__(layer, rows)
+        self._read = layer
         self._waiting: list[list[Tensor]] = []  # of each row, [T, H] each
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the keys and values that are kept."""
-        return self._cache.nbytes
-
-    def admit(self, source: int | None, known: int) -> None:
-        """Adds a row: an empty one, or the first ``known`` states of a present one."""
-        self._cache.admit(source, known if source is not None else 0)
+    def admit(self, source: int | None = None, length: int = 0) -> None:
+        super().admit(source, length)
         self._waiting.append([])
 
     def retain(self, rows: Sequence[int]) -> None:
-        """Keeps only these rows, numbered anew."""
-        self._cache.retain(rows)
+        super().retain(rows)
         self._waiting = [self._waiting[row] for row in rows]
 
     def add(self, row: int, states: Tensor) -> None:
@@ -154,9 +164,9 @@ class PrefixTexts:
         last state of each, ``[B, H]``."""
         states = [torch.cat(self._waiting[row]) for row in rows]
         counts = [len(each) for each in states]
-        sight = self._cache.next_of(rows, max(counts))
-        found, entries = self._layer(pad_sequence(states, batch_first=True), sight)
-        self._cache.append(rows, entries, counts)
+        sight = self.next_of(rows, max(counts))
+        found, entries = self._read(pad_sequence(states, batch_first=True), sight)
+        self.append(rows, entries, counts)
         for row in rows:
             self._waiting[row].clear()
         return torch.stack([each[count - 1] for each, count in zip(found, counts, strict=True)])

@@ -24,6 +24,8 @@ class SavedText:
     states: Mapping[int, Mapping[Any, Tensor]] | None = None
     """The model's states after some slots, by slot, where it keeps any. Only after these can
     another text go on."""
+    ahead: int = 0
+    """How many tokens after its own a slot follows from, too."""
 
     @property
     def nbytes(self) -> int:
@@ -33,9 +35,10 @@ class SavedText:
 
     def reach(self, common: int) -> int:
         """Returns how many of its first ``common`` tokens a text that begins alike can take."""
+        whole = max(0, common - self.ahead)
         if self.states is None:
-            return common
-        return max((slot + 1 for slot in self.states if slot < common), default=0)
+            return whole
+        return max((slot + 1 for slot in self.states if slot < whole), default=0)
 
 
 class SavedTexts:
@@ -62,7 +65,7 @@ class SavedTexts:
     def add(self, tokens: Sequence[int], saved: SavedText) -> None:
         """Keeps a text, unless it alone has more tokens than all may have together.
 
-        saved: its keys and values, one for each token, and states.
+        saved: its keys and values, one for each token that another text can take, and states.
         """
         text = tuple(tokens)
         if self.tokens is not None and len(text) > self.tokens:

@@ -147,7 +147,8 @@ class HFTarget(Target):
         if images is not None:
             self.runner.offsets[row] = images.offset
         elif inputs.reuse and self.reuses:
-            length, saved = self._saved.find(inputs.token_ids[:-1])  # the last one stays pending
+            most = min(inputs.reuse, len(inputs.token_ids) - 1)  # the last one stays pending
+            length, saved = self._saved.find(inputs.token_ids[:most])
             if length:
                 self.runner.restore(row, saved, length)
         return row

@@ -1,12 +1,12 @@
-"""What a draft model has cached of earlier texts, for those that begin alike."""
+"""What a drafter has cached of earlier texts, for those that begin alike."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Protocol
 
 from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
-from outpace.targets.hf.runner import Runner
 
 TEXTS = 4
 """Texts of which the beginnings are kept, where no number is given."""
@@ -15,21 +15,36 @@ TOKENS = 1024
 """Tokens of these together: some ten to a hundred megabytes."""
 
 
-class Beginnings:
+class Cache(Protocol):
+    """Keys and values by row, of a draft model (`Runner`) or of a head (`TextCache`)."""
+
+    def reach(self, row: int, length: int) -> int:
+        """Returns of how many of a row's first ``length`` tokens something can be saved."""
+
+    def save(self, row: int, length: int) -> SavedText:
+        """Returns copies of what is cached of the first ``length`` tokens of a row."""
+
+    def restore(self, row: int, saved: SavedText, length: int) -> None:
+        """Lets a row that has cached nothing begin with the first ``length`` saved tokens."""
+
+
+class PrefixCache:
     """Keys and values of the beginnings of the latest texts.
 
     Many texts begin with the same chat template and system prompt, and each turn of a chat with all
     turns before it. Reading that again is most of what a draft model costs in a short text.
     """
 
-    def __init__(self, runner: Runner, texts: int | None = None, tokens: int | None = None) -> None:
-        """texts: how many texts are kept, of any length, and of up to ``tokens`` tokens together;
-        None: the beginnings of `TEXTS`, of `TOKENS`, and as many texts from which others will go
-        on, of one context's tokens."""
-        self._runner = runner
+    def __init__(
+        self, cache: Cache, max_length: int, texts: int | None = None, tokens: int | None = None
+    ) -> None:
+        """max_length: tokens of one context. texts: how many texts are kept, of any length, and of
+        up to ``tokens`` tokens together; None: the beginnings of `TEXTS`, of `TOKENS`, and as many
+        texts from which others will go on, of one context's tokens."""
+        self._cache = cache
         self.limit = TEXTS if texts is None else texts
         self._texts = SavedTexts(self.limit, TOKENS if texts is None else tokens)
-        self._whole = SavedTexts(TEXTS, runner.max_length) if texts is None else self._texts
+        self._whole = SavedTexts(TEXTS, max_length) if texts is None else self._texts
 
     @property
     def nbytes(self) -> int:
@@ -43,21 +58,22 @@ class Beginnings:
     def _find(self, tokens: Sequence[int]) -> tuple[int, SavedText]:
         return max((texts.find(tokens) for texts in (self._texts, self._whole)), key=itemgetter(0))
 
-    def restore(self, row: int, tokens: Sequence[int]) -> int:
+    def restore(self, row: int, tokens: Sequence[int], most: int | None = None) -> int:
         """Lets a row that has cached nothing begin with what is kept of these tokens; returns how
-        many these are."""
+        many these are, ``most`` at most."""
         count, saved = self._find(tokens)
+        count = count if most is None else min(count, most)
         if count:
-            self._runner.restore(row, saved, count)
+            self._cache.restore(row, saved, count)
         return count
 
     def keep(self, row: int, tokens: Sequence[int], whole: bool = False) -> None:
         """Keeps the beginning of a row that is about to leave, if it is long enough to be lent.
         tokens: those that it has cached. whole: whether a later text will go on from all of it."""
         texts = self._whole if whole else self._texts
-        count = self._runner.reach(row, min(len(tokens), texts.tokens or len(tokens)))
+        count = self._cache.reach(row, min(len(tokens), texts.tokens or len(tokens)))
         if count >= WORTHWHILE and self.limit:
-            texts.add(tokens[:count], self._runner.save(row, count))
+            texts.add(tokens[:count], self._cache.save(row, count))
 
     def clear(self) -> None:
         """Forgets all texts."""

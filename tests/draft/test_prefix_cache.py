@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.draft.models import beginnings
-from outpace.draft.models.beginnings import Beginnings
+from outpace.draft import prefix_cache
+from outpace.draft.prefix_cache import PrefixCache
 from outpace.engine.request import Request
 from outpace.policy.auto.controller import Auto
 from targets.families import CONTEXT, build, drafter, noised, target
@@ -78,7 +78,7 @@ def test_the_second_text_costs_its_own_tokens_only(
 def test_what_is_drafted_is_what_would_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model has read the same, sooner: it drafts the same tokens, with the same luck."""
     kept, apart = engine_of(config=FIXED), engine_of(config=FIXED)
-    monkeypatch.setattr(runner_of(apart)._beginnings, "restore", lambda row, tokens: 0)
+    monkeypatch.setattr(runner_of(apart)._prefixes, "restore", lambda row, tokens: 0)
     drafts: dict[int, list[Any]] = {}
     for number, llm in enumerate((kept, apart)):
         found = drafts[number] = []
@@ -144,10 +144,10 @@ def unread(llm: LLM, prompt: list[int]) -> int:
 
 
 def test_only_the_beginnings_of_a_few_texts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings, "TOKENS", 24)
+    monkeypatch.setattr(prefix_cache, "TOKENS", 24)
     llm = engine_of(config=FIXED)
     llm.generate([*TEMPLATE, *TEMPLATE], greedy(6))
-    kept = runner_of(llm)._beginnings
+    kept = runner_of(llm)._prefixes
     assert kept.known([*TEMPLATE, *TEMPLATE]) == 24
     assert runner_of(llm).nbytes == (
         runner_of(llm).weight_bytes + runner_of(llm).runner.nbytes + kept.nbytes
@@ -158,14 +158,14 @@ def test_only_the_beginnings_of_a_few_texts_are_kept(monkeypatch: pytest.MonkeyP
 
 
 def test_of_a_conversation_all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginnings, "TOKENS", 24)
+    monkeypatch.setattr(prefix_cache, "TOKENS", 24)
     llm = engine_of(config=FIXED)
     said = [*TEMPLATE, *TEMPLATE]
     (request,) = llm.requests(said, greedy(6), keep_cached=True)
     llm.engine.add(request)
     while llm.engine.busy:
         llm.engine.step()
-    kept: Beginnings = runner_of(llm)._beginnings
+    kept: PrefixCache = runner_of(llm)._prefixes
     assert kept.known(request.token_ids) >= len(request.token_ids) - 3
     llm.generate([7] * 20, greedy(6))
     assert kept.known([7] * 20) == 20
@@ -180,12 +180,12 @@ def test_without_prefix_caching_nothing_is_kept(monkeypatch: pytest.MonkeyPatch)
     llm = engine_of(config=FIXED, enable_prefix_caching=False)
     llm.generate(FIRST, greedy(6))
     assert first_pass(llm, SECOND, greedy(6), monkeypatch) == len(SECOND)
-    assert not runner_of(llm)._beginnings.nbytes
+    assert not runner_of(llm)._prefixes.nbytes
 
 
 def test_with_prefix_caching_it_keeps_as_much_as_the_target() -> None:
     llm = engine_of(config=FIXED, enable_prefix_caching=True)
-    kept: Beginnings = runner_of(llm)._beginnings
+    kept: PrefixCache = runner_of(llm)._prefixes
     assert (kept._texts.limit, kept._texts.tokens) == (3, None)
     turn = [*FIRST, *llm.generate(FIRST, greedy(8))[0].token_ids]
     assert kept.known(turn) >= len(turn) - 3
@@ -198,4 +198,4 @@ def test_a_window_lends_nothing_and_borrows_nothing() -> None:
     plain = LLM(target("llama"), speculative_config={"method": "none"}, max_model_len=CONTEXT)
     for prompt in (TEMPLATE * 2, [*TEMPLATE * 2, 5, 5], FIRST):
         assert ids(llm.generate([prompt], greedy(40))) == ids(plain.generate([prompt], greedy(40)))
-    assert not runner_of(llm)._beginnings.known([*TEMPLATE * 2][20:])
+    assert not runner_of(llm)._prefixes.known([*TEMPLATE * 2][20:])
