@@ -72,6 +72,8 @@ class Intake:
         reads_sources = is_encoder_decoder(loaded.model)
         self._sources = SourceReader(loaded, self.token_ids) if reads_sources else None
         self.images = ImagePrompts(loaded, self._shared)
+        self.takes_predictions = False
+        """Whether the drafter looks into `SamplingParams.prediction`."""
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
@@ -172,6 +174,7 @@ class Intake:
         if grammar is not None:
             options = replace(options, mask=grammar.copy())
             contradictions.check(options, ids, self._loaded.vocabulary, most)
+        prediction = self._predicted(params.prediction)
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
@@ -188,12 +191,28 @@ class Intake:
                 group=group,
                 source=source,
                 tag=params.tag,
+                prediction=prediction,
                 priority=priority,
                 media=media,
                 keep_cached=keep_cached,
             )
             for index in range(params.n)
         ]
+
+    def _predicted(self, given: str | Sequence[int] | None) -> Sequence[int]:
+        """The tokens of a text that is expected; ``ParamsError`` where nobody looks into it."""
+        if given is None:
+            return ()
+        if not self.takes_predictions:
+            raise ParamsError(
+                "prediction is a text from which some look-ups draft, and none of them drafts "
+                "here: use method 'auto', 'suffix' or 'ngram', or leave it out."
+            ).about("prediction")
+        ids = self.token_ids(given, add_special_tokens=False) if isinstance(given, str) else given
+        top = self._loaded.config.vocab_size
+        if any(token >= top for token in ids):
+            raise ParamsError(f"prediction must hold token ids in [0, {top}).").about("prediction")
+        return ids
 
     def all_requests(
         self,

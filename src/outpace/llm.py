@@ -91,6 +91,7 @@ class LLM:
         self.engine = build_engine(self.target, speculation, self.intake, args, drafting)
         self._keeps_all = bool(args.enable_prefix_caching)
         self.intake.images.keeps_images = self.engine.drafter.needs.images
+        self.intake.takes_predictions = self.engine.drafter.takes_predictions
         self._generation = Generation(self.engine)
         (report or silent)("trying it out", _LOADING)
         if capture_of(args, self.target.device) is not None:

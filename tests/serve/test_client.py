@@ -548,3 +548,44 @@ def test_with_a_head_the_second_turn_of_a_chat_reads_its_new_tokens_only() -> No
     assert second.usage.prompt_tokens_details.cached_tokens >= first.usage.prompt_tokens
     expected = plain.chat(turns, SamplingParams(temperature=0, max_tokens=24))
     assert second.choices[0].message.content == expected.text
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_predicted_outputs(parts: bool) -> None:
+    llm = LLM(
+        speculative_config={"method": "auto", "num_speculative_tokens": 8},
+        dtype="float64",
+        max_model_len=512,
+    )
+    plain = llm.chat(ASKED, SamplingParams(temperature=0, max_tokens=60, speculative="off"))
+    expected = plain.text.replace(" was ", " is ", 1)
+    halves = expected[:20], expected[20:]
+    content: Any = [{"type": "text", "text": half} for half in halves] if parts else expected
+    with running(llm) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        options: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 60, "temperature": 0}
+        prediction: Any = {"type": "content", "content": content}
+        answer = client.chat.completions.create(**options, prediction=prediction)
+        without = client.chat.completions.create(**options)
+        *_, last = client.chat.completions.create(
+            **options,
+            prediction=prediction,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**options, prediction={**prediction, "type": "text"})
+    assert answer.choices[0].message.content == plain.text
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 5
+    assert details.rejected_prediction_tokens >= 0
+    assert last.usage.completion_tokens_details.accepted_prediction_tokens > 5
+    assert without.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert refused.value.param == "prediction.type"
+
+
+def test_a_server_without_a_look_up_refuses_predictions(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="'auto', 'suffix' or 'ngram'") as refused:
+        client.chat.completions.create(
+            model=MODEL, messages=ASKED, prediction={"type": "content", "content": "A cat."}
+        )
+    assert refused.value.param == "prediction"

@@ -13,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 
 from outpace.core.options import Off, Reads, options_of, read_options
 from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.unicode import check_unicode
 from outpace.core.values import (
     flag,
     items,
@@ -93,6 +94,13 @@ def _stop(name: str, value: Any) -> str | tuple[str, ...]:
             f"{name} must be a string or a list of strings, none of them empty, not {shown(value)}."
         ) from error
     return found[0] if isinstance(value, str) else found
+
+
+def _prediction(name: str, value: Any) -> str | tuple[int, ...]:
+    if isinstance(value, str):
+        check_unicode(name, value, error=ParamsError)
+        return value
+    return token_ids(name, value)
 
 
 def _processors(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
@@ -199,6 +207,11 @@ class SamplingParams(TextParams):
     tag: str | None = None
     """What the request is about, such as its task or language, for drafters that go by it (methods
     "tagged" and "task"). It changes no distribution."""
+    prediction: Annotated[str | Sequence[int] | None, Reads(_prediction)] = None
+    """The text, or the token ids, that you expect, such as the file that is to be edited: where
+    look-ups search first ("suffix" and "ngram", and so "auto"). It changes no distribution.
+
+    A method without a look-up refuses it."""
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -113,6 +113,9 @@ class Proposal:
     becomes a chance once it is learned how often such nodes are accepted."""
     precomputed: Precomputed | None = None
     """What the target's pass need not compute again, if the drafter is a part of the target."""
+    predicted: Sequence[bool] = ()
+    """By row, whether its draft is from the text that was predicted for it (`Request.prediction`);
+    empty where none is."""
 
     @property
     def valid(self) -> Tensor:

@@ -81,6 +81,8 @@ class Request:
     """The samples of one prompt have the same group: the prompt is read once."""
     tag: str | None = None
     """What the request says of itself to drafters, such as its task or language."""
+    prediction: Sequence[int] = ()
+    """The text that its user expects, where look-ups search first."""
     source: Source | None = None
     """What the encoder reads, where the target has one; the prompt is then the decoder's. A drafter
     may look into it, or read it with an encoder of its own."""

@@ -37,6 +37,10 @@ class Metrics:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_emitted_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    """Accepted tokens of drafts from `SamplingParams.prediction`."""
+    rejected_prediction_tokens: int = 0
+    """Their other drafted tokens."""
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -78,6 +82,11 @@ class Metrics:
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted
         self.num_emitted_tokens += emitted
+
+    def count_prediction(self, drafted: int, accepted: int) -> None:
+        """Adds a round whose draft was from the text that was predicted."""
+        self.accepted_prediction_tokens += accepted
+        self.rejected_prediction_tokens += drafted - accepted
 
     def count_positions(self, depth: int, accepted: int) -> None:
         """Adds a round that drafted ``depth`` levels, of which the first ``accepted`` were kept."""

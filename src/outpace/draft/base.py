@@ -167,6 +167,8 @@ class Outcome:
     """The name of the drafter: the child's, where one drafter stands for several."""
     tokens: Sequence[int] = ()
     """The accepted tokens and the extra one, whatever the text took of them."""
+    predicted: bool = False
+    """Whether the draft was from the text that was predicted for the request."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,6 +305,8 @@ class Drafter(ABC):
     without this, such a prompt is read again."""
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
+    takes_predictions: bool = False
+    """Whether it looks into `Request.prediction`."""
     skips_reproducible: bool = False
     """Whether it drafts nothing for rows that are `Request.reproducible`."""
     on_trial: str = ""

@@ -25,6 +25,8 @@ class Guess:
     """Each node's chance to be accepted, by the drafter's own estimate; empty without any."""
     matched: int = 0
     """Tokens of the context that the drafter found again before the root."""
+    predicted: bool = False
+    """Whether it is from the text that was predicted for the request."""
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> Guess:
@@ -119,7 +121,7 @@ def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
     most: nodes at which it is cut; None for all.
 
     >>> merged([Guess.chain([5, 6]), Guess.chain([5, 7]), Guess.chain([8, 9])], most=4)
-    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], matched=0)
+    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], matched=0, predicted=False)
     """
     tree = Guess()
     known: dict[tuple[int, int], int] = {}
@@ -157,4 +159,5 @@ def deterministic_trees(guesses: Sequence[Guess], device: torch.device) -> Propo
     else:
         parents = [[*guess.parents, *range(len(guess), width)] for guess in guesses]
         tree = Tree(to_device(parents, device))
-    return Proposal(tokens, tree, counts, Deterministic())
+    predicted = [guess.predicted for guess in guesses]
+    return Proposal(tokens, tree, counts, Deterministic(), predicted=predicted)

@@ -81,6 +81,8 @@ def count(requests: Sequence[Request], round: Round) -> None:
         metrics = request.metrics
         metrics.count_round(outcome.drafted, outcome.accepted, outcome.emitted)
         metrics.count_positions(outcome.depth, outcome.accepted)
+        if outcome.predicted:
+            metrics.count_prediction(outcome.drafted, outcome.accepted)
         metrics.draft_seconds += seconds.draft
         metrics.verify_seconds += seconds.score
         metrics.sample_seconds += seconds.rest

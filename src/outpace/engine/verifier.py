@@ -125,6 +125,7 @@ def on_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict,
     transfer from the device. method: of rows of which the proposal does not say it."""
     tree = proposal.tree
     methods = proposal.methods or [method] * len(proposal.counts)
+    predicted = proposal.predicted or [False] * len(proposal.counts)
     if not tree.size:  # plain decoding
         tokens = verdict.next_token.tolist()
         outcomes = [
@@ -137,16 +138,17 @@ def on_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict,
     listed = torch.cat([head, verdict.path(tree), proposal.tokens], 1).tolist()
     verdict = replace(verdict, host=[row[0] for row in listed])
     return verdict, [
-        _outcome(row, tree.size, name) for row, name in zip(listed, methods, strict=True)
+        _outcome(row, tree.size, name, foretold)
+        for row, name, foretold in zip(listed, methods, predicted, strict=True)
     ]
 
 
-def _outcome(row: list[int], size: int, method: str) -> Outcome:
+def _outcome(row: list[int], size: int, method: str, predicted: bool) -> Outcome:
     _, next_token, drafted, depth = row[:4]
     path = [node for node in row[4 : 4 + size] if node > 0]
     tokens = row[4 + size :]
     said = [*(tokens[node - 1] for node in path), next_token]
-    return Outcome(drafted, depth, path=path, method=method, tokens=said)
+    return Outcome(drafted, depth, path=path, method=method, tokens=said, predicted=predicted)
 
 
 def logprobs_of(

@@ -16,7 +16,8 @@ from outpace.core.proposal import Drawn, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import is_whole
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.chains import deterministic_chains
+from outpace.draft.guesses import Guess, deterministic_trees
+from outpace.draft.lookup.prediction import Predictions
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -84,6 +85,8 @@ class NgramOptions(Options):
 class NgramDrafter(Drafter):
     """Proposes the tokens after the right-most earlier occurrence of the row's last n tokens.
 
+    The text that was predicted for the row goes first, where it says as many.
+
     The source of an encoder-decoder counts as standing before the row's text.
     The longest n from ``prompt_lookup_max`` down to ``prompt_lookup_min`` that occurs is used. Rows
     without an occurrence propose nothing, which costs nothing.
@@ -92,11 +95,13 @@ class NgramDrafter(Drafter):
     name: ClassVar[str] = "ngram"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
+    takes_predictions: bool = True
     Options: ClassVar[type[Any]] = NgramOptions
 
     def __init__(self, options: NgramOptions) -> None:
         self._sizes = (options.prompt_lookup_min, options.prompt_lookup_max)
         self._texts = PerRequest(self._new_text)
+        self._predictions = Predictions()
 
     def _new_text(self, request: Request) -> _Index:
         index = _Index(*self._sizes)
@@ -130,9 +135,11 @@ class NgramDrafter(Drafter):
         return {"prompt_lookup_min": 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        drafts = []
+        guesses = []
         for row, (request, budget) in enumerate(zip(rows.requests, budgets, strict=True)):
             index = self._texts[request]
             index.learn(rows.since(row, index.read))
-            drafts.append(index.follow(budget) if budget else [])
-        return deterministic_chains(drafts, rows.seeds.device)
+            predicted = self._predictions.guess(rows, row, budget)
+            found = Guess.chain(index.follow(budget) if len(predicted) < budget else [])
+            guesses.append(max(predicted, found, key=len))
+        return deterministic_trees(guesses, rows.seeds.device)

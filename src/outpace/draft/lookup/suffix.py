@@ -22,6 +22,7 @@ from outpace.draft.lookup.growing_text import GrowingText
 from outpace.draft.lookup.matching import DEEPEST
 from outpace.draft.lookup.occurrences import Occurrences
 from outpace.draft.lookup.past import PastTexts
+from outpace.draft.lookup.prediction import Predictions
 from outpace.targets.hf.loading.loaded import Loaded
 
 COUNTED = 64
@@ -47,7 +48,8 @@ class SuffixOptions(Options):
 
 
 class SuffixDrafter(Drafter):
-    """Looks for the last tokens of a row in its own text and in the outputs of finished requests.
+    """Looks for the last tokens of a row in the text that was predicted for it, in its own text and
+    in the outputs of finished requests.
 
     Of all lengths of a match that one is taken whose draft promises most tokens: each node counts
     with the product of relative frequencies on its path. A draft is no longer than the match times
@@ -58,6 +60,7 @@ class SuffixDrafter(Drafter):
     name: ClassVar[str] = "suffix"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     asked_anywhere: bool = True
+    takes_predictions: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = SuffixOptions
     longest: int = 16
@@ -68,6 +71,7 @@ class SuffixDrafter(Drafter):
         self._depth = options.suffix_decoding_max_tree_depth
         self._grow = likeliest_tree if options.tree else likeliest_chain
         self._texts = PerRequest(lambda request: GrowingText(self._depth))
+        self._predictions = Predictions()
         self._kept = PerRequest(lambda request: 0, lasting=True)
         """How many tokens of its output, from the first one on, are in the store."""
         self.past = PastTexts(
@@ -108,6 +112,14 @@ class SuffixDrafter(Drafter):
     def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
         if not budget:
             return Guess()
+        predicted = self._predictions.guess(rows, row, budget)
+        if len(predicted) == budget:
+            return predicted
+        found = self._found(rows, row, budget)
+        return predicted if predicted and predicted.score >= found.score else found
+
+    def _found(self, rows: Rows, row: int, budget: int) -> Guess:
+        """Returns the most promising draft of the row's own text and those of others."""
         text = self._texts[rows.requests[row]]
         text.catch_up(rows, row)
         context = text.last(self._depth)

@@ -77,7 +77,7 @@ class Online(Drafter):
         self.loaded, self.on_trial = inner.loaded, inner.on_trial
         self.aux_per_node, self.rides = inner.aux_per_node, inner.rides
         self.aux_per_row = inner.aux_per_row
-        self.keeps_up = inner.keeps_up
+        self.keeps_up, self.takes_predictions = inner.keeps_up, inner.takes_predictions
         self.has_probs, self.joins_drafts = inner.has_probs, inner.joins_drafts
         self.weight_bytes = inner.weight_bytes + trainee.nbytes
         self.pass_bytes = inner.pass_bytes

@@ -100,6 +100,7 @@ class Several(Drafter):
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.ends_chains = any(child.ends_chains for child in children)
         self.rides = any(child.rides for child in children)
+        self.takes_predictions = any(child.takes_predictions for child in children)
         self.aux_per_row = max(child.aux_per_row for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
@@ -213,7 +214,8 @@ class Several(Drafter):
         guessed = self._samples and self.children[child].draws == {Drawn.DETERMINISTIC}
         given = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
         if given and (guessed or beside_drawn):
-            made = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
+            chains = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
+            made = replace(chains, predicted=made.predicted)
             nodes = guesses_of(made)
         return made, nodes
 

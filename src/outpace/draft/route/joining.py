@@ -29,7 +29,8 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     parents = torch.stack([parents for _, parents in parts])
     tree = Tree.chain(len(chosen), width, device) if chain else Tree(parents)
     counts = torch.stack([made[which].counts[row] for row, which in enumerate(chosen)])
-    proposal = Proposal(tokens, tree, counts, Deterministic())
+    predicted = [bool(made[at].predicted) and made[at].predicted[r] for r, at in enumerate(chosen)]
+    proposal = Proposal(tokens, tree, counts, Deterministic(), predicted=predicted)
     probs = [made[which].distribution for which in chosen]
     sampled = [distribution for distribution in probs if isinstance(distribution, Sampled)]
     soft = _stacked([made[which].soft for which in chosen], proposal, vocabulary)

@@ -69,6 +69,7 @@ class Staged(DraftModel):
                 "a look-up of method 'staged' is not given them: choose another one."
             )
         drafter.needs = replace(drafter.needs, probs=drafter.lookup.needs.probs)
+        drafter.takes_predictions = drafter.lookup.takes_predictions
         return drafter
 
     @classmethod

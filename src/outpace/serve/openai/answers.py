@@ -376,12 +376,16 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """Returns how many tokens were read and written."""
         written = sum(len(request.output_ids) for request in self.call.requests)
-        read = self.call.prompt_tokens
+        read, costs = self.call.prompt_tokens, [one.metrics for one in self.call.requests]
         return {
             "prompt_tokens": read,
             "completion_tokens": written,
             "total_tokens": read + written,
             "prompt_tokens_details": {"cached_tokens": self.call.cached_tokens},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": sum(one.accepted_prediction_tokens for one in costs),
+                "rejected_prediction_tokens": sum(one.rejected_prediction_tokens for one in costs),
+            },
         }
 
     def _head(self, kind: str) -> dict[str, Any]:

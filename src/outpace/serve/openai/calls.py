@@ -194,6 +194,8 @@ class Reader:
         options.setdefault("max_tokens", tokens)
         if "logit_bias" in options:
             options["logit_bias"] = _bias(options["logit_bias"])
+        if "prediction" in options:
+            options["prediction"] = _predicted(options["prediction"]["content"])
         self._check_count(options.get("n", 1))
         for name, value in options.items():
             try:
@@ -381,6 +383,10 @@ def _bias(given: Mapping[str, Any]) -> dict[int, float]:
         raise ApiError(
             400, "logit_bias must name tokens by their ids, such as {'50256': -100}.", "logit_bias"
         ) from error
+
+
+def _predicted(content: str | Sequence[Mapping[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _named(sentence: str, kind: str, given: Mapping[str, Any]) -> str:

@@ -33,6 +33,9 @@ USAGE = _object(
     completion_tokens=COUNT,
     total_tokens=COUNT,
     prompt_tokens_details=_object(cached_tokens=COUNT),
+    completion_tokens_details=_object(
+        accepted_prediction_tokens=COUNT, rejected_prediction_tokens=COUNT
+    ),
 )
 
 TOOL_CALL = _object(

@@ -53,14 +53,35 @@ NOT_OFFERED = "Not offered."
 NOT_OVER_HTTP = ("bad_words_ids", "logits_processors", "logprobs", "tag")
 """Options of `SamplingParams` that requests do not have, or under their API's own rules."""
 
+PREDICTION: Schema = _object(
+    {
+        "type": {"type": "string", "enum": ["content"]},
+        "content": {
+            "anyOf": [
+                TEXT,
+                _list(
+                    _object(
+                        {"type": {"type": "string", "enum": ["text"]}, "text": TEXT},
+                        ["type", "text"],
+                    )
+                ),
+            ]
+        },
+    },
+    ["type", "content"],
+)
+"""OpenAI's form of `SamplingParams.prediction`."""
+
 LIMITS: dict[str, Schema] = {
+    "prediction": PREDICTION,
     "logit_bias": {"maxProperties": 1024},
     "allowed_token_ids": {"maxItems": MOST_TOKENS},
     "bad_words": _list(BAD_WORD, maxItems=256),
     "stop": {"anyOf": [STOP, _list(STOP, maxItems=64)]},
     "stop_token_ids": {"maxItems": 256},
 }
-"""What bounds the time and memory of a request, beyond what the options themselves demand."""
+"""What bounds the time and memory of a request, beyond what the options themselves demand, and
+their form in OpenAI's API where it is another one."""
 
 SAMPLING: dict[str, Schema] = {
     one.name: {**one.schema, "description": one.help, **LIMITS.get(one.name, {})}
