@@ -206,19 +206,31 @@ MODEL = Path.home() / ".cache/outpace-models/qwen2.5-coder-0.5b-instruct-q4_k_m.
 
 @pytest.mark.slow
 @pytest.mark.skipif(not MODEL.exists(), reason="needs the real model")
-@pytest.mark.parametrize("method", ["suffix", "auto"])
-def test_editing_a_file_of_300_lines(method: str) -> None:
+def test_editing_a_file_of_300_lines() -> None:
+    words = [
+        "area",
+        "balance",
+        "count",
+        "delay",
+        "energy",
+        "force",
+        "gain",
+        "height",
+        "index",
+        "joint",
+    ]
     source = "\n".join(
-        f"def step_{n}(value: int) -> int:\n    total = value * {n}\n    return total + {n % 7}\n"
+        f"def {words[n % 10]}_{n}(value: int) -> int:\n"
+        f"    total = value * {n * 37 % 101}\n"
+        f"    return total + {n % 7}\n"
         for n in range(75)
     )
     assert source.count("\n") >= 299
-    asked = "Rename step_7 to first_step. Answer with the whole file in one code block."
-    messages = [{"role": "user", "content": f"```python\n{source}```\n\n{asked}"}]
-    config = {"method": method, "num_speculative_tokens": 16}
+    after = "# after.py: the same file, with delay_3 renamed to pause\n"
+    config = {"method": "suffix", "num_speculative_tokens": 16}
     llm = LLM(MODEL, speculative_config=config, max_model_len=8192, max_num_seqs=1)
-    begun = [*llm.chat_ids(messages), *llm.token_ids("```python\n", add_special_tokens=False)]
-    params = SamplingParams(temperature=0, max_tokens=1000, prediction=source)
-    (output,) = llm.generate([begun], params)
-    assert len(output.token_ids) > 500
+    params = SamplingParams(temperature=0, max_tokens=600, prediction=source)
+    (output,) = llm.generate(f"# before.py\n{source}\n\n{after}", params)
+    assert len(output.token_ids) == 600
     assert output.metrics.mean_acceptance_length > 6
+    assert output.metrics.accepted_prediction_tokens > 300
