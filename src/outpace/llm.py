@@ -131,7 +131,8 @@ class LLM:
         return replace(found, ends=self.intake.all_ends())
 
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
-        """Writes a drafter that learns online as it is now, as ``"model"`` or ``--draft`` take it.
+        """Writes what the drafter has learned: one that learns online as ``"model"`` or ``--draft``
+        take it, and what "suffix" and "recycling" know, as their ``"datastore"`` takes it.
 
         Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
         """

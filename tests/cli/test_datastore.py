@@ -37,6 +37,26 @@ def test_a_datastore_is_built_shown_and_used(
     assert used.exit_code == 0, used.stderr
 
 
+def test_a_table_of_answers_is_built_shown_and_used(run: Run, target: Path, tmp_path: Path) -> None:
+    answers, out = tmp_path / "answers.jsonl", tmp_path / "store"
+    answers.write_text('{"target": "t"}\n' + "[[1], [2, 3, 4]]\n" * 3)
+    built = run("datastore", "build", "--from-answers", answers, "--no-texts", "--out", out,
+                "--model", target)  # fmt: skip
+    assert built.exit_code == 0, built.stderr
+    assert sorted(file.name for file in out.iterdir()) == ["datastore.json", "table.bin"]
+    shown = run("datastore", "info", out)
+    assert "3 (left out)" in shown.stdout
+    for method in ("suffix", "recycling"):
+        config = json.dumps({"method": method, "datastore": str(out)})
+        used = run("generate", "--model", target, "w1 w2", "--speculative-config", config,
+                   "--max-tokens", 4, "--temperature", 0)  # fmt: skip
+        assert used.exit_code == 0, used.stderr
+    config = json.dumps({"method": "retrieval", "datastore": str(out)})
+    used = run("generate", "--model", target, "w1 w2", "--speculative-config", config)
+    assert used.exit_code == 2
+    assert "holds no texts" in used.stderr
+
+
 def test_another_models_datastore_is_refused(
     run: Run, target: Path, stranger: Path, files: list[Path], tmp_path: Path
 ) -> None:
@@ -82,6 +102,8 @@ def test_mistakes_are_one_sentence(
         (["build", *files, *new, *model, "--tokenizer", target], "exclude each other"),
         (["build", *files, *new, "--model", tmp_path / "no model"], "no folder"),
         (["build", empty, *new, *model], "no text"),
+        (["build", *new, *model], "nothing to build"),
+        (["build", "--from-answers", full, *new, *model], "holds no answers"),
         (["info", full], "is no datastore"),
     ):
         result = run("datastore", *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.words import word_tokenizer
-from outpace.draft.lookup.corpus import tokenised
+from outpace.draft.lookup.corpus import answer_files, answers, tokenised
 from outpace.draft.lookup.datastore import DESCRIPTION, Datastore, describe, fingerprint_of
 from outpace.draft.lookup.occurrences import NOTHING
 from outpace.draft.lookup.suffix_order import suffix_order
@@ -78,7 +79,9 @@ def test_a_saved_datastore_is_the_same(tmp_path: Path, vocabulary: int) -> None:
     store = Datastore.of(texts, vocabulary, "mine", "abc")
     store.save(tmp_path / "d")
     again = Datastore.open(tmp_path / "d")
-    assert again.nbytes == store.nbytes == sum(describe(tmp_path / "d").sizes.values())
+    assert again.nbytes == store.nbytes
+    sizes = describe(tmp_path / "d").sizes
+    assert sizes == {file: (tmp_path / "d" / file).stat().st_size for file in sizes}
     found, match = again.matches([7, 2, 3], 1, 8)
     assert (len(found), match) == (2, 2)
     assert again.continuations(found, match, 9, 2) == store.continuations(found, match, 9, 2)
@@ -91,7 +94,9 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "order.bin", "starts.bin", DESCRIPTION])
+@pytest.mark.parametrize(
+    "name", ["tokens.bin", "order.bin", "starts.bin", "table.bin", DESCRIPTION]
+)
 @pytest.mark.parametrize("damage", ["cut", "longer", "changed", "empty", "gone"])
 def test_damaged_files_are_refused(tmp_path: Path, name: str, damage: str) -> None:
     file = saved(tmp_path / "d") / name
@@ -201,3 +206,76 @@ def test_unreadable_files_are_refused(tmp_path: Path, name: str, data: bytes, sa
         list(tokenised([tmp_path / name], word_tokenizer()))
     with pytest.raises(ConfigError, match="cannot read"):
         list(tokenised([tmp_path / "missing.txt"], word_tokenizer()))
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_answers_of_both_kinds_are_read(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text('{"target": "t"}\n[[1], [2, 3]]\n[[4], [5]]\n')
+    lines = b"[0, 0.0, [6, 7]]\n[1, 0.7, [8]]\n"
+    (tmp_path / "00000.xz").write_bytes(lzma.compress(lines))
+    (tmp_path / "about.json").write_text("{}")
+    files = answer_files([tmp_path])
+    read: list[int] = []
+    assert list(answers(files, 9, read.append)) == [[6, 7], [8], [2, 3], [5]]
+    assert sum(read) == sum(file.stat().st_size for file in files)
+    with pytest.raises(ConfigError, match="tokens that the tokenizer does not know"):
+        list(answers(files, 8))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [("a.jsonl", b"[[1], [2]]\n{}\n", "line 2 holds no answer"),
+     ("a.jsonl", b"[[1], [true]]\n", "line 1 holds no answer"),
+     ("a.jsonl", b"[]\n", "line 1 holds no answer"), ("a.jsonl", b"{", "is not JSON"),
+     ("a.xz", lzma.compress(b"[0, 0.0, [1]]")[:-4], "it is damaged"), ("a.xz", b"no", "damaged"),
+     ("a.xz", lzma.compress(b"\xff"), "UTF-8")],
+)  # fmt: skip
+def test_unreadable_answers_are_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=said):
+        list(answers(answer_files([tmp_path]), 9))
+    with pytest.raises(ConfigError, match="holds no answers"):
+        answer_files([tmp_path / "about.json"])
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_a_table_alone_is_saved_and_opened(tmp_path: Path) -> None:
+    texts = [[1, 2, 3, 1], [2, 3, 1, 2]]
+    store = Datastore.of(texts, VOCABULARY, "mine", "abc")
+    store.without_texts().save(tmp_path / "d")
+    again = Datastore.open(tmp_path / "d")
+    assert sorted(file.name for file in (tmp_path / "d").iterdir()) == [DESCRIPTION, "table.bin"]
+    assert store.has_texts
+    assert not again.has_texts
+    assert (again.description.tokens, again.description.texts) == (8, 2)
+    assert again.table.after([2]) == store.table.after([2]) is not None
+    assert again.matches([1, 2], 1, 4) == (range(0), 0)
+    assert [list(text) for text in store.texts()] == texts
+    assert list(again.texts()) == []
+
+
+def test_a_folder_from_before_there_were_tables_makes_one(tmp_path: Path) -> None:
+    file = saved(tmp_path / "d") / DESCRIPTION
+    known = json.loads(file.read_text())
+    del known["entries"], known["sizes"]["table.bin"], known["checksums"]["table.bin"]
+    file.write_text(json.dumps(known))
+    store = Datastore.open(tmp_path / "d")
+    assert store.table.after([2]) == Datastore.of(store.texts(), VOCABULARY).table.after([2])
+
+
+def test_a_table_with_other_tokens_is_damaged(tmp_path: Path) -> None:
+    file = saved(tmp_path / "d") / DESCRIPTION
+    known = json.loads(file.read_text())
+    for change, said in (
+        ({"entries": known["entries"] + 1}, "number of entries"),
+        ({"vocabulary": 2}, "tokens that its description excludes"),
+        ({"entries": 10**9}, "impossible sizes"),
+        ({"sizes": []}, "impossible sizes"),
+    ):
+        file.write_text(json.dumps({**known, **change}))
+        with pytest.raises(ConfigError, match=said):
+            Datastore.open(tmp_path / "d")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from devices import on_device
 from outpace import LLM, SamplingParams
+from outpace.draft.lookup.datastore import Datastore
 from outpace.draft.lookup.recycling import _Matrix
 from outpace.errors import ConfigError
 from outpace.verify.registry import rules
@@ -151,3 +153,53 @@ def test_bad_shapes_are_refused(branching: Any) -> None:
 def test_its_trees_are_not_dynamic() -> None:
     with pytest.raises(ConfigError, match=r"'auto' or list .*, not 'dynamic' \(choose from auto\)"):
         decoder(branching="dynamic")
+
+
+# -- datastores ------------------------------------------------------------------------------------
+
+OTHERS = [[*prompt[-1:], *text] for prompt, text in zip(PROMPTS, EXPECTED, strict=True)] * 2
+
+
+def test_a_datastore_fills_the_matrix_from_the_start() -> None:
+    store = Datastore.of([[5, 6], [5, 6], [5, 7], [6, 8], [6, 8]], VOCABULARY).without_texts()
+    llm = decoder(branching=[2, 1], datastore=store)
+    for _ in range(2):
+        first = rounds(llm, [[1, 2, 5]], greedy(8))[0]
+        assert first.proposal.tokens[0].tolist() == [6, 7, 8]
+        llm.forget_texts()
+
+
+@pytest.mark.parametrize("branching", ["auto", [3, 2]])
+def test_greedy_texts_stay_with_a_datastore(branching: Any) -> None:
+    llm = decoder(branching=branching, datastore=Datastore.of(OTHERS, VOCABULARY))
+    cold = decoder(branching=branching)
+    outputs, without = (each.generate(PROMPTS, greedy(LENGTH)) for each in (llm, cold))
+    assert ids(outputs) == ids(without) == EXPECTED
+    passes = [sum(one.metrics.num_target_passes for one in each) for each in (outputs, without)]
+    assert passes[0] < passes[1]
+
+
+def test_a_seeded_row_drafts_from_its_text_and_the_datastore() -> None:
+    store = Datastore.of([[5, 6], [5, 6], [3, 9], [3, 9]], VOCABULARY)
+    llm, prompt = decoder(branching=[1, 1], datastore=store), [2, 3, 4, 5]
+
+    def drafts() -> list[Any]:
+        return [trace.proposal.tokens.tolist() for trace in rounds(llm, [prompt], SAMPLED)]
+
+    before = drafts()
+    assert before[0] == [[6]]
+    llm.generate(PROMPTS, greedy(LENGTH))
+    assert drafts() == before
+
+
+def test_what_it_learned_is_saved_for_later(tmp_path: Path) -> None:
+    first, folder = decoder(), tmp_path / "known"
+    with pytest.raises(ConfigError, match="nothing to save"):
+        first.save_drafter(folder)
+    first.generate(PROMPTS, greedy(LENGTH))
+    known = first.engine.drafter._matrix.known  # type: ignore[attr-defined]
+    first.save_drafter(folder)
+    later = decoder(datastore=folder)
+    assert (later.engine.drafter._matrix.known == known).all()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="holds no texts"):
+        LLM(target("llama"), speculative_config={"method": "retrieval", "datastore": folder})

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from api.words import word_tokenizer
 from outpace import LLM, SamplingParams
+from outpace.draft.lookup.datastore import Datastore, fingerprint_of
 from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.verify.registry import rules
-from targets.families import CONTEXT, PROMPTS, plain, target
+from targets.families import CONTEXT, PROMPTS, VOCABULARY, plain, target
 from targets.generating import greedy, ids
 
 LENGTH = 24
@@ -170,3 +173,111 @@ def test_an_interrupted_text_is_no_finished_one() -> None:
 def test_bad_options_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=name):
         SuffixOptions(**{name: value})  # type: ignore[arg-type]
+
+
+# -- datastores ------------------------------------------------------------------------------------
+
+OTHERS = [[*prompt[-2:], *text] for prompt, text in zip(PROMPTS, EXPECTED, strict=True)] * 2
+
+
+@pytest.mark.parametrize("texts", [False, True])
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("rule", ["match", "token", "recursive", "coupled"])
+def test_greedy_texts_stay_with_a_datastore(texts: bool, tree: bool, rule: str) -> None:
+    if tree and not rules()[rule].trees:
+        pytest.skip("takes chains only")
+    store = Datastore.of(OTHERS, VOCABULARY)
+    given = store if texts else store.without_texts()
+    cold = decoder(suffix_decoding_max_cached_requests=0)
+    llm = decoder(tree=tree, verify=rule, datastore=given, suffix_decoding_max_cached_requests=0)
+    without, outputs = (each.generate(PROMPTS, greedy(LENGTH)) for each in (cold, llm))
+    assert ids(outputs) == ids(without) == EXPECTED
+    passes = [sum(one.metrics.num_target_passes for one in each) for each in (outputs, without)]
+    assert passes[0] < 0.7 * passes[1]
+
+
+def test_the_surer_one_of_match_and_table_is_drafted() -> None:
+    # The table says 7 after 6 with a chance of .98, and goes on alone; the text had a match of two.
+    store = Datastore.of([[6, 7, 8, 9]] * 40, VOCABULARY).without_texts()
+    llm = decoder(datastore=store, suffix_decoding_max_cached_requests=0)
+    assert drafted(llm, [5, 6, 30, 31, 5, 6], greedy(8))[0] == [[7, 8, 9], [0, 1, 2]]
+    # With .62 a long match is surer, and the table goes on where that has nothing more to say.
+    store = Datastore.of([[6, 7], [6, 7], *[[30, 31]] * 40], VOCABULARY).without_texts()
+    llm = decoder(datastore=store, suffix_decoding_max_cached_requests=0)
+    own = [*range(10, 20), 6, 30]
+    assert drafted(llm, [*own, *own[:-1]], greedy(8))[0][0][:2] in ([30, 10], [30, 31])
+
+
+def test_other_texts_change_nothing_for_a_seeded_row_with_a_datastore() -> None:
+    store, prompt = Datastore.of(OTHERS, VOCABULARY), [2, 3] * 6
+    llm = decoder(datastore=store)
+    before = drafted(llm, prompt, SAMPLED)
+    text = ids(llm.generate([prompt], SAMPLED))
+    llm.generate(PROMPTS, greedy(LENGTH))
+    assert drafted(llm, prompt, SAMPLED) == before
+    assert ids(llm.generate([prompt], SAMPLED)) == text
+
+
+def test_what_was_written_is_saved_for_later(tmp_path: Path) -> None:
+    first, folder = decoder(), tmp_path / "known"
+    with pytest.raises(ConfigError, match="nothing to save"):
+        first.save_drafter(folder)
+    first.generate(PROMPTS, greedy(LENGTH))
+    first.save_drafter(folder)
+    kept = sorted(text.tolist() for text in Datastore.open(folder).texts())
+    for text, written in zip(kept, sorted(EXPECTED), strict=True):
+        assert text == written[: len(text)]
+        assert len(text) > LENGTH // 2
+    later, cold = decoder(datastore=folder), decoder()
+    outputs, without = (llm.generate(PROMPTS, greedy(LENGTH)) for llm in (later, cold))
+    assert ids(outputs) == ids(without)
+    passes = [sum(one.metrics.num_target_passes for one in each) for each in (outputs, without)]
+    assert passes[0] < passes[1]
+    for llm in (later, cold):
+        llm.forget_texts()
+    with pytest.raises(ConfigError, match="nothing to save"):
+        cold.save_drafter(folder)
+    later.save_drafter(folder)  # what it was given
+    assert Datastore.open(folder).description.texts == len(PROMPTS)
+    bounded = decoder(datastore=folder, max_cached_tokens=2 * LENGTH + 2)
+    bounded.save_drafter(folder)
+    assert 0 < Datastore.open(folder).description.texts < len(PROMPTS)
+
+
+def test_a_table_that_was_given_is_saved_with_the_texts(tmp_path: Path) -> None:
+    store = Datastore.of([[50, 51]] * 3, VOCABULARY).without_texts()
+    llm = decoder(datastore=store)
+    llm.generate(PROMPTS[:1], greedy(LENGTH))
+    llm.save_drafter(tmp_path / "known")
+    again = Datastore.open(tmp_path / "known")
+    assert again.description.texts == 1
+    assert again.table.after([50]) == store.table.after([50])
+
+
+def test_auto_takes_a_look_up_with_a_datastore_and_saves_it(tmp_path: Path) -> None:
+    store = Datastore.of(OTHERS, VOCABULARY)
+    lookups = [{"method": "suffix", "datastore": store}, {"method": "ngram"}]
+    config = {"method": "auto", "lookups": lookups, "num_speculative_tokens": 6}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    llm.save_drafter(tmp_path / "known")
+    assert Datastore.open(tmp_path / "known").description.texts == len(OTHERS) + len(PROMPTS)
+
+
+@pytest.mark.parametrize("method", ["suffix", "recycling"])
+def test_other_datastores_are_refused(method: str, tmp_path: Path) -> None:
+    def built(given: Any, tokenizer: Any = None) -> LLM:
+        config = {"method": method, "datastore": given}
+        return LLM(target("llama"), tokenizer=tokenizer, speculative_config=config)
+
+    words = word_tokenizer()
+    Datastore.of(OTHERS, VOCABULARY, "words", fingerprint_of(words)).save(tmp_path / "d")
+    built(str(tmp_path / "d"), words)
+    words.add_tokens(["w64"])
+    with pytest.raises(VocabularyMismatch, match="another tokenizer"):
+        built(tmp_path / "d", words)
+    for given, said in ((3, "must be the folder"), ("nowhere", "is no datastore")):
+        with pytest.raises(ConfigError, match=said):
+            built(given)
+    with pytest.raises(VocabularyMismatch, match="tokens up to"):
+        built(Datastore.of(OTHERS, VOCABULARY + 1))

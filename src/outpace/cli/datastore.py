@@ -1,9 +1,10 @@
-"""``outpace datastore``: corpora that the retrieval drafter looks tokens up in."""
+"""``outpace datastore``: what look-ups know from the start."""
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,15 +15,18 @@ from outpace.cli.flags.options import Model, TrustRemoteCode
 from outpace.cli.loading import starting
 from outpace.cli.progress import working
 
+if TYPE_CHECKING:
+    from outpace.draft.lookup.datastore import Datastore
+
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    help="Corpora for the method 'retrieval': build one, look at one.",
+    help="What look-ups know from the start: build a datastore, look at one.",
 )
 
 Files = Annotated[
-    list[Path],
+    list[Path] | None,
     typer.Argument(
         metavar="FILES...",
         help='Texts, or *.jsonl or *.json whose records have a "text", a "prompt" with a '
@@ -31,6 +35,22 @@ Files = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder to write the datastore into.")]
+FromAnswers = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="PATH",
+        help="Answers of the target as token ids: a folder or a file that `outpace train "
+        "--self-distill` has written, or a folder of lab/answers. May be given several times.",
+    ),
+]
+WithTexts = Annotated[
+    bool,
+    typer.Option(
+        "--texts/--no-texts",
+        help="Keep the texts, which the method 'retrieval' needs, and not only the table of their "
+        "n-grams: some 12 bytes a token against 2 MB at most.",
+    ),
+]
 TokenizerName = Annotated[
     str | None,
     typer.Option(
@@ -43,20 +63,24 @@ TokenizerName = Annotated[
 
 @app.command()
 def build(
-    files: Files,
     out: Out,
+    files: Files = None,
+    from_answers: FromAnswers = None,
+    texts: WithTexts = True,
     model: Model = None,
     tokenizer: TokenizerName = None,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Tokenise files as the target does, and sort all their places."""
+    """Tokenise files as the target does, sort all their places, and count what follows what."""
     with starting():
-        from outpace.draft.lookup.corpus import tokenised
+        from outpace.draft.lookup.corpus import answer_files, answers, tokenised
         from outpace.draft.lookup.datastore import Datastore, fingerprint_of
 
-    _check(files, out)
+    files, answered = files or [], answer_files(from_answers or [])
+    _check(files, answered, out)
     name, known = _tokenizer(model, tokenizer, trust_remote_code)
-    size, read = max(1, sum(file.stat().st_size for file in files)), 0
+    vocabulary = max(known.get_vocab().values()) + 1
+    size, read = max(1, sum(file.stat().st_size for file in [*files, *answered])), 0
     with working(Console(stderr=True), "building the datastore") as report:
 
         def count(more: int) -> None:
@@ -65,14 +89,17 @@ def build(
             report("reading", read / size)
 
         datastore = Datastore.of(
-            tokenised(files, known, count),
-            max(known.get_vocab().values()) + 1,
+            chain(tokenised(files, known, count), answers(answered, vocabulary, count)),
+            vocabulary,
             name,
             fingerprint_of(known),
             lambda share: report("sorting", share),
         )
-    datastore.save(out)
-    Console().print(_table(out, datastore.description, datastore.nbytes))
+        report("counting", 0.0)
+        if not texts:
+            datastore = datastore.without_texts()
+        datastore.save(out)
+    Console().print(_table(out, datastore))
 
 
 @app.command()
@@ -84,7 +111,7 @@ def info(
         from outpace.draft.lookup.datastore import Datastore
 
     datastore = Datastore.open(folder)
-    Console().print(_table(folder, datastore.description, datastore.nbytes))
+    Console().print(_table(folder, datastore))
 
 
 def _tokenizer(model: str | None, tokenizer: str | None, trust: bool) -> tuple[str, Any]:
@@ -105,10 +132,12 @@ def _tokenizer(model: str | None, tokenizer: str | None, trust: bool) -> tuple[s
     return (name if model or tokenizer else "the bundled pair"), found
 
 
-def _check(files: list[Path], out: Path) -> None:
+def _check(files: list[Path], answered: list[Path], out: Path) -> None:
     """Raises ``ConfigError`` for what would make a long build fail at its end."""
     from outpace.errors import ConfigError
 
+    if not files and not answered:
+        raise ConfigError("there is nothing to build a datastore of: name FILES or --from-answers.")
     for file in files:
         if not file.is_file():
             what = "is a folder" if file.is_dir() else "does not exist"
@@ -117,12 +146,14 @@ def _check(files: list[Path], out: Path) -> None:
         raise ConfigError(f"--out {str(out)!r} exists already: name a new or an empty folder.")
 
 
-def _table(folder: Path, about: Any, size: int) -> Table:
+def _table(folder: Path, datastore: Datastore) -> Table:
+    about = datastore.description
     title = Text(f"Datastore {folder}")  # no markup: a folder may be called "[a]"
     table = Table(title=title, show_header=False, title_justify="left")
-    table.add_row("texts", str(about.texts))
+    table.add_row("texts", f"{about.texts}{'' if datastore.has_texts else ' (left out)'}")
     table.add_row("tokens", str(about.tokens))
-    table.add_row("size", f"{size / 1e6:.1f} MB")
+    table.add_row("n-grams", str(len(datastore.table)))
+    table.add_row("in memory", f"{datastore.nbytes / 1e6:.1f} MB")
     table.add_row("tokenizer", about.tokenizer or "none: token ids")
     table.add_row("fingerprint", about.fingerprint or "none")
     return table

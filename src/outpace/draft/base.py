@@ -303,6 +303,8 @@ class Drafter(ABC):
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
     skips_reproducible: bool = False
     """Whether it drafts nothing for rows that are `Request.reproducible`."""
+    saves: bool = False
+    """Whether `save` writes what it has learned, although it is none of its `learners`."""
     on_trial: str = ""
     """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
     was made for the target."""
@@ -427,7 +429,7 @@ class Drafter(ABC):
         """Writes what it has learned; ``ConfigError`` where that is nothing."""
         raise ConfigError(
             f"the method {self.name!r} learns nothing that could be saved: add 'online' to a head "
-            "or a draft model."
+            "or a draft model, or use 'suffix' or 'recycling'."
         )
 
     @property

@@ -23,8 +23,8 @@ class Guess:
     parents: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     """Each node's chance to be accepted, by the drafter's own estimate; empty without any."""
-    matched: int = 0
-    """Tokens of the context that the drafter found again before the root."""
+    sure: list[float] = field(default_factory=list)
+    """How sure the drafter is of each token of a chain (`Proposal.sure`), if it says so."""
 
     @classmethod
     def chain(cls, tokens: Iterable[int]) -> Guess:
@@ -60,20 +60,6 @@ class Guess:
     def score(self) -> float:
         """Tokens that are expected to be accepted, by the drafter's own estimate."""
         return sum(self.chances)
-
-    @property
-    def sure(self) -> list[float]:
-        """How sure a drafter may be of each token of a chain (`Proposal.sure`): the more often the
-        token came next, and the longer the match is, to which the chain before it belongs.
-
-        >>> Guess([5, 6], [0, 1], chances=[1.0, 0.5], matched=2).sure
-        [0.5, 0.3]
-        """
-        before = [1.0, *self.chances]
-        return [
-            chance / before[place] * (self.matched + place) / (self.matched + place + 2)
-            for place, chance in enumerate(self.chances)
-        ]
 
     @property
     def is_chain(self) -> bool:
@@ -119,7 +105,7 @@ def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
     most: nodes at which it is cut; None for all.
 
     >>> merged([Guess.chain([5, 6]), Guess.chain([5, 7]), Guess.chain([8, 9])], most=4)
-    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], matched=0)
+    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], sure=[])
     """
     tree = Guess()
     known: dict[tuple[int, int], int] = {}

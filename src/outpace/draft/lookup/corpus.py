@@ -1,13 +1,15 @@
-"""Texts and chats from files, as the tokens that a datastore is built of."""
+"""Texts, chats and a target's answers from files, as the tokens that a datastore is built of."""
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outpace.core.values import is_whole
 from outpace.errors import ConfigError, PromptError
-from outpace.files import ROLES, Record, holds_records, pieces, question, records
+from outpace.files import ROLES, Record, decoded, holds_records, pieces, question, records
 from outpace.targets.hf.tokenizer import tokenized
 
 BLOCK = 1 << 20
@@ -18,6 +20,10 @@ PAIRS = (("prompt", "question", "instruction", "input"),
          ("completion", "response", "answer", "output"))  # fmt: skip
 CHATS = ("messages", "conversations", "conversation", "chat")
 FIELDS = f'"{TEXTS[0]}", "{CHATS[0]}", or "{PAIRS[0][0]}" with "{PAIRS[1][0]}"'
+
+COMPRESSED = ".xz"
+ANSWERS = (".jsonl", COMPRESSED)
+"""Files of a folder that may hold answers."""
 
 Advance = Callable[[int], None]
 """Called with the number of bytes that were read."""
@@ -37,6 +43,67 @@ def tokenised(
         read = _records if holds_records(file) else _blocks
         for text in read(file, tokenizer, advance or (lambda count: None)):
             yield tokenized(tokenizer, text, add_special_tokens=False)
+
+
+def answer_files(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files of answers among these, and those in folders among them.
+
+    Raises ``ConfigError`` for what is neither.
+    """
+    found = []
+    for path in paths:
+        inside = sorted(path.iterdir()) if path.is_dir() else [path]
+        found += (files := [file for file in inside if file.suffix in ANSWERS and file.is_file()])
+        if not files:
+            raise ConfigError(
+                f"{str(path)!r} holds no answers: name a folder or a file that `outpace train "
+                "--self-distill` has written (answers.jsonl), or one of lab/answers (*.xz)."
+            )
+    return found
+
+
+def answers(
+    files: Sequence[Path], vocabulary: int, advance: Advance | None = None
+) -> Iterator[list[int]]:
+    """Yields the answers in some files, which a target wrote as token ids below ``vocabulary``.
+
+    A line holds the tokens of a prompt and of its answer, as ``outpace train --self-distill``
+    writes them, or a number, a temperature and the answer, as lab/answers does. Raises
+    ``ConfigError`` for any other line, but for a first one that tells about the others.
+    """
+    for file in files:
+        read = _unpacked if file.suffix == COMPRESSED else _lines
+        try:
+            for record in records(read(file, advance or (lambda count: None)), file):
+                if not (isinstance(record.value, Mapping) and record.number == 1):
+                    yield _answer(record, vocabulary)
+        except PromptError as error:
+            raise ConfigError(str(error)) from error
+
+
+def _unpacked(file: Path, advance: Advance) -> Iterator[str]:
+    try:
+        data = file.read_bytes()
+        lines = decoded(lzma.decompress(data), str(file), error=ConfigError).splitlines()
+    except (OSError, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or "it is damaged"
+        raise ConfigError(f"cannot read {str(file)!r}: {reason}.") from error
+    advance(len(data))
+    yield from lines
+
+
+def _answer(record: Record, vocabulary: int) -> list[int]:
+    found = record.value[-1] if isinstance(record.value, list) and record.value else None
+    if not isinstance(found, list) or not all(map(is_whole, found)):
+        raise ConfigError(
+            f"{record.where} holds no answer as token ids: give [[prompt], [answer]] per line."
+        )
+    if not all(0 <= token < vocabulary for token in found):
+        raise ConfigError(
+            f"{record.where} has tokens that the tokenizer does not know: name the model that "
+            "wrote it with --model."
+        )
+    return found
 
 
 def _blocks(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:

@@ -1,11 +1,16 @@
-"""A corpus of tokens that can be searched for any context: what the retrieval drafter reads.
+"""What look-ups know from the start: texts that can be searched for any context, and the table of
+what mostly follows their n-grams.
 
-A folder with a description and three arrays, which are mapped into memory and not read whole:
+A folder with a description, the table, and three arrays, which are mapped into memory and not read
+whole:
 
     datastore.json   sizes, checksums, and which tokenizer the tokens are of
+    table.bin        the likeliest successors of contexts of a few tokens, compressed (`NgramTable`)
     tokens.bin       all texts, a separator after each
     order.bin        the places of the tokens, sorted by what stands there
     starts.bin       for each token, where in that order its places begin
+
+One that is to be small has the table alone.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import json
 import os
 import zlib
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,13 +28,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from outpace.core.values import shown
 from outpace.draft.lookup.continuations import Texts
 from outpace.draft.lookup.occurrences import NOTHING
 from outpace.draft.lookup.suffix_order import suffix_order
+from outpace.draft.lookup.table import ENTRIES, NgramTable
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.targets.hf.loading.loaded import Loaded
 
 FORMAT = 1
 DESCRIPTION = "datastore.json"
+TABLE = "table.bin"
 DEPTH = 32
 """Tokens by which places are sorted: a context, and some of what follows it."""
 
@@ -37,6 +46,7 @@ LARGEST = 2**32 - 1
 """Tokens that a datastore can hold, separators included."""
 
 Array = NDArray[Any]
+_NONE: Array = np.empty(0, np.uint32)
 
 
 def fingerprint_of(tokenizer: Any) -> str:
@@ -45,12 +55,20 @@ def fingerprint_of(tokenizer: Any) -> str:
     return hashlib.sha256(listed).hexdigest()[:32]
 
 
+def identity(target: Loaded) -> tuple[int, str, str | None]:
+    """Returns whose tokens a target's are, as `Datastore.of` takes it: how many there are, the
+    tokenizer's name and its fingerprint."""
+    tokenizer = target.tokenizer
+    fingerprint = None if tokenizer is None else fingerprint_of(tokenizer)
+    return target.vocabulary, Path(str(target.name)).name, fingerprint
+
+
 @dataclass(frozen=True, kw_only=True)
 class Description:
     """What a datastore says of itself."""
 
     tokens: int
-    """Tokens of all texts, without separators."""
+    """Tokens of all texts, without separators. They may have been left out since."""
     texts: int
     vocabulary: int
     """Every token is below this number, which is the separator."""
@@ -58,6 +76,8 @@ class Description:
     """The name of the tokenizer."""
     fingerprint: str | None = None
     """What `fingerprint_of` says of the tokenizer; None where token ids were given."""
+    entries: int = 0
+    """How many entries the saved table has."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each file."""
     checksums: dict[str, int] = field(default_factory=dict)
@@ -65,16 +85,43 @@ class Description:
 
 
 class Datastore:
-    """Texts, and the order of all their suffixes (a suffix array)."""
+    """Texts with the order of all their suffixes (a suffix array), and the table of what mostly
+    follows their n-grams; or the table alone."""
 
     def __init__(
-        self, description: Description, tokens: Array, order: Array, starts: Array
+        self,
+        description: Description,
+        tokens: Array,
+        order: Array,
+        starts: Array,
+        table: NgramTable | None = None,
     ) -> None:
         """tokens: ``[n]``, separators included; order: ``[n]`` without those of the separators;
-        starts: ``[V + 1]``."""
-        self.description = description
+        starts: ``[V + 1]``. All three are empty where the texts are left out. table: unset, it is
+        made of the texts when it is needed."""
+        self.description, self._table = description, table
         self._arrays = {"tokens.bin": tokens, "order.bin": order, "starts.bin": starts}
         self._tokens, self._order, self._starts = tokens, order, starts
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether texts are there, and not their table alone."""
+        return len(self._tokens) > 0
+
+    @property
+    def table(self) -> NgramTable:
+        """The table of what mostly follows the n-grams of its texts."""
+        if self._table is None:
+            ids = self._tokens.astype(np.int64)
+            self._table = NgramTable.of(np.where(ids < self.description.vocabulary, ids, NOTHING))
+        return self._table
+
+    def texts(self) -> Iterator[Array]:
+        """Yields the texts as token ids."""
+        ends = (self._tokens == self.description.vocabulary).nonzero()[0]
+        begins = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            yield self._tokens[begin:end]
 
     # -- making and keeping --------------------------------------------------------------------
 
@@ -90,7 +137,7 @@ class Datastore:
         """Returns the datastore of some texts, each as token ids below ``vocabulary``.
 
         progress: called with the share of the sorting that is done. Raises ``ConfigError`` where
-        there is no text.
+        there is no text. The same texts in the same order give the same datastore.
         """
         kind = np.uint16 if vocabulary <= np.iinfo(np.uint16).max else np.uint32
         end, parts = np.array([vocabulary], kind), []
@@ -117,17 +164,42 @@ class Datastore:
         )
         return cls(about, tokens, order, starts)
 
+    def without_texts(self) -> Datastore:
+        """Returns its table alone."""
+        return Datastore(self.description, _NONE, _NONE, _NONE, self.table)
+
+    def with_table(self, table: NgramTable) -> Datastore:
+        """Returns its texts with another table."""
+        return Datastore(self.description, self._tokens, self._order, self._starts, table)
+
+    @classmethod
+    def of_table(
+        cls, table: NgramTable, vocabulary: int, tokenizer: str, fingerprint: str | None
+    ) -> Datastore:
+        """Returns a datastore that never had texts."""
+        about = Description(
+            tokens=0,
+            texts=0,
+            vocabulary=vocabulary,
+            tokenizer=tokenizer,
+            fingerprint=fingerprint,
+        )
+        return cls(about, _NONE, _NONE, _NONE, table)
+
     def save(self, folder: Path) -> None:
         """Writes the files; the description is written last, so that a folder with one is whole."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, array in self._arrays.items():
+            (folder / DESCRIPTION).unlink(missing_ok=True)
+            files = {TABLE: np.frombuffer(self.table.to_bytes(), np.uint8)}
+            files |= self._arrays if self.has_texts else {}
+            for name, array in files.items():
                 array.tofile(folder / name)
-            arrays = self._arrays.items()
             about = {
                 **asdict(self.description),
-                "sizes": {name: array.nbytes for name, array in arrays},
-                "checksums": {name: zlib.crc32(array.data) for name, array in arrays},
+                "entries": len(self.table),
+                "sizes": {name: array.nbytes for name, array in files.items()},
+                "checksums": {name: zlib.crc32(array.data) for name, array in files.items()},
             }
             text = json.dumps({"format": FORMAT, **about}, indent=1)
             (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -144,6 +216,9 @@ class Datastore:
         """
         path = Path(folder)
         about = describe(path)
+        table = _table(path, about) if TABLE in about.sizes else None
+        if set(about.sizes) == {TABLE}:
+            return cls(about, _NONE, _NONE, _NONE, table)
         kind = np.uint16 if about.vocabulary <= np.iinfo(np.uint16).max else np.uint32
         tokens = _mapped(path, "tokens.bin", about, kind)
         order = _mapped(path, "order.bin", about, np.uint32)
@@ -151,7 +226,19 @@ class Datastore:
         sizes = (len(tokens), len(order), len(starts))
         if sizes != (about.tokens + about.texts, about.tokens, about.vocabulary + 1):
             raise _damaged(path, "its files and its description say different sizes")
-        return cls(about, tokens, order, starts)
+        return cls(about, tokens, order, starts, table)
+
+    @classmethod
+    def for_target(cls, given: Any, loaded: Loaded) -> Datastore:
+        """Returns a datastore, which may be given as its folder, for a target with its tokens.
+
+        Raises ``ConfigError`` for what is no datastore, and ``VocabularyMismatch``.
+        """
+        found = given if isinstance(given, Datastore) else cls.open(given)
+        known = loaded.tokenizer is not None and found.description.fingerprint is not None
+        fingerprint = fingerprint_of(loaded.tokenizer) if known else None
+        found.check(fingerprint, int(loaded.config.vocab_size))
+        return found
 
     def check(self, fingerprint: str | None, vocabulary: int) -> None:
         """Raises ``VocabularyMismatch`` unless its tokens mean the same to a target.
@@ -210,7 +297,7 @@ class Datastore:
     def _range(self, pattern: Sequence[int]) -> range:
         """The places that begin with a pattern, in their order."""
         first, size, tokens = pattern[0], len(pattern), self._tokens
-        if not 0 <= first < self.description.vocabulary:
+        if not self.has_texts or not 0 <= first < self.description.vocabulary:
             return range(0)
         bounds = int(self._starts[first]), int(self._starts[first + 1])
 
@@ -224,8 +311,9 @@ class Datastore:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays, in memory or mapped into it."""
-        return sum(array.nbytes for array in self._arrays.values())
+        """Bytes of all arrays, in memory or mapped into it."""
+        table = 0 if self._table is None else self._table.nbytes
+        return table + sum(array.nbytes for array in self._arrays.values())
 
 
 def describe(folder: Path) -> Description:
@@ -247,10 +335,38 @@ def describe(folder: Path) -> Description:
             f"the datastore {str(folder)!r} has format {version!r} and this outpace reads "
             f"{FORMAT}: build it again."
         )
-    numbers = (about.tokens, about.texts, about.vocabulary)
-    if not all(isinstance(number, int) and number > 0 for number in numbers):
+    numbers = (about.tokens, about.texts, about.vocabulary, about.entries)
+    if (
+        not isinstance(about.sizes, dict)
+        or not all(isinstance(number, int) and number >= 0 for number in numbers)
+        or not about.vocabulary
+        or not ((about.texts and about.tokens) or about.entries)
+        or about.entries > ENTRIES
+    ):
         raise _damaged(folder, f"{DESCRIPTION} says impossible sizes")
     return about
+
+
+def read_datastore(name: str, value: Any) -> Any:
+    """Reads the option that names a datastore."""
+    if not isinstance(value, (str, os.PathLike, Datastore)):
+        raise ConfigError(
+            f"{name!r} must be the folder that `outpace datastore build` has written, not "
+            f"{shown(value)}."
+        )
+    return value
+
+
+def _table(folder: Path, about: Description) -> NgramTable:
+    """The table of a folder."""
+    data = _mapped(folder, TABLE, about, np.uint8).tobytes()
+    try:
+        table = NgramTable.from_bytes(data, about.entries)
+    except ValueError as error:
+        raise _damaged(folder, f"{TABLE}: {error}") from error
+    if table.largest >= about.vocabulary:
+        raise _damaged(folder, f"{TABLE} holds tokens that its description excludes")
+    return table
 
 
 def _mapped(folder: Path, name: str, about: Description, kind: Any) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from outpace.draft.lookup.occurrences import NOTHING, Occurrences
 
@@ -38,6 +38,12 @@ class PastTexts:
             self._drop_oldest()
         self._append([*text, NOTHING])
         self._changing = False
+
+    def texts(self) -> Iterator[list[int]]:
+        """Yields the texts, those first that will be forgotten first."""
+        ends = [*self._starts[1:], self.occurrences.end]
+        for begin, after in zip(self._starts, ends, strict=False):
+            yield self.occurrences.tokens(begin, after - 1)  # without what separates them
 
     def clear(self) -> None:
         """Empties the store."""

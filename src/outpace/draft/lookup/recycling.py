@@ -6,12 +6,14 @@ Token Recycling" (arXiv 2408.08696).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outpace.core.options import Options, Reads
 from outpace.core.proposal import Deterministic, Drawn, Needs, Proposal
@@ -20,8 +22,13 @@ from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.branching import checked_branching, shape_of
+from outpace.draft.lookup.datastore import Datastore, identity, read_datastore
+from outpace.draft.lookup.specimen import own_texts
+from outpace.draft.lookup.table import NgramTable
 from outpace.draft.ngrams import NgramPool
 from outpace.draft.trees import TreePlans
+from outpace.errors import ConfigError
+from outpace.targets.hf.loading.loaded import Loaded
 
 CANDIDATES = 4
 """Successors of a token that are kept where the tree is grown: such trees have no fifth sibling."""
@@ -33,8 +40,15 @@ Successors = Callable[[int], Sequence[int]]
 class _Matrix:
     """The latest most probable successors of each token, over all requests."""
 
-    def __init__(self, vocabulary: int, candidates: int) -> None:
-        self._rows = np.full((vocabulary, candidates), -1, np.int32)  # -1: not known
+    def __init__(self, vocabulary: int, candidates: int, table: NgramTable | None = None) -> None:
+        """table: what is known from the start."""
+        self._size, self._table = (vocabulary, candidates), table
+        self.clear()
+
+    @property
+    def known(self) -> NDArray[np.int32]:
+        """``[V, k]``: the successors of each token; -1 where none is known."""
+        return self._rows
 
     def after(self, token: int) -> list[int]:
         """Returns the successors of a token, the most probable one first."""
@@ -46,8 +60,11 @@ class _Matrix:
             self._rows[list(tokens)] = successors
 
     def clear(self) -> None:
-        """Forgets all successors."""
-        self._rows.fill(-1)
+        """Forgets what was learned."""
+        table = self._table
+        self._rows = (
+            np.full(self._size, -1, np.int32) if table is None else table.successors(*self._size)
+        )
 
     def suggest(self, text: Sequence[int]) -> None:
         """Enters each token's successor in a text where none is known."""
@@ -68,6 +85,9 @@ class RecyclingOptions(Options):
     branching: Annotated[Any, Reads(checked_branching)] = "auto"
     """Children of a node at each depth, such as [3, 2, 1]; all nodes by their paths, such as
     [[0], [1], [0, 0]]; 'auto': as it pays."""
+    datastore: Annotated[Any, Reads(read_datastore)] = None
+    """The folder that `outpace datastore build` or `LLM.save_drafter` has written: its most
+    frequent successors of each token are in the matrix from the start."""
 
 
 class RecyclingDrafter(Drafter):
@@ -79,7 +99,8 @@ class RecyclingDrafter(Drafter):
     of a token, a prompt's own successor stands in.
 
     What the matrix holds depends on other requests. Rows whose text must follow from their own
-    history alone draft from the successors in their own text instead.
+    history alone draft from the successors in their own text instead, and where it has none of a
+    token, from those of the datastore.
     """
 
     name: ClassVar[str] = "recycling"
@@ -88,17 +109,27 @@ class RecyclingDrafter(Drafter):
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     needs: Needs = Needs(probs=True)
+    saves: bool = True
     Options: ClassVar[type[Any]] = RecyclingOptions
 
     def __init__(
-        self, vocabulary: int, device: torch.device, shape: TreeShape | None = None
+        self,
+        vocabulary: int,
+        device: torch.device,
+        shape: TreeShape | None = None,
+        datastore: Datastore | None = None,
+        target: Loaded | None = None,
     ) -> None:
         """vocabulary: rows of the target's head; device: where rounds are played; shape: None for
-        what `Rows.shape` says."""
+        what `Rows.shape` says; target: the model whose tokens they are, without which nothing can
+        be saved."""
+        table = None if datastore is None else datastore.table
+        self._target = target
         self.shape = shape
         self.any_shape = shape is None
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.most_siblings)
-        self._matrix = _Matrix(vocabulary, self._candidates)
+        self._matrix = _Matrix(vocabulary, self._candidates, table)
+        self._stored = None if table is None else _Matrix(vocabulary, self._candidates, table)
         self._own = PerRequest(lambda request: NgramPool(2, self._candidates))
         """Which tokens follow which in a text."""
         self._plans = TreePlans(device)
@@ -106,7 +137,13 @@ class RecyclingDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> RecyclingDrafter:
         vocabulary = int(setup.loaded.config.vocab_size)
-        return cls(vocabulary, setup.target.device, shape_of(setup.options.branching))
+        given, shape = setup.options.datastore, shape_of(setup.options.branching)
+        datastore = None if given is None else Datastore.for_target(given, setup.loaded)
+        return cls(vocabulary, setup.target.device, shape, datastore, setup.loaded)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"datastore": own_texts(loaded).without_texts()}
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -162,8 +199,24 @@ class RecyclingDrafter(Drafter):
             return self._matrix.after
         own = self._own[rows.requests[row]]
         own.learn(rows.since(row, own.known))
-        return lambda token: [successor for (successor,) in own.after(token)]
+        stored = self._stored
+
+        def after(token: int) -> Sequence[int]:
+            found = [successor for (successor,) in own.after(token)]
+            return found if found or stored is None else stored.after(token)
+
+        return after
+
+    def save(self, folder: Path) -> None:
+        """Writes a datastore with the table of all successors that are known."""
+        if self._target is None or not (self._matrix.known >= 0).any():
+            raise ConfigError(
+                "the method 'recycling' has nothing to save: no text was written yet."
+            )
+        table = NgramTable.of_successors(self._matrix.known)
+        Datastore.of_table(table, *identity(self._target)).save(folder)
 
     @property
     def nbytes(self) -> int:
-        return self._matrix.nbytes + sum(own.nbytes for own in self._own.values())
+        stored = 0 if self._stored is None else self._stored.nbytes
+        return self._matrix.nbytes + stored + sum(own.nbytes for own in self._own.values())

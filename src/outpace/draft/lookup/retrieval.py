@@ -5,25 +5,22 @@ He et al. 2023, "REST: Retrieval-Based Speculative Decoding" (arXiv 2311.08252).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-import torch
 from annotated_types import Ge, Le
 
 from outpace.core.options import Reads
 from outpace.core.proposal import Drawn, Proposal
-from outpace.core.values import shown
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
-from outpace.draft.lookup.datastore import DEPTH, Datastore, fingerprint_of
+from outpace.draft.lookup.datastore import DEPTH, Datastore, read_datastore
 from outpace.draft.lookup.matching import MatchOptions
+from outpace.draft.lookup.specimen import own_texts
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.plain import of_texts
 
 COUNTED = 256
 """Places whose continuations are counted: of more, as many evenly from their order."""
@@ -32,20 +29,11 @@ REACH = 16
 """Tokens of a continuation, at most."""
 
 
-def _datastore(name: str, value: Any) -> Any:
-    if not isinstance(value, (str, os.PathLike, Datastore)):
-        raise ConfigError(
-            f"method 'retrieval' needs {name!r}: the folder that `outpace datastore build` has "
-            f"written, not {shown(value)}."
-        )
-    return value
-
-
 @dataclass(frozen=True, kw_only=True)
 class RetrievalOptions(MatchOptions):
     """What a user may set."""
 
-    datastore: Annotated[Any, Reads(_datastore)]
+    datastore: Annotated[Any, Reads(read_datastore)]
     """The folder that `outpace datastore build` has written."""
     max_token_span: Annotated[int, Ge(1), Le(DEPTH)] = 16
 
@@ -73,27 +61,18 @@ class RetrievalDrafter(Drafter):
     @classmethod
     def build(cls, setup: Setup) -> RetrievalDrafter:
         """Opens the datastore; ``VocabularyMismatch`` if its tokens are not the target's."""
-        options, loaded = setup.options, setup.loaded
-        given = options.datastore
-        datastore = given if isinstance(given, Datastore) else Datastore.open(given)
-        known = loaded.tokenizer is not None and datastore.description.fingerprint is not None
-        fingerprint = fingerprint_of(loaded.tokenizer) if known else None
-        datastore.check(fingerprint, int(loaded.config.vocab_size))
+        options = setup.options
+        datastore = Datastore.for_target(options.datastore, setup.loaded)
+        if not datastore.has_texts:
+            raise ConfigError(
+                "the datastore holds no texts, only the table of their n-grams: build it without "
+                "--no-texts for the method 'retrieval', or give it to 'suffix' or 'recycling'."
+            )
         return cls(datastore, options)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        """A datastore of what the target itself writes after one or two tokens."""
-        vocabulary = loaded.vocabulary
-        first = torch.arange(min(64, vocabulary), device=loaded.device)
-        texts = torch.stack([first, first.flip(0)], 1)
-        with torch.inference_mode():
-            for _ in range(24):
-                logits = loaded.model(**of_texts(loaded.model, texts), use_cache=False).logits[
-                    :, -1
-                ]
-                texts = torch.cat([texts, logits[:, :vocabulary].argmax(-1, keepdim=True)], 1)
-        return {"datastore": Datastore.of(texts.tolist(), vocabulary), "min_token_span": 1}
+        return {"datastore": own_texts(loaded), "min_token_span": 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]

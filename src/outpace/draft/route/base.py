@@ -144,9 +144,11 @@ class Several(Drafter):
             yield from child.files()
 
     def save(self, folder: Path) -> None:
-        """Writes what the one child that learns online has learned."""
-        pairs = zip(self.names, self.children, strict=True)
+        """Writes what the one child that learns online has learned, or without any the one look-up
+        that saves."""
+        pairs = list(zip(self.names, self.children, strict=True))
         found = [(name, one) for name, child in pairs for one in child.learners()]
+        found = found or [(name, child) for name, child in pairs if child.saves]
         if not found:
             super().save(folder)
         elif len(found) == 1:
@@ -154,8 +156,8 @@ class Several(Drafter):
         else:
             names = ", ".join(name for name, _ in found)
             raise ConfigError(
-                f"several drafters of method {self.name!r} learn online ({names}), and a folder "
-                "holds one: leave 'online' out of all but one."
+                f"several drafters of method {self.name!r} learn ({names}), and a folder holds "
+                "one: leave 'online' out of all but one, or all look-ups but one."
             )
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
