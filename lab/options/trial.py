@@ -16,6 +16,7 @@ from outpace.core.logits_pipeline import RowFault, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Round
 from outpace.engine.verifier import branches_of
+from outpace.errors import ParamsError
 from outpace.llm import LLM
 from outpace.outputs import RequestOutput
 
@@ -91,6 +92,23 @@ class Trial:
         llm.engine.observers.append(self._spy)
         self._rule = llm.engine.verifier.rule
 
+    def refuses(self, index: int) -> bool:
+        """Returns whether a case's option is refused as a whole here: a predicted text, where no
+        look-up would look into it."""
+        option = self.reference.cases[index].option
+        return option == "prediction" and not self.llm.intake.takes_predictions
+
+    def refused(self) -> dict[str, str]:
+        """Returns the sentences of the options that are refused as a whole."""
+        said = {}
+        for index, case in enumerate(self.reference.cases):
+            if self.refuses(index):
+                try:
+                    self.llm.requests(list(RAGGED[0]), self.reference.params(case, True, 0))
+                except ParamsError as error:
+                    said[case.option] = str(error)
+        return said
+
     def run(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns what failed, and the kind of proof, by option."""
         failures: dict[str, str] = {}
@@ -135,7 +153,8 @@ class Trial:
         reference = self.reference
         asked = [list(prompts[(index + seed) % len(prompts)]) for index, _, seed in runs]
         params = [
-            reference.params(reference.cases[index], on, seed, greedy) for index, on, seed in runs
+            reference.params(reference.cases[index], on and not self.refuses(index), seed, greedy)
+            for index, on, seed in runs
         ]
         outputs = self.llm.generate(asked, params)
         for output in outputs:

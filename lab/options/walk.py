@@ -123,6 +123,7 @@ def cases() -> list[Case]:
         Case("bad_words_ids", {"bad_words_ids": every_pair, "allowed_token_ids": four_letters},
              DEAD_END),
         Case("tag", {"tag": "copying"}, DRAFTING),
+        Case("prediction", {"prediction": (3, 1, 4)}, DRAFTING),
     ]  # fmt: skip
 
 
@@ -250,8 +251,11 @@ def _judged(reference: Reference, method: str, rule: str, trials: list[Trial]) -
     trial = Trial(reference, llm)
     trials.append(trial)
     failures, proofs = trial.run()
+    refused = trial.refused()
     for name in named:
-        if name in failures:
+        if name in refused:
+            yield Cell(name, method, rule, "refused", refused[name])
+        elif name in failures:
             yield Cell(name, method, rule, "BROKEN", failures[name])
         else:
             yield Cell(name, method, rule, "honoured", proofs[name])
@@ -282,8 +286,11 @@ def findings(report: OptionsReport) -> Group:
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for cell in report.cells:
         counts[cell.drafter, cell.rule][cell.state] += 1
+    taken = {(cell.drafter, cell.rule) for cell in report.cells if cell.state != "refused"}
     refused = {(cell.drafter, cell.rule): cell.reason for cell in report.cells
-               if cell.state == "refused"}  # fmt: skip
+               if (cell.drafter, cell.rule) not in taken}  # fmt: skip
+    alone = {cell.option: cell.reason for cell in report.cells
+             if cell.state == "refused" and (cell.drafter, cell.rule) in taken}  # fmt: skip
     table = Table(title="options: honoured (how it is proved), refused or BROKEN")
     for column in ("drafter", "rule", "honoured", "refused", "BROKEN"):
         table.add_column(column)
@@ -296,6 +303,7 @@ def findings(report: OptionsReport) -> Group:
     ]
     lines += [f"no proof for: {name}" for name in report.missing]
     lines += [f"refused: {pair[0]} with {pair[1]}: {text}" for pair, text in refused.items()]
+    lines += [f"refused by some drafters: {option}: {text}" for option, text in alone.items()]
     lines.append(
         f"{report.nodes} distributions at drafted nodes and roots, of {report.drafted} drafted and "
         f"{report.accepted} accepted tokens: worst difference {report.worst:.1g}"

@@ -159,9 +159,9 @@ def test_the_one_of_several_drafters_that_learns_is_saved(config: Any, tmp_path:
 def test_where_several_learn_the_error_names_them() -> None:
     config = {"method": "ensemble", "drafters": [LEARNING, NGRAM, LEARNING]}
     llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
-    with pytest.raises(ConfigError, match=r"learn online \(draft_model 1, draft_model 2\)"):
+    with pytest.raises(ConfigError, match=r"learn \(draft_model 1, draft_model 2\), and a"):
         llm.save_drafter("nowhere")
-    config = {"method": "ensemble", "drafters": [NGRAM, {"method": "suffix"}]}
+    config = {"method": "ensemble", "drafters": [NGRAM, {**NGRAM, "prompt_lookup_max": 2}]}
     llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
     with pytest.raises(ConfigError, match="'ensemble' learns nothing that could be saved"):
         llm.save_drafter("nowhere")
@@ -206,7 +206,7 @@ def test_what_cannot_learn_is_refused() -> None:
     with pytest.raises(ConfigError, match="online and quantization exclude each other"):
         LLM(target("llama"), speculative_config=rounded)
     with pytest.raises(ConfigError, match="learns nothing that could be saved"):
-        LLM(target("llama")).save_drafter("nowhere")
+        LLM(target("llama"), speculative_config={"method": "ngram"}).save_drafter("nowhere")
     head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
     config = {"method": "medusa", **head, "online": {"window": 16}}
     LLM(target("llama"), speculative_config=config)
@@ -223,6 +223,7 @@ ITS_OWN = {
     "file": "it is what one that stands for several drafters keeps, which none of these is",
     "look": "one that stands for several drafters is asked, which none of these is",
     "asked_anywhere": "it remembers its rounds, to learn from them",
+    "saves": "it is saved as one of the `learners`",
 }
 """What it does not hand on to the drafter inside, and why."""
 

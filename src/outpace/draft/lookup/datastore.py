@@ -77,7 +77,7 @@ class Description:
     fingerprint: str | None = None
     """What `fingerprint_of` says of the tokenizer; None where token ids were given."""
     entries: int = 0
-    """Of the table that is saved."""
+    """Entries of the table that is saved."""
     sizes: dict[str, int] = field(default_factory=dict)
     """Bytes of each file."""
     checksums: dict[str, int] = field(default_factory=dict)

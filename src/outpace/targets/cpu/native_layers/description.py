@@ -38,7 +38,7 @@ ARRANGEMENTS: Sequence[tuple[str | None, str | None, str | None, str | None]] = 
 another place in another family, so that all of a layer's names tell which places they are."""
 
 HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
-"""Of queries and of keys."""
+"""The norms of queries and of keys."""
 OUTPUT = ("o_proj", "dense")
 UP = ("up_proj", "c_fc", "fc1")
 DOWN = ("down_proj", "c_proj", "fc2")
