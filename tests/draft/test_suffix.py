@@ -226,7 +226,7 @@ def test_what_was_written_is_saved_for_later(tmp_path: Path) -> None:
     first.save_drafter(folder)
     saved = [text.tolist() for text in Datastore.open(folder).texts()]
     assert len(saved) == len(EXPECTED)
-    for text, whole in zip(sorted(saved), sorted(EXPECTED), strict=True):  # as far as a round observed it
+    for text, whole in zip(sorted(saved), sorted(EXPECTED), strict=True):  # to its last round
         assert text == whole[: len(text)]
         assert len(text) > LENGTH - 8
     later, cold = decoder(datastore=folder), decoder()
