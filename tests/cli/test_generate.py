@@ -191,6 +191,8 @@ def test_every_sampling_flag_arrives(
         "dtype": "float64",
         "device": "cpu",
         "quantization": "int8",
+        "lora": None,
+        "tensor_parallel_size": 1,
         "max_model_len": 99,
         "generation_config": "none",
         "trust_remote_code": True,

@@ -132,7 +132,7 @@ def test_the_replay_is_short_and_leaves_the_controller_as_it_was(
     found = replay(llm, ["w1", "w2", "w3", "w4", "w5"], params)
     assert sum(len(output.token_ids) for output in written) == TOKENS
     assert llm.engine.controller is controller
-    assert controller._trials._total == 0  # type: ignore[attr-defined]
+    assert controller._budget.spent == 0  # type: ignore[attr-defined]
     assert found is not None
     assert found.divergence is not None
     assert found.divergence.states > 5
