@@ -167,8 +167,10 @@ def _classifier(path: str, kind: str, target: str | None, against: Outline | Non
     words = (*_with_target(target), "--speculative-config", json.dumps(entry))
     what = f"a classifier of the kind {kind!r}"
     found = Inspection(path, "classifier", what, facts, (_command(*words),), target)
-    if against is None or kind != "judge":  # the others read the states of a draft model
+    if against is None:
         return found
+    if kind != "judge":  # it reads the states of a draft model
+        return replace(found, target=None)
     here = TargetShape.of(against.loaded.config, against.loaded.name)
     return _judged(found, lambda: network.origin.check_shape(here, f"the {kind}"))
 
@@ -230,22 +232,22 @@ def _adapter(path: str, target: str | None, against: Outline | None) -> Inspecti
 
 def _model(path: str, target: str | None, against: Outline | None, trust: bool) -> Inspection:
     what = "a GGUF file" if names_gguf(path) else "a folder with a model"
-    bare = Inspection(path, "model", what, {"bytes": _size(Path(path))}, target=target)
+    bare = Inspection(path, "model", what, {}, target=target)
     try:
         found = outline_model(path, trust)
     except UnsupportedModel as error:
-        return replace(bare, why_not=str(error))
+        return replace(bare, facts={"bytes": _size(Path(path))}, why_not=str(error))
     commands = tuple(_model_commands(path, target, found))
-    told = replace(bare, what=_kind_of(found), facts=dict(_model_facts(found)), commands=commands)
+    known = replace(bare, what=_kind_of(found), facts=dict(_model_facts(found)), commands=commands)
     if against is None:
-        return told
+        return known
     try:
         check_same_vocabulary(against.loaded, found.loaded)
     except VocabularyMismatch as error:
         if None in (against.loaded.tokenizer, found.loaded.tokenizer):
-            return replace(told, why_not=str(error), commands=())
-        return replace(told, facts={**told.facts, "tokens": OTHER_TOKENS})
-    return replace(told, facts={**told.facts, "tokens": "the target's"})
+            return replace(known, why_not=str(error), commands=())
+        return replace(known, facts={**known.facts, "tokens": OTHER_TOKENS})
+    return replace(known, facts={**known.facts, "tokens": "the target's"})
 
 
 OTHER_TOKENS = "other ones than the target's, so that drafts are translated"

@@ -214,9 +214,7 @@ class Intake:
                 f"prediction has {len(ids)} tokens, and prompt and text have {self.max_length} "
                 "together at most: give the part that you expect."
             ).about("prediction")
-        top = self._loaded.config.vocab_size
-        if any(token >= top for token in ids):
-            raise ParamsError(f"prediction must hold token ids in [0, {top}).").about("prediction")
+        arguments.check_ids("prediction", ids, self._loaded.config.vocab_size)
         return ids
 
     def all_requests(

@@ -434,6 +434,12 @@ def _loaded(
         batch_invariant=args.batch_invariant,
     )
     if isinstance(model, SplitModel):
+        count = model.processes.count
+        if args.tensor_parallel_size not in (1, count):
+            raise ConfigError(
+                f"tensor_parallel_size is {args.tensor_parallel_size}, and this model is split "
+                f"over {count} processes already: leave it out."
+            )
         return load(model, tokenizer=args.tokenizer, dtype=args.dtype, device=args.device)
     if isinstance(model, (nn.Module, Loaded)):
         raise ConfigError(

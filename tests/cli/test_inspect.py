@@ -225,7 +225,8 @@ def test_bad_files_are_one_sentence(
 
 
 def test_a_missing_part_is_named(run: Run, copy_of_target: Path) -> None:
-    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (copy_of_target / "model.safetensors").rename(copy_of_target / "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (copy_of_target / "model.safetensors.index.json").write_text(json.dumps(index))
     done = run("inspect", copy_of_target)
     assert done.exit_code == 2

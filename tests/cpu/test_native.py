@@ -412,8 +412,11 @@ def test_layers_that_compute_something_else_are_left_to_transformers() -> None:
     clipped = made("olmo2")
     clipped.config.clip_qkv = 8.0  # what the few tokens of a trial may not reach
     uncapped = made("gemma3", attn_logit_softcapping=50.0)  # which its code does not look at
-    counts = (0, 0, 1, 1, 0, 0)
-    models = (gpt2.eval(), other, hooked, more, clipped, uncapped)
+    bounded = made("llama", hidden_act="gelu_10")  # as gelu, up to 10
+    scaled = made("llama")
+    scaled.model.layers[0].register_buffer("scale", torch.ones(1))
+    counts = (0, 0, 1, 1, 0, 0, 0, 1)
+    models = (gpt2.eval(), other, hooked, more, clipped, uncapped, bounded, scaled)
     for model, count in zip(models, counts, strict=True):
         speed_up(model, "native", smallest=1)
         assert use_native_layers(model) == count

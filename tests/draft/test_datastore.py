@@ -275,6 +275,7 @@ def test_a_table_with_other_tokens_is_damaged(tmp_path: Path) -> None:
         ({"vocabulary": 2}, "tokens that its description excludes"),
         ({"entries": 10**9}, "impossible sizes"),
         ({"sizes": []}, "impossible sizes"),
+        ({"checksums": []}, "impossible sizes"),
     ):
         file.write_text(json.dumps({**known, **change}))
         with pytest.raises(ConfigError, match=said):

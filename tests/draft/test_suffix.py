@@ -253,6 +253,22 @@ def test_a_table_that_was_given_is_saved_with_the_texts(tmp_path: Path) -> None:
     again = Datastore.open(tmp_path / "known")
     assert again.description.texts == 1
     assert again.table.after([50]) == store.table.after([50])
+    later = decoder(datastore=tmp_path / "known")
+    later.save_drafter(tmp_path / "known")
+    assert Datastore.open(tmp_path / "known").table.after([50]) == store.table.after([50])
+
+
+def test_saving_leaves_what_is_in_use_as_it_was(tmp_path: Path) -> None:
+    """The files of a folder are mapped: a shorter one in their place would end the program."""
+    folder = tmp_path / "known"
+    Datastore.of([*OTHERS, [1] * 4000], VOCABULARY).save(folder)
+    llm = decoder(datastore=folder, max_cached_tokens=LENGTH)
+    before = drafted(llm, PROMPTS[0], SAMPLED)
+    llm.generate(PROMPTS, greedy(LENGTH))
+    llm.save_drafter(folder)
+    assert Datastore.open(folder).description.tokens < LENGTH
+    assert drafted(llm, PROMPTS[0], SAMPLED) == before
+    assert not list(folder.glob("*.part"))
 
 
 def test_auto_takes_a_look_up_with_a_datastore_and_saves_it(tmp_path: Path) -> None:

@@ -316,7 +316,9 @@ def test_what_was_downloaded_is_used_without_asking(
     (folder / "tokenizer.json").write_text("{}")
     assert locate("some/model") == str(folder)
     index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "model.safetensors", "b": "second"}}))
+    index.write_text(json.dumps({"weight_map": {"a": "first.safetensors", "b": "second"}}))
+    assert locate("some/model") == str(folder), "one file has all weights, whatever lies with it"
+    (folder / "model.safetensors").rename(folder / "first.safetensors")
     assert locate("some/model") == "some/model", "one of two files is there"
     (folder / "second").write_text("")
     assert locate("some/model") == str(folder)

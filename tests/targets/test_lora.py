@@ -249,6 +249,22 @@ def test_of_a_gguf_file_the_changed_weights_are_widened(
     assert "because the adapter changes them" in caplog.text
 
 
+def test_of_a_gguf_file_a_tied_head_is_changed_alone(tmp_path: Path) -> None:
+    model = tiny("llama", tie_word_embeddings=True)
+    path = write(tmp_path / "model.gguf", "llama", model, "Q8_0")
+    place = adapter(tmp_path / "adapter", model, ["lm_head"])
+    weights = load_file(place / "adapter_model.safetensors")
+    down, up = (weights[f"base_model.model.lm_head.lora_{end}.weight"] for end in "AB")
+    plain: Any = load(path, dtype="float64", cpu_kernels="off").model
+    before = plain.get_input_embeddings()(IDS)
+    head = plain.get_output_embeddings().weight.double()
+    loaded: Any = load(path, dtype="float64", lora=place).model
+    found = loaded.get_output_embeddings().weight
+    assert torch.allclose(found, head + 5 / 3 * up.double() @ down.double(), rtol=0, atol=1e-9)
+    assert torch.equal(loaded.get_input_embeddings()(IDS), before)
+    assert not loaded.config.tie_word_embeddings
+
+
 # -- refused -----------------------------------------------------------------------------------
 
 
@@ -330,7 +346,7 @@ def test_a_loaded_model_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
         LLM(folder, speculative_config={"model": str(folder), "lora": ""})
 
 
-def test_weights_are_mapped_and_not_read(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_names_what_it_changes(folder: Path, tmp_path: Path) -> None:
     base = LlamaForCausalLM.from_pretrained(folder)
     place = adapter(tmp_path / "adapter", base, LLAMA)
     found = read_adapter(place)

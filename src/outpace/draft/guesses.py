@@ -103,6 +103,7 @@ class Guess:
 
 def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
     """Returns one tree of several, in which equal paths are one; those of earlier trees come first.
+    Either all of them say chances, or none.
 
     most: nodes at which it is cut; None for all.
 
@@ -113,12 +114,13 @@ def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
     known: dict[tuple[int, int], int] = {}
     for guess in guesses:
         place = [0]  # where each node of this guess is in the tree
-        for token, parent in zip(guess.tokens, guess.parents, strict=True):
+        chances: Sequence[float | None] = guess.chances or [None] * len(guess)
+        for token, parent, chance in zip(guess.tokens, guess.parents, chances, strict=True):
             key = (place[parent], token)
             if key not in known:
                 if len(tree) == most:
                     return tree
-                known[key] = tree.add(token, place[parent])
+                known[key] = tree.add(token, place[parent], chance)
             place.append(known[key])
     return tree
 

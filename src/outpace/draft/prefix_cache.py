@@ -68,7 +68,7 @@ class PrefixCache:
         return count
 
     def keep(self, row: int, tokens: Sequence[int], whole: bool = False) -> None:
-        """Keeps the beginning of a row that is about to leave, if it is long enough to be lent.
+        """Keeps the beginning of a row that is about to leave, if it is long enough to be restored.
         tokens: those that it has cached. whole: whether a later text will go on from all of it."""
         texts = self._whole if whole else self._texts
         count = self._cache.reach(row, min(len(tokens), texts.tokens or len(tokens)))

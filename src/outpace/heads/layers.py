@@ -240,7 +240,7 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x)), entries
 
 
-def share_products(head: nn.Module) -> None:
+def share_head_products(head: nn.Module) -> None:
     """Lets products of a head's layers that have the same input be computed together, where they
     are our own: queries, keys and values, and both that a feed-forward part begins with."""
     for module in head.modules():

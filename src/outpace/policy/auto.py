@@ -89,6 +89,7 @@ class Auto(Controller):
 
     def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         self._played, self._finds, self._asked = None, {}, frozenset()
+        self._choices = {}
         shape: TreeShape | None = None
         learned = not any(request.reproducible for request in requests)
         for one in self._estimators:
@@ -243,10 +244,11 @@ class Auto(Controller):
             tokens = one.tokens(request, pick.budget)
             whole.tokens += tokens
             find = looked_up.picks[request] if looked_up is not None else Pick()
-            if find.budget and self[find.name].tokens(request, find.budget) > tokens:
-                mixed.picks[request] = Pick(find.name, min(find.budget, width))
-                mixed.trials[find.name] = looked_up.trials[find.name] if looked_up else None
-                tokens = self[find.name].tokens(request, find.budget)
+            cut = min(find.budget, width)
+            if looked_up is not None and cut and self[find.name].tokens(request, cut) > tokens:
+                mixed.picks[request] = Pick(find.name, cut)
+                mixed.trials[find.name] = looked_up.trials[find.name]
+                tokens = self[find.name].tokens(request, cut)
             mixed.tokens += tokens
         players = {pick.name for pick in mixed.picks.values() if pick.budget}
         return mixed if {one.name} < players and mixed.seconds is not None else whole

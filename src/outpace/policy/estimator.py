@@ -148,8 +148,8 @@ class Estimator:
     def seconds(self, batch: Batch, nodes: int) -> float | None:
         """Returns the seconds that a round with ``nodes`` nodes is expected to take; None while
         nothing is known of these."""
-        curve = self.curve(batch, nodes)
-        return None if curve is None else self._takes(batch.free, curve, nodes, 0)[nodes]
+        curve = self.curve(batch, max(nodes, batch.floor))
+        return None if curve is None else self._takes(batch.free, curve, nodes, batch.floor)[nodes]
 
     def forecast(self, batch: Batch) -> Forecast | None:
         """Returns what the widths promise that are near those that were measured; None while

@@ -133,11 +133,14 @@ class Datastore:
         tokenizer: str = "",
         fingerprint: str | None = None,
         progress: Callable[[float], None] | None = None,
+        *,
+        with_texts: bool = True,
     ) -> Datastore:
         """Returns the datastore of some texts, each as token ids below ``vocabulary``.
 
-        progress: called with the share of the sorting that is done. Raises ``ConfigError`` where
-        there is no text. The same texts in the same order give the same datastore.
+        with_texts: whether it keeps them, and not their table alone. progress: called with the
+        share of the sorting that is done. Raises ``ConfigError`` where there is no text. The same
+        texts in the same order give the same datastore.
         """
         kind = np.uint16 if vocabulary <= np.iinfo(np.uint16).max else np.uint32
         end, parts = np.array([vocabulary], kind), []
@@ -152,16 +155,19 @@ class Datastore:
                 f"{len(tokens)} tokens are too many for one datastore: leave files out until there "
                 f"are {LARGEST} or fewer."
             )
-        order = suffix_order(tokens, DEPTH, progress)
-        order = order[: len(tokens) - len(parts) // 2].astype(np.uint32)  # separators sort last
-        starts = np.searchsorted(tokens[order], np.arange(vocabulary + 1)).astype(np.int64)
+        texts_read = len(parts) // 2
         about = Description(
-            tokens=len(order),
-            texts=len(parts) // 2,
+            tokens=len(tokens) - texts_read,
+            texts=texts_read,
             vocabulary=vocabulary,
             tokenizer=tokenizer,
             fingerprint=fingerprint,
         )
+        if not with_texts:
+            return cls(about, _NONE, _NONE, _NONE, cls(about, tokens, _NONE, _NONE).table)
+        order = suffix_order(tokens, DEPTH, progress)
+        order = order[: about.tokens].astype(np.uint32)  # separators sort last
+        starts = np.searchsorted(tokens[order], np.arange(vocabulary + 1)).astype(np.int64)
         return cls(about, tokens, order, starts)
 
     def without_texts(self) -> Datastore:
@@ -193,8 +199,12 @@ class Datastore:
             (folder / DESCRIPTION).unlink(missing_ok=True)
             files = {TABLE: np.frombuffer(self.table.to_bytes(), np.uint8)}
             files |= self._arrays if self.has_texts else {}
+            for name in self._arrays.keys() - files.keys():
+                (folder / name).unlink(missing_ok=True)
             for name, array in files.items():
-                array.tofile(folder / name)
+                part = folder / f"{name}.part"
+                array.tofile(part)
+                part.replace(folder / name)  # who has mapped the former file keeps that
             about = {
                 **asdict(self.description),
                 "entries": len(self.table),
@@ -337,7 +347,7 @@ def describe(folder: Path) -> Description:
         )
     numbers = (about.tokens, about.texts, about.vocabulary, about.entries)
     if (
-        not isinstance(about.sizes, dict)
+        not (isinstance(about.sizes, dict) and isinstance(about.checksums, dict))
         or not all(isinstance(number, int) and number >= 0 for number in numbers)
         or not about.vocabulary
         or not ((about.texts and about.tokens) or about.entries)

@@ -124,7 +124,7 @@ class RecyclingDrafter(Drafter):
         what `Rows.shape` says; target: the model whose tokens they are, without which nothing can
         be saved."""
         table = None if datastore is None else datastore.table
-        self._target = target
+        self._target, self._table = target, table
         self.shape = shape
         self.any_shape = shape is None
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.most_siblings)
@@ -208,13 +208,18 @@ class RecyclingDrafter(Drafter):
         return after
 
     def save(self, folder: Path) -> None:
-        """Writes a datastore with the table of all successors that are known."""
+        """Writes a datastore with the table of the likeliest successors of each token, and what
+        else a given one says of n-grams; without its texts."""
         if self._target is None or not (self._matrix.known >= 0).any():
             raise ConfigError(
                 "the method 'recycling' has nothing to save: no text was written yet."
             )
-        table = NgramTable.of_successors(self._matrix.known)
-        Datastore.of_table(table, *identity(self._target)).save(folder)
+        vocabulary, name, fingerprint = identity(self._target)
+        known = self._matrix.known[:vocabulary]  # padding that was drafted has no name
+        table = NgramTable.of_successors(np.where(known < vocabulary, known, -1))
+        if self._table is not None:
+            table = table.with_more(self._table)
+        Datastore.of_table(table, vocabulary, name, fingerprint).save(folder)
 
     @property
     def nbytes(self) -> int:

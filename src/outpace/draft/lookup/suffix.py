@@ -216,13 +216,14 @@ class SuffixDrafter(Drafter):
         """Writes a datastore of the texts that are kept, and what a given one held; no more than
         ``max_cached_tokens`` of texts."""
         room = self._options.max_cached_tokens
-        texts: list[Sequence[int]] = list(self.past.texts())
-        if self._datastore is not None and self._datastore.has_texts:
-            texts = [*(each.tolist() for each in self._datastore.texts()), *texts]
-        kept = []
+        texts: list[Any] = list(self.past.texts())
+        if self._datastore is not None:
+            texts = [*self._datastore.texts(), *texts]
+        kept: list[Any] = []
         for text in reversed(texts):
             room -= len(text) + 1
             if room < 0:
+                kept += [] if kept else [text[-room:]]  # at least the end of the latest
                 break
             kept.append(text)
         if not kept or self._target is None:
@@ -230,7 +231,7 @@ class SuffixDrafter(Drafter):
                 "the method 'suffix' has nothing to save: no text has ended yet, or none is kept."
             )
         made = Datastore.of(kept[::-1], *identity(self._target))
-        if self._datastore is not None and not self._datastore.has_texts:
+        if self._datastore is not None:
             made = made.with_table(made.table.with_more(self._datastore.table))
         made.save(folder)
 

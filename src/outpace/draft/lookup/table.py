@@ -115,7 +115,8 @@ class NgramTable:
         return cls._best([_Entries(keys[known], tokens[known], chances[known], chances[known])])
 
     def with_more(self, other: NgramTable) -> NgramTable:
-        """Returns this table with the contexts that only the other one knows, as many as fit."""
+        """Returns this table with the contexts that only the other one knows: as many of them as
+        fit, whichever."""
         keys, tokens, levels = other._arrays
         new = ~np.isin(keys, self._arrays[0])
         parts = zip(self._arrays, (keys[new], tokens[new], levels[new]), strict=True)
@@ -165,7 +166,10 @@ class NgramTable:
         keys = np.cumsum(steps, dtype=np.uint64)
         if entries and keys[-1] > np.iinfo(np.uint32).max:
             raise ValueError("contexts beyond the last one")
-        return cls(keys.astype(np.uint32), tokens, np.frombuffer(raw[8 * entries :], np.uint8))
+        levels = np.frombuffer(raw[8 * entries :], np.uint8)
+        if levels.max(initial=0) >= LEVELS:
+            raise ValueError("chances above 1")
+        return cls(keys.astype(np.uint32), tokens, levels)
 
 
 def _planes(numbers: Array) -> Array:

@@ -23,7 +23,7 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, Shared
-from outpace.heads.layers import Entries, Sight, share_products
+from outpace.heads.layers import Entries, Sight, share_head_products
 from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, of_parents
 from outpace.methods.heads.text_cache import WAITING, TextCache
 from outpace.targets.base import Target
@@ -164,7 +164,7 @@ class AttendingHeadDrafter(HeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(AttendingHead, self._head)
-        share_products(self.head)
+        share_head_products(self.head)
         self._cache: TextCache = TextCache(self.head, target.rows, ahead=1)
         self._texts = PerRequest(lambda request: _Text(request.length - 1))
 

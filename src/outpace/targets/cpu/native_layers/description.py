@@ -196,6 +196,8 @@ def description_of(layer: Any, library: Native) -> LayerDescription | None:
     attention, mlp = parts.pop("self_attn", None), parts.pop("mlp", None)
     if attention is None or mlp is None or "forward" in layer.__dict__:
         return None
+    if not type(layer).__module__.startswith("transformers."):
+        return None  # what a trial does not show of transformers' own layers is known
     if any(any(hooks_of(module)) for module in layer.modules()) or _is_conditional(attention):
         return None
     heads, inner = _attention_linears(attention), _mlp_linears(mlp)
@@ -293,11 +295,13 @@ def _outputs(linear: Any) -> int:
 
 
 def _is_all(found: LayerDescription, mlp: Any) -> bool:
-    """Whether a layer has no other modules than a description names, besides some without weights:
-    one with others computes something else."""
+    """Whether a layer has no other modules than a description names, besides some without weights,
+    and no numbers of its own (scales, sinks): one with others computes something else."""
     known = {found.layer, found.attention, mlp, _child(mlp, ACTIVATION), *found.modules}
     left = [module for module in found.layer.modules() if module not in known]
-    return all(type(module) is nn.Dropout for module in left)
+    own = (found.layer, found.attention, mlp)
+    numbers = any([*module.parameters(False), *module.buffers(False)] for module in own)
+    return not numbers and all(type(module) is nn.Dropout for module in left)
 
 
 def _fits(found: LayerDescription, library: Native) -> bool:
@@ -375,9 +379,9 @@ def _activation_of(mlp: Any) -> int | None:
     own = _child(mlp, ACTIVATION)
     if own is None or any(True for _ in own.parameters()):
         return None
-    x = torch.linspace(-8, 8, 129)
+    x = torch.linspace(-64, 64, 1025)  # as far as clipped ones differ
     wanted = own(x)
-    same = (torch.allclose(function(x), wanted, rtol=0, atol=1e-5) for function in ACTIVATIONS)
+    same = (torch.allclose(function(x), wanted, rtol=1e-6, atol=1e-5) for function in ACTIVATIONS)
     return next((number for number, found in enumerate(same) if found), None)
 
 

@@ -66,7 +66,7 @@ class NativeLayer:
         self._layer = layer = description.layer
         self._passes = passes
         self.inside = [module for module in layer.modules() if module is not layer]
-        """The modules whose weights the library reads."""
+        """All modules within the layer."""
         self._unchanged = Unchanged([layer, *self.inside], self.inside)
         self._made: LayerStack | None = None
 
@@ -90,8 +90,8 @@ class NativeLayer:
 
     def _can_run(self, hidden_states: Tensor) -> bool:
         """Whether the library can compute the layer, and nobody has changed or hooked it."""
-        if torch.compiler.is_compiling() or not self._unchanged:
-            return False
+        if self._layer.training or torch.compiler.is_compiling() or not self._unchanged:
+            return False  # a layer that is trained drops numbers out
         return can_run(hidden_states, self._stack.most) and not self._stack.is_watched_inside
 
     def plain(self, *args: Any, **options: Any) -> Any:
@@ -211,7 +211,8 @@ class _Trial:
         cached = isinstance(options.get("past_key_values"), SlotCache) and not args
         masked = options.get("attention_mask") is not None
         plain: Any = type(self.layer).forward
-        if not (cached and masked and can_run(hidden_states)):
+        turned = "position_embeddings" in options
+        if not (cached and masked and turned and can_run(hidden_states)):
             return plain(self.layer, hidden_states, *args, **options)
         found = [block.compute(hidden_states, **options) for block in self._left]
         expected = plain(self.layer, hidden_states, *args, **options)

@@ -227,6 +227,7 @@ class NativeModel:
             tokens.device.type == "cpu"
             and (tokens.dtype == torch.float32 or not tokens.is_floating_point())
             and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
+            and not self._inner.training
         )
         mine = known and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
         return mine and few(tokens, self._stack.most)

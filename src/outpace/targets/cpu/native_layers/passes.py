@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import is_
@@ -65,10 +65,10 @@ class Rotary:
         return Angles(table[0], table[1], positions)
 
 
-def rotaries_of(module: Any, kinds: Iterable[str]) -> list[Rotary]:
+def rotaries_of(module: Any, kinds: Collection[str]) -> list[Rotary]:
     """Returns the angles of a model whose layers are of some types: one for each type, or one that
     all share."""
-    if isinstance(getattr(module, "rope_type", None), dict):
+    if kinds and isinstance(getattr(module, "rope_type", None), dict):
         return [Rotary(module, kind) for kind in kinds]
     return [Rotary(module)]
 

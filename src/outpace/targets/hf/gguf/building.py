@@ -49,7 +49,9 @@ def filled(
     """
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
-    packable = {name: turned for name, turned in packable.items() if name not in changed}
+    places = dict(built.named_parameters(remove_duplicate=False))  # a tied head is there twice
+    widened = {id(places[name]) for name in changed if name in places}
+    packable = {n: turned for n, turned in packable.items() if id(places[n]) not in widened}
     weights: Weights = {
         name: weight.to(dtype) if isinstance(weight, Tensor) else weight
         for name, weight in arrangement.weights(model, packable)

@@ -86,18 +86,9 @@ def load(
         )
     report = progress or silent
     if isinstance(model, (Loaded, nn.Module)):
-        if isinstance(model, nn.Module):
-            name = type(model).__name__
-            model = Loaded(model.eval(), tokenizer, name, processor=processor)
-        else:
-            model = _with_missing(model, tokenizer=tokenizer, processor=processor)
-        _check_handed_over(model, dtype, device, cpu_kernels, wanted, lora)
-        if model.cpu_kernels is not None:
-            return model  # It was loaded and checked here.
-        report("checking the model", 0.5)
-        support.check(model.model)
-        trials.probe(model.model, coarse=rounds_inputs(model.model))
-        return model
+        handed = _handed_over(model, tokenizer, processor)
+        _check_handed_over(handed, dtype, device, cpu_kernels, wanted, lora)
+        return _tried(handed, report)
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
     check_quantization(wanted, where, kind)
@@ -116,6 +107,22 @@ def load(
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
     prepare(loaded, report, compiled=compiled)
     return loaded
+
+
+def _handed_over(model: Loaded | nn.Module, tokenizer: Any, processor: Any) -> Loaded:
+    """Returns a model object that its owner has loaded, with what was given besides."""
+    if isinstance(model, Loaded):
+        return _with_missing(model, tokenizer=tokenizer, processor=processor)
+    return Loaded(model.eval(), tokenizer, type(model).__name__, processor=processor)
+
+
+def _tried(handed: Loaded, report: Progress) -> Loaded:
+    """Returns a model that was handed over, once it was tried, unless `load` made it."""
+    if handed.cpu_kernels is None:
+        report("checking the model", 0.5)
+        support.check(handed.model)
+        trials.probe(handed.model, coarse=rounds_inputs(handed.model))
+    return handed
 
 
 def load_plain(

@@ -57,6 +57,9 @@ UNREAD = {
     "alora_invocation_tokens": "changes a text from some token on only",
     "use_qalora": "has its inputs pooled",
     "use_bdlora": "is cut into blocks",
+    "trainable_token_indices": "changes single tokens",
+    "kasa_config": "scales each rank (KaSA)",
+    "monteclora_config": "draws its matrices at random",
     "arrow_config": "chooses among several adapters",
 }
 """Entries of adapters that cannot be merged, and what they do."""
@@ -255,7 +258,7 @@ def merge(adapter: Adapter, model: nn.Module) -> None:
     finite.
     """
     for layer, name, weight in _merged(adapter, model):
-        if not bool(weight.isfinite().all()):
+        if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
             raise adapter.damaged(f"it makes numbers of {shown(name)} that are not finite")
         setattr(layer, name, nn.Parameter(weight, requires_grad=False))
     _note_untied(model)
@@ -286,7 +289,7 @@ def _merged(adapter: Adapter, model: nn.Module) -> Iterator[tuple[nn.Module, str
         wide = torch.promote_types(own.dtype, torch.float32)
         turned = not isinstance(layer, nn.Linear)  # an embedding and GPT-2's kind of layer
         weight = own.to(wide).t() if turned else own.to(wide)
-        new = weight + scale * (up.to(weight) @ down.to(weight))  # [N, K]
+        new = torch.addmm(weight, up.to(weight), down.to(weight), alpha=scale)  # [N, K]
         if (lengths := parts.get("lora_magnitude_vector")) is not None:
             new *= (lengths.to(new).flatten() / new.norm(dim=1))[:, None]
         yield layer, "weight", (new.t() if turned else new).to(own.dtype).contiguous()
@@ -343,6 +346,7 @@ def _note_untied(model: nn.Module) -> None:
     """Says in the configuration where embedding and head have become two weights."""
     whole: Any = model
     table, head = whole.get_input_embeddings(), whole.get_output_embeddings()
-    if head is not None and head.weight is not table.weight:
+    # Not ``.weight``: of layers in blocks that would be widened for a look.
+    if head is not None and head._parameters.get("weight") is not table._parameters.get("weight"):
         for config in (whole.config, whole.config.get_text_config()):
             config.tie_word_embeddings = False

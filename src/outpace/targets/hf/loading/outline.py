@@ -32,7 +32,14 @@ from outpace.targets.hf.loading.reading import (
     read_config,
     read_tokenizer_of,
 )
-from outpace.targets.hf.loading.source import INDEXES, WEIGHTS, check_path, downloaded, locate
+from outpace.targets.hf.loading.source import (
+    INDEXES,
+    WEIGHTS,
+    WHOLE,
+    check_path,
+    downloaded,
+    locate,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +133,8 @@ def _made(make: Any, name: str) -> nn.Module:
 
 def weight_files(folder: Path) -> list[Path]:
     """Returns the files that hold a model's weights; ``ModelLoadError`` where some are missing."""
+    if (folder / WHOLE).is_file():  # which transformers looks for first
+        return [folder / WHOLE]
     for index in INDEXES:
         if (folder / index).is_file():
             return _indexed(folder, folder / index)

@@ -19,6 +19,8 @@ from outpace.targets.hf.gguf.file import check_files, files_in, part_names
 from outpace.targets.hf.gguf.header import is_gguf
 
 WEIGHTS = ("*.safetensors", "*.bin")
+WHOLE = "model.safetensors"
+"""The file that a model is read from, whatever others lie with it."""
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 
@@ -175,13 +177,8 @@ def _downloaded_file(repository: str, file: str) -> str:
         names = _names_on_hub(repository)
         if not set(parts) <= set(names):
             raise ModelLoadError(f"{repository!r} has no file {file!r}: {_choose(names)}.")
-        try:
-            known = [hf_hub_download(repository, part) for part in parts]
-        except Exception as error:  # of the HTTP library, which is another one in each version
-            raise ModelLoadError(
-                f"cannot download {file!r} of {repository!r} ({error}): check the connection, or "
-                "name a file that is here."
-            ) from error
+        what = f"{file!r} of {repository!r}"
+        known = [*_download(repository, parts, what, instead="file that is here")]
     return str(known[parts.index(file)])
 
 
@@ -216,7 +213,8 @@ def _complete(folder: Path) -> bool:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if "auto_map" in config or not has_tokenizer(str(folder)):  # it may need further files
             return False
-        for index in INDEXES:
+        whole = (folder / WHOLE).exists()  # which transformers looks for first
+        for index in () if whole else INDEXES:
             if (folder / index).exists():
                 map_ = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"]
                 return all((folder / name).exists() for name in set(map_.values()))
@@ -293,14 +291,18 @@ def locate_adapter(name: str) -> Path:
     names = [each for each in _names_on_hub(name) if each == ADAPTER or each.startswith(_WEIGHTS)]
     if ADAPTER not in names:
         raise ModelLoadError(f"{name!r} on the hub holds no adapter: it has no {ADAPTER}.")
+    return Path(_download(name, names, f"the adapter {name!r}", instead="folder")[0]).parent
+
+
+def _download(repository: str, files: Sequence[str], what: str, *, instead: str) -> list[str]:
+    """Returns where files of a repository on the hub are, once they are here. what, instead: what
+    an error says was to be downloaded, and what may be named instead."""
     try:
-        files = [hf_hub_download(name, each) for each in names]
+        return [hf_hub_download(repository, file) for file in files]
     except Exception as error:  # of the HTTP library, which is another one in each version
         raise ModelLoadError(
-            f"cannot download the adapter {name!r} ({error}): check the connection, or name a "
-            "folder."
+            f"cannot download {what} ({error}): check the connection, or name a {instead}."
         ) from error
-    return Path(files[0]).parent
 
 
 def check_no_adapter(name: str, files: Iterable[str], folder: Path | None = None) -> None:
