@@ -1,4 +1,4 @@
-"""What the first process tells the others: calls, in bytes, by one broadcast."""
+"""The calls that the first process sends the others: bytes, in one broadcast."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def unpacked(data: bytes, device: torch.device) -> list[Call]:
 
 class _Packer(pickle.Pickler):
     """Tensors become their bytes: torch would bring those of a GPU back to the GPU of the same
-    number, which is another process's. Trees leave behind what was derived from them."""
+    number, which is another process's. Trees are sent without what was derived from them."""
 
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):

@@ -243,7 +243,7 @@ class Processes:
 
     def note(self, call: Call, work: Callable[[], Done]) -> Done:
         """Returns what ``work`` does here. The others do the same before the next call: for what
-        each of them does by itself. They hear nothing of work that fails."""
+        each of them does by itself. Work that fails is not sent."""
         with self.turn, _signals_waiting():
             self.check()
             done = work()
