@@ -15,15 +15,16 @@ from processes import START_SECONDS
 
 ROOT = Path(outpace.__file__).parent
 
-# core <- targets <- heads <- verify, train <- draft <- methods; draft <- policy <- engine
-# <- llm <- audit, bench, serve, tune <- cli.
+# core <- targets <- heads <- verify, train <- draft <- policy <- engine <- llm
+# <- audit, bench, serve, tune <- cli; draft <- methods, which only those import that choose one
+# by its type.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "config", "forms", "inputs"}
 _UNDER_API = {"building", "bundled", "engine", "generation", "intake", "outputs"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
 _FACE = {*_API, "llm", "files", "inspection"}
-_TOOLS = {*_FACE, "hf", "audit", "bench", "serve", "tune"}
+_TOOLS = {*_FACE, "methods", "hf", "audit", "bench", "serve", "tune"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "core": set(),
@@ -31,8 +32,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "heads": {"core", "targets"},
     "targets": {"core"},
     "train": {"core", "files", "heads", "inputs", "targets"},
-    "draft": {"config", "core", "files", "heads", "targets", "train"},
-    "methods": {"core", "draft", "heads", "targets", "train"},
+    "draft": {"config", "core", "heads", "targets", "train"},
+    "methods": {"config", "core", "draft", "files", "heads", "targets", "train"},
     "policy": {"config", "core", "draft", "heads", "targets"},
     "engine": _ENGINE,
     "config": {"core"},
@@ -41,17 +42,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "arguments": {*_ENGINE, "config"},
     "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
     "forms": {"core"},
-    "building": {*_ENGINE, "arguments", "config", "engine", "intake"},
+    "building": {*_ENGINE, "methods", "arguments", "config", "engine", "intake"},
     "outputs": {*_ENGINE, "engine"},
     "generation": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
     "bundled": {"targets"},
     "llm": _API,
-    "inspection": {"core", "draft", "heads", "targets"},
-    "hf": _FACE,
+    "inspection": {"core", "draft", "heads", "methods", "targets"},
+    "hf": {*_FACE, "methods"},
     "audit": _TOOLS - {"serve", "tune"},
     "bench": _TOOLS - {"serve", "tune"},
     "serve": _TOOLS - {"tune"},
-    "tune": {*_FACE, "bench"},
+    "tune": {*_FACE, "methods", "bench"},
     "cli": {*_TOOLS, "cli"},
 }
 MAY_IMPORT_TRANSFORMERS = {"targets", "hf", "train", "audit", "bench", "bundled"}

@@ -18,12 +18,12 @@ from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Outcome, Round, Rows
-from outpace.draft.itself.lookahead import LookaheadDrafter, LookaheadOptions
-from outpace.draft.lookup.datastore import Datastore
-from outpace.draft.lookup.ngram import NgramDrafter, NgramOptions
-from outpace.draft.lookup.recycling import RecyclingDrafter
-from outpace.draft.lookup.retrieval import RetrievalDrafter, RetrievalOptions
-from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
+from outpace.methods.lookup.datastore import Datastore
+from outpace.methods.lookup.ngram import NgramDrafter, NgramOptions
+from outpace.methods.lookup.recycling import RecyclingDrafter
+from outpace.methods.lookup.retrieval import RetrievalDrafter, RetrievalOptions
+from outpace.methods.lookup.suffix import SuffixDrafter, SuffixOptions
+from outpace.methods.self_speculation.lookahead import LookaheadDrafter, LookaheadOptions
 
 usage(__doc__)
 

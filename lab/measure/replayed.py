@@ -41,10 +41,10 @@ from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.proposal import DraftingTerms, Proposal
 from outpace.core.stats import Seconds
 from outpace.draft.base import Find, Round, Rows
-from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
-from outpace.draft.models.chain import DraftModel
 from outpace.draft.prefix_cache import TEXTS, TOKENS
 from outpace.engine.request import Request
+from outpace.methods.lookup.suffix import SuffixDrafter, SuffixOptions
+from outpace.methods.models.chain import DraftModel
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, Outcome, affordable

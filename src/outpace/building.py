@@ -16,13 +16,13 @@ from outpace.config import SpeculativeConfig
 from outpace.core.progress import Progress, silent
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
-from outpace.draft.route.base import Several
 from outpace.engine.capture import AsTheyCome, capture_for
 from outpace.engine.engine import Engine
 from outpace.engine.orders import ORDERS
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.intake import Intake
+from outpace.methods.choosers.base import Several
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.targets.base import Target

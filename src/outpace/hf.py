@@ -29,13 +29,13 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.request import Source
 from outpace.core.stats import Metrics
-from outpace.draft.models.loading import OF_LOADING, load_draft_model
 from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
 from outpace.llm import LLM
+from outpace.methods.models.loading import OF_LOADING, load_draft_model
 from outpace.targets.hf.generating import criteria, processors
 from outpace.targets.hf.generating.calls import (
     arguments_of_generate,

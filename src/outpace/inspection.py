@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outpace.draft.lookup.datastore import DESCRIPTION, Datastore, fingerprint_of
 from outpace.errors import OutpaceError, UnsupportedModel, VocabularyMismatch
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, kind_in, outline_head
@@ -21,6 +20,7 @@ from outpace.heads.classifiers import KIND as CLASSIFIER
 from outpace.heads.classifiers import load_classifier
 from outpace.heads.folder import CONFIG, Folder
 from outpace.heads.registry import format_of
+from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, fingerprint_of
 from outpace.targets.hf.kinds import is_encoder_decoder, sees_images
 from outpace.targets.hf.loading.loaded import check_same_vocabulary
 from outpace.targets.hf.loading.lora import check_fits, read_adapter

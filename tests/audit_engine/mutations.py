@@ -19,11 +19,11 @@ from outpace.core.proposal import Proposal, Sampled
 from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
-from outpace.draft.models.chain import DraftModel
 from outpace.engine import engine
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
+from outpace.methods.models.chain import DraftModel
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.masks import Layout, tree_layout
 from outpace.targets.hf.runner import Runner

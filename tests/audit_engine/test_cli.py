@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from outpace import LLM
 from outpace.audit.letters import letter_model
 from outpace.cli.audit import app, coupled_twin, prompts_in
-from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, PromptError
+from outpace.methods.models.specimen import noisy_copy
 
 
 @pytest.fixture(scope="module")

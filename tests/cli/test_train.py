@@ -14,7 +14,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from outpace.cli.train.launch import LOCK
-from outpace.draft.route.classifier import TaskClassifier
+from outpace.methods.choosers.classifier import TaskClassifier
 from outpace.train.run import TrainingRun
 
 Run = Callable[..., Any]

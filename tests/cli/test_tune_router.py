@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.draft.route.classifier import TaskClassifier
 from outpace.errors import ConfigError
+from outpace.methods.choosers.classifier import TaskClassifier
 
 Run = Callable[..., Any]
 

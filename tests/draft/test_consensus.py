@@ -15,8 +15,8 @@ from outpace import LLM, SamplingParams
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.request import Request
 from outpace.draft.base import Rows
-from outpace.draft.lookup.consensus import KEPT, ConsensusDrafter, ConsensusOptions
 from outpace.errors import ConfigError
+from outpace.methods.lookup.consensus import KEPT, ConsensusDrafter, ConsensusOptions
 from targets.families import CONTEXT, PROMPTS, build, plain, target
 from targets.generating import greedy, ids
 

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.words import word_tokenizer
-from outpace.draft.lookup.corpus import answer_files, answers, tokenised
-from outpace.draft.lookup.datastore import DESCRIPTION, Datastore, describe, fingerprint_of
-from outpace.draft.lookup.occurrences import NOTHING
-from outpace.draft.lookup.suffix_order import suffix_order
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.methods.lookup.corpus import answer_files, answers, tokenised
+from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, describe, fingerprint_of
+from outpace.methods.lookup.occurrences import NOTHING
+from outpace.methods.lookup.suffix_order import suffix_order
 
 VOCABULARY = 4
 TEXTS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=20), min_size=1, max_size=6)
@@ -184,7 +184,7 @@ def test_records_of_all_kinds_are_read(name: str, tmp_path: Path) -> None:
 def test_a_text_file_is_read_in_blocks_of_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outpace.draft.lookup.corpus.BLOCK", 5)
+    monkeypatch.setattr("outpace.methods.lookup.corpus.BLOCK", 5)
     file = tmp_path / "a.txt"
     file.write_text("w3 w4 w5\nw6 w7\nw8", encoding="utf-8-sig")
     read: list[int] = []

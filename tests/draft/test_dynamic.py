@@ -12,9 +12,9 @@ from lab.options.walk import audit_options
 
 from devices import on_device
 from outpace import LLM, SamplingParams
-from outpace.draft.models.dynamic_tree import DynamicTree
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.methods.models.dynamic_tree import DynamicTree
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target

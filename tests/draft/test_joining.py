@@ -6,7 +6,7 @@ import torch
 
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.draft.route.joining import cut, row_by_row
+from outpace.methods.choosers.joining import cut, row_by_row
 
 VOCABULARY = 5
 

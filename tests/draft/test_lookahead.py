@@ -11,8 +11,8 @@ import pytest
 
 from devices import on_device
 from outpace import LLM, SamplingParams
-from outpace.draft.itself.lookahead import LookaheadOptions
 from outpace.errors import ConfigError
+from outpace.methods.self_speculation.lookahead import LookaheadOptions
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outpace.draft.lookup.ngram import NgramDrafter
 from outpace.errors import ConfigError
+from outpace.methods.lookup.ngram import NgramDrafter
 
 
 @pytest.mark.parametrize(

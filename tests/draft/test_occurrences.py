@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.draft.lookup.continuations import likeliest_chain, likeliest_tree
-from outpace.draft.lookup.occurrences import MARGIN, NOTHING, Occurrences
-from outpace.draft.lookup.past import PastTexts
+from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
+from outpace.methods.lookup.occurrences import MARGIN, NOTHING, Occurrences
+from outpace.methods.lookup.past import PastTexts
 
 REACH = 4
 TOKENS = st.integers(0, 2)

@@ -11,11 +11,11 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Drafter
-from outpace.draft.online.online import Online
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head
 from outpace.heads.registry import head_names
+from outpace.methods.online.online import Online
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.learners import LEARNERS
 from representatives import representatives
@@ -168,7 +168,7 @@ def test_where_several_learn_the_error_names_them() -> None:
 
 
 def test_windows_overlap_and_each_distribution_is_learned_once() -> None:
-    from outpace.draft.online.traces import Trace
+    from outpace.methods.online.traces import Trace
 
     trace, distribution = Trace(8), (torch.tensor([1]), torch.tensor([1.0]))
     trace.read(list(range(100, 120)), None)  # a prompt: its end is kept

@@ -12,13 +12,13 @@ from outpace.core.options import make_options
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import number
 from outpace.draft.branching import shape_of
-from outpace.draft.lookup.suffix import SuffixOptions
-from outpace.draft.online.options import OnlineOptions, online_options
-from outpace.draft.route.learned.hedge import HedgeOptions
-from outpace.draft.route.learned.ucb import UcbOptions
-from outpace.draft.route.task import TaskOptions
 from outpace.errors import ConfigError
+from outpace.methods.choosers.learned.hedge import HedgeOptions
+from outpace.methods.choosers.learned.ucb import UcbOptions
+from outpace.methods.choosers.task import TaskOptions
 from outpace.methods.heads.s2d import S2dOptions
+from outpace.methods.lookup.suffix import SuffixOptions
+from outpace.methods.online.options import OnlineOptions, online_options
 from outpace.policy.lengths.registry import length_options
 from outpace.verify.registry import make_rule
 

@@ -11,8 +11,8 @@ import pytest
 
 from outpace import LLM, SamplingParams
 from outpace.core.beam_params import BeamSearchParams
-from outpace.draft.lookup.prediction import REACH, TRUST, Prediction
 from outpace.errors import ParamsError
+from outpace.methods.lookup.prediction import REACH, TRUST, Prediction
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, drafter, plain, target
 from targets.generating import greedy, ids
 

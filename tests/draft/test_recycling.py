@@ -12,9 +12,9 @@ import torch
 
 from devices import on_device
 from outpace import LLM, SamplingParams
-from outpace.draft.lookup.datastore import Datastore
-from outpace.draft.lookup.recycling import _Matrix
 from outpace.errors import ConfigError
+from outpace.methods.lookup.datastore import Datastore
+from outpace.methods.lookup.recycling import _Matrix
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, plain, target
 from targets.generating import greedy, ids

@@ -11,10 +11,10 @@ import torch
 import transformers
 
 from outpace import LLM, SamplingParams
-from outpace.draft.models.window import reserve
 from outpace.engine.scheduler import AHEAD
 from outpace.errors import ConfigError, OutpaceError
 from outpace.hf import speculative
+from outpace.methods.models.window import reserve
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import noised
 from targets.generating import greedy, ids

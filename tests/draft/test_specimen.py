@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
+from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.weights import quantize as quantising
 from outpace.targets.cpu.weights.quantize import Int8Linear, int8_levels

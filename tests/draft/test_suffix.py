@@ -10,9 +10,9 @@ import pytest
 
 from api.words import word_tokenizer
 from outpace import LLM, SamplingParams
-from outpace.draft.lookup.datastore import Datastore, fingerprint_of
-from outpace.draft.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.methods.lookup.datastore import Datastore, fingerprint_of
+from outpace.methods.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, plain, target
 from targets.generating import greedy, ids

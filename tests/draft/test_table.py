@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import outpace.draft.lookup.table as table_module
-from outpace.draft.lookup.table import DEPTH, SUCCESSORS, NgramTable
+import outpace.methods.lookup.table as table_module
+from outpace.methods.lookup.table import DEPTH, SUCCESSORS, NgramTable
 
 TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=12), max_size=8)
 

@@ -9,9 +9,9 @@ import torch
 from transformers import AutoTokenizer
 
 from outpace import LLM, SamplingParams
-from outpace.draft.models.usual import HELD, MOST, RARE, RECENT, UsualTokens, marks
 from outpace.errors import ConfigError
 from outpace.llm import BUNDLED
+from outpace.methods.models.usual import HELD, MOST, RARE, RECENT, UsualTokens, marks
 from outpace.targets.hf.logits import VocabularySubset
 from targets.families import VOCABULARY, drafter, target
 from targets.generating import ids

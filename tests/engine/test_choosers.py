@@ -21,14 +21,14 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.base import Round, Rows
-from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
-from outpace.draft.route.classifier import TaskClassifier
-from outpace.draft.route.learned.leader import AT_FIRST, LEAST, MOST, Allowance, Leader, Shadow
-from outpace.draft.route.learned.ucb import Bandit, UcbOptions
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
+from outpace.methods.choosers.classifier import TaskClassifier
+from outpace.methods.choosers.learned.leader import AT_FIRST, LEAST, MOST, Allowance, Leader, Shadow
+from outpace.methods.choosers.learned.ucb import Bandit, UcbOptions
 from outpace.methods.heads.aux_tokens import AuxHeadDrafter
+from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids

@@ -17,7 +17,7 @@ from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
-from outpace.draft.models.window import reserve
+from outpace.methods.models.window import reserve
 from outpace.targets.base import Plan
 from outpace.targets.hf.runner import Runner
 from targets.families import build, noised

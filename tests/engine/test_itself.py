@@ -18,9 +18,9 @@ from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.exits import FIRST, PAPER, Exit
 from outpace.draft.fingerprint import Fingerprint
-from outpace.draft.itself.chosen import ChosenLayers, evenly
-from outpace.draft.itself.partial import Ending, ending_of
 from outpace.errors import ConfigError, UnsupportedModel
+from outpace.methods.self_speculation.chosen import ChosenLayers, evenly
+from outpace.methods.self_speculation.partial import Ending, ending_of
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.partial.layers import decoder_layers
 from representatives import representatives

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.draft.models.chain import DraftModel
-from outpace.draft.models.intersection import IntersectionModel
-from outpace.draft.models.spelling import coverage, shared_tokens, spellings
-from outpace.draft.models.text import TextModel
-from outpace.draft.models.translation import LONGEST, Translation, beginning, continuation, spoken
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.intersection import IntersectionModel
+from outpace.methods.models.spelling import coverage, shared_tokens, spellings
+from outpace.methods.models.text import TextModel
+from outpace.methods.models.translation import LONGEST, Translation, beginning, continuation, spoken
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.plain import read_plainly
 from representatives import representatives

@@ -9,8 +9,8 @@ import pytest
 from engine.registering import register
 from outpace import LLM
 from outpace.core.proposal import Needs
-from outpace.draft.lookup.ngram import NgramDrafter
 from outpace.engine.request import Request
+from outpace.methods.lookup.ngram import NgramDrafter
 from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy

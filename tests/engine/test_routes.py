@@ -16,9 +16,9 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.proposal import Drawn, Proposal, Sampled
 from outpace.draft.base import Round
 from outpace.draft.guesses import Guess, guesses_of
-from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.plain import read_plainly
 from targets.families import CONTEXT, PROMPTS, plain, target

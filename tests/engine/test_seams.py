@@ -28,9 +28,9 @@ from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
-from outpace.draft.models.specimen import noisy_copy
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
+from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.base import Target
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids

@@ -13,10 +13,10 @@ from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Round
 from outpace.draft.registry import drafter_names, drafters, find_drafter
-from outpace.draft.route.base import Several
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
+from outpace.methods.choosers.base import Several
 from outpace.policy.auto import Auto
 from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import Loaded

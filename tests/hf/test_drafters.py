@@ -44,7 +44,7 @@ def test_a_draft_model_may_bring_code(monkeypatch: pytest.MonkeyPatch, tmp_path:
         trusted.append(options["trust_remote_code"])
         return load_drafter(*given, **options)
 
-    monkeypatch.setattr("outpace.draft.models.loading.load_drafter", loading)
+    monkeypatch.setattr("outpace.methods.models.loading.load_drafter", loading)
     for trust in (True, False):
         custom = speculative(tmp_path, num_speculative_tokens=3, trust_remote_code=trust)
         assert torch.equal(generated(custom=custom), generated())

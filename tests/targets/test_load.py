@@ -16,9 +16,9 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM
-from outpace.draft.models.options import DraftModelOptions
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.llm import BUNDLED
+from outpace.methods.models.options import DraftModelOptions
 from outpace.targets.hf import trials
 from outpace.targets.hf.kinds import INSTALLED
 from outpace.targets.hf.loading import source

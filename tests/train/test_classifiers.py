@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from outpace import LLM, SamplingParams
-from outpace.draft.models.specimen import noisy_copy
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.classifiers import load_classifier
 from outpace.heads.registry import classifier_names
+from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.making import check_sizes, student_for
 from outpace.train.measures import BalancedAccuracy

@@ -22,10 +22,10 @@ from outpace.core.params import SamplingParams
 from outpace.core.progress import Progress
 from outpace.core.stats import Seconds
 from outpace.draft.base import Round
-from outpace.draft.route.auto import LOOK_UPS
 from outpace.errors import PromptError
 from outpace.heads.checkpoint import kind_in
 from outpace.llm import LLM
+from outpace.methods.choosers.auto import LOOK_UPS
 from outpace.targets.describe import short_name
 from outpace.targets.hf.loading.loaded import Loaded
 

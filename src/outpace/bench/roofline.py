@@ -17,8 +17,8 @@ import transformers
 from torch import Tensor, nn
 
 from outpace.core.transfer import synchronise
-from outpace.draft.route.base import Several
 from outpace.llm import LLM
+from outpace.methods.choosers.base import Several
 from outpace.targets.hf.attention import key_heads
 from outpace.targets.hf.kinds import has_experts, is_encoder_decoder
 from outpace.targets.hf.loading.loaded import Loaded

@@ -22,12 +22,12 @@ from outpace.bench.results import Report
 from outpace.bench.roofline import read_bandwidth
 from outpace.bench.setting import MeasuredSetting
 from outpace.config import SpeculativeConfig
-from outpace.draft.models.options import DraftModelOptions
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
 from outpace.heads.checkpoint import kind_in
 from outpace.inputs import chats
 from outpace.llm import BUNDLED, LLM
+from outpace.methods.models.options import DraftModelOptions
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.source import locate, names_gguf
 

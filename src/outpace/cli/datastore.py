@@ -16,7 +16,7 @@ from outpace.cli.loading import starting
 from outpace.cli.progress import working
 
 if TYPE_CHECKING:
-    from outpace.draft.lookup.datastore import Datastore
+    from outpace.methods.lookup.datastore import Datastore
 
 app = typer.Typer(
     add_completion=False,
@@ -73,8 +73,8 @@ def build(
 ) -> None:
     """Tokenise files as the target does, sort all their places, and count what follows what."""
     with starting():
-        from outpace.draft.lookup.corpus import answer_files, answers, tokenised
-        from outpace.draft.lookup.datastore import Datastore, fingerprint_of
+        from outpace.methods.lookup.corpus import answer_files, answers, tokenised
+        from outpace.methods.lookup.datastore import Datastore, fingerprint_of
 
     files, answered = files or [], answer_files(from_answers or [])
     _check(files, answered, out)
@@ -107,7 +107,7 @@ def info(
 ) -> None:
     """Check a datastore's files, and say what is in it."""
     with starting():
-        from outpace.draft.lookup.datastore import Datastore
+        from outpace.methods.lookup.datastore import Datastore
 
     datastore = Datastore.open(folder)
     Console().print(_table(folder, datastore))

@@ -24,7 +24,7 @@ from outpace.errors import ConfigError
 from outpace.files import holds_records
 
 if TYPE_CHECKING:
-    from outpace.draft.itself.chosen import ChosenLayers
+    from outpace.methods.self_speculation.chosen import ChosenLayers
     from outpace.tune.layers import LayerSearch
 
 app = typer.Typer(
@@ -243,7 +243,7 @@ def router(
             raise ConfigError(f"--data must be TASK=FILE, not {entry!r}.")
         texts.setdefault(task, []).extend(_texts(Path(file)))
     _check_out(out, [Path(entry.partition("=")[2]) for entry in data])
-    from outpace.draft.route.classifier import TaskClassifier
+    from outpace.methods.choosers.classifier import TaskClassifier
 
     made = TaskClassifier.trained(texts, seed)
     made.save(out)

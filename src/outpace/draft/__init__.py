@@ -1,3 +1,6 @@
-"""Drafters: one file each. While they draft, they see the batch: the committed texts and what they
-ask for in `Needs`. Only those that are built from the target's own parts, as heads and
-self-speculation are, hold its model; nobody but the engine commits anything to its cache."""
+"""What drafters share: their base, their table of names, chains, trees, what they keep of a text.
+
+While they draft, they see the batch: the committed texts and what they ask for in `Needs`. Only
+those that are built from the target's own parts, as heads and self-speculation are, hold its
+model; nobody but the engine commits anything to its cache. The drafters are in `outpace.methods`.
+"""

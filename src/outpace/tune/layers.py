@@ -36,11 +36,11 @@ from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.draft.base import Round
 from outpace.draft.fingerprint import Fingerprint
-from outpace.draft.itself.chosen import ChosenLayers, evenly
-from outpace.draft.itself.layer_skip import LayerSkip
 from outpace.engine.engine import Observer
 from outpace.errors import ConfigError
 from outpace.llm import LLM
+from outpace.methods.self_speculation.chosen import ChosenLayers, evenly
+from outpace.methods.self_speculation.layer_skip import LayerSkip
 from outpace.targets.base import NOTHING, SubLayers
 
 # -- trials ----------------------------------------------------------------------------------------

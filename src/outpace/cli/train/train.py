@@ -286,8 +286,8 @@ def _train_router(
 ) -> None:
     """Trains the router on the prompts as they will be asked, with the chat template around them,
     and writes it; ``ConfigError`` where there are too few."""
-    from outpace.draft.route.classifier import TaskClassifier
     from outpace.heads.folder import saving
+    from outpace.methods.choosers.classifier import TaskClassifier
     from outpace.train.answers import prompts
 
     target = training.target

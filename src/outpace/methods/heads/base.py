@@ -21,7 +21,6 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
 from outpace.draft.dynamic import NODES, Growth
-from outpace.draft.online.options import WeightsOptions
 from outpace.draft.prefix_cache import PrefixCache
 from outpace.draft.trees import TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
@@ -30,6 +29,7 @@ from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.registry import find_head
 from outpace.methods.heads.text_cache import TextCache
+from outpace.methods.online.options import WeightsOptions
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import LEFT_OPEN
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
@@ -140,8 +140,8 @@ class TrainedDrafter(Drafter):
             drafter.on_trial = named(given)
         if online is None:
             return drafter
-        from outpace.draft.online.online import Online
-        from outpace.draft.online.trainee import HeadTrainee
+        from outpace.methods.online.online import Online
+        from outpace.methods.online.trainee import HeadTrainee
 
         width = len(head.layers) * head.target.hidden_size
         return Online(drafter, HeadTrainee(head, setup), online, width)

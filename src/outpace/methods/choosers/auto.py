@@ -1,0 +1,229 @@
+"""Look-ups, a draft model or nothing: whatever brings most, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.options import options_of
+from outpace.core.proposal import Drawn, Proposal
+from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
+from outpace.draft.fingerprint import digest_of
+from outpace.draft.registry import drafter_names, find_drafter
+from outpace.draft.state import FileName, StateFile
+from outpace.errors import ConfigError
+from outpace.heads.base import Head
+from outpace.heads.checkpoint import kind_in
+from outpace.methods.choosers.base import (
+    Asked,
+    Several,
+    check_config,
+    check_configs,
+    check_look_up,
+    described,
+    rule_of,
+)
+from outpace.methods.choosers.joining import cut
+from outpace.methods.models.options import DraftModelOptions, draft_model
+from outpace.methods.online.options import WeightsOptions
+from outpace.targets.hf.loading.loaded import Loaded
+
+LOOK_UPS = ("suffix", "ngram")
+"""The look-ups that are asked unless others are named, as far as they exist: the best one first."""
+
+OF_AUTO = ("model", "drafter", "lookups", "state")
+"""Options that stand whatever drafts with the look-ups."""
+
+OF_HEADS = ("quantization", "online", "check")
+"""Options that trained heads have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoOptions(DraftModelOptions):
+    """What a user may set."""
+
+    model: Any = None
+    """The draft model or trained head, if there is one; else look-ups draft alone."""
+    drafter: Any = None
+    """In the place of 'model': what drafts with the look-ups, as a speculative_config."""
+    check: bool = True
+    """Whether a trained head is tried when it is loaded, as the head's own option."""
+    trees: bool = False
+    """Whether the draft model drafts trees where these pay."""
+    lookups: Any = None
+    """The look-ups, each as a speculative_config; unset: the best one."""
+    state: FileName = None
+    """A file in which what is learned of texts and costs is kept between runs."""
+
+    def __post_init__(self) -> None:
+        WeightsOptions.__post_init__(self)  # a draft model's own checks are its method's
+        check_configs("auto", "lookups", self.look_ups)
+        if self.model is not None and self.drafter is not None:
+            raise ConfigError("'model' and 'drafter' both name what drafts: give one of the two.")
+        if self.drafter is not None:
+            self._check_drafter()
+        elif self.model is None:
+            if self.state is not None:
+                raise ConfigError(
+                    "'state' keeps what is learned of a draft model or head: give 'model', too."
+                )
+            self._only((), "is about a draft model or head: give 'model', too.")
+        elif self._kind is not None:
+            self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
+            _refuse_aux_tokens(self._kind)
+        else:
+            fit = {one.name for one in options_of(DraftModelOptions)} | {"trees"}
+            self._only(fit, "is about a trained head, and 'model' is none.")
+            draft_model("model", self.model)
+
+    def _check_drafter(self) -> None:
+        method = check_config("auto", self.drafter).method
+        if issubclass(find_drafter(method), Several):
+            raise ConfigError(
+                f"drafter cannot be {method!r}, which stands for several drafters: use it as the "
+                "method."
+            )
+        _refuse_aux_tokens(method)
+        self._only((), "is about 'model': set it inside 'drafter'.")
+
+    def _only(self, fit: Collection[str], why: str) -> None:
+        """Raises ``ConfigError`` where an option about a draft model is set that does not fit."""
+        for one in options_of(AutoOptions):
+            set_to = getattr(self, one.name)
+            if one.name not in (*OF_AUTO, *fit) and set_to != one.default:
+                raise ConfigError(f"{one.name!r} {why}")
+
+    @property
+    def look_ups(self) -> Any:
+        """The configs of the look-ups."""
+        if self.lookups is not None:
+            return self.lookups
+        known = drafter_names()
+        return [{"method": next(name for name in LOOK_UPS if name in known)}]
+
+    @property
+    def _kind(self) -> str | None:
+        """The kind of the head that ``model`` is; None if it is none."""
+        return self.model.kind if isinstance(self.model, Head) else kind_in(self.model)
+
+    @property
+    def model_configs(self) -> list[dict[str, Any]]:
+        """The config of what drafts with the look-ups in a list, which is empty without any."""
+        if self.drafter is not None:
+            return [dict(self.drafter)]
+        if self.model is None:
+            return []
+        if self._kind is not None:
+            given = {name: getattr(self, name) for name in OF_HEADS}
+            return [{"method": self._kind, "model": self.model, **given}]
+        given = {one.name: getattr(self, one.name) for one in options_of(DraftModelOptions)}
+        return [{"method": "draft_tree" if self.trees else "draft_model", **given}]
+
+
+class AutoDrafter(Several):
+    """Asks the look-ups in every round, and lets the controller choose among what they found, the
+    draft model or trained head, and plain decoding, by measured costs and what each of them brings
+    (`outpace.policy.auto`).
+
+    With a fixed num_speculative_tokens the first look-up that finds anything drafts, and otherwise
+    the draft model.
+    """
+
+    name: ClassVar[str] = "auto"
+    Options: ClassVar[type[Any]] = AutoOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+
+    def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
+        super().__init__(children, names, vocabulary)
+        self.choices = dict(zip(names, children, strict=True))
+        self._look_ups = [n for n, child in enumerate(children) if not child.pass_bytes]
+        self._models = [n for n, child in enumerate(children) if child.pass_bytes]
+        self.any_shape = any(child.any_shape for child in children)
+
+    @property
+    def deepest(self) -> int | None:
+        known = [child.deepest for child in self.children if child.any_shape]
+        return min((levels for levels in known if levels is not None), default=None)
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return rule_of([*options.look_ups, *options.model_configs])
+
+    @classmethod
+    def build(cls, setup: Setup) -> Drafter:
+        children = [setup.child(config) for config in setup.options.look_ups]
+        for child in children:
+            check_look_up("lookups", child)
+        children += [setup.child(config) for config in setup.options.model_configs]
+        names = [child.name for child in children]
+        if setup.options.model_configs:
+            _check_model(children[-1])
+        if len(set(names)) < len(names):
+            raise ConfigError("'lookups' names one method twice: name each once.")
+        if len(children) == 1:
+            return children[0]  # how much it drafts, if anything, is all that there is to choose
+        made = cls(children, names, setup.loaded.vocabulary)
+        if setup.options.state is not None:
+            whose = list(map(described, names, children))
+            models = [setup.loaded, *(child.loaded for child in children if child.loaded)]
+            digests = [digest_of(one.model) for one in models]
+            made.file = StateFile(setup.options.state, cls.name, whose, digests)
+        return made
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        model = find_drafter("draft_model").specimen(loaded)["model"]
+        return {"model": model, "lookups": [{"method": "ngram", "prompt_lookup_min": 1}]}
+
+    def look(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[Find]]:
+        found = self.turn(rows).found = [self.ask(n, rows, budgets) for n in self._look_ups]
+        return {self.names[each.child]: _finds(each) for each in found}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        picks = rows.picks or self._first(self.look(rows, budgets), budgets)
+        asked = {self.names[each.child]: each for each in self.turn(rows).found}
+        for n in self._models:
+            name = self.names[n]
+            asked[name] = self.ask(n, rows, [p.budget if p.name == name else 0 for p in picks])
+        listed = list(asked.values())
+        place = {name: at for at, name in enumerate(asked)}
+        made = self.join(listed, [place.get(pick.name, 0) for pick in picks])
+        counts = [self._count(asked, pick, row) for row, pick in enumerate(picks)]
+        return cut(made, counts)
+
+    def _first(self, found: Mapping[str, Sequence[Find]], budgets: Sequence[int]) -> list[Pick]:
+        """The first look-up that found something in a row, or the draft model."""
+        model = self.names[self._models[0]] if self._models else ""
+        return [
+            Pick(next((name for name in found if found[name][row].tokens), model), budget)
+            for row, budget in enumerate(budgets)
+        ]
+
+    @staticmethod
+    def _count(asked: Mapping[str, Asked], pick: Pick, row: int) -> int:
+        return min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
+
+
+def _finds(asked: Asked) -> list[Find]:
+    """What a look-up found in each row."""
+    sure = asked.proposal.sure or [()] * len(asked.nodes)
+    return [Find(nodes.eldest_chain(), one) for nodes, one in zip(asked.nodes, sure, strict=True)]
+
+
+def _refuse_aux_tokens(method: str) -> None:
+    """Raises ``ConfigError`` for a drafter that cannot take turns with look-ups."""
+    if find_drafter(method).rides:
+        raise ConfigError(
+            f"method 'auto' cannot take {method!r} as its drafter, which drafts inside the "
+            "target's own pass: use it as the method."
+        )
+
+
+def _check_model(drafter: Drafter) -> None:
+    """Raises ``ConfigError`` for a drafter that runs no model."""
+    if not drafter.pass_bytes:
+        raise ConfigError(
+            f"method 'auto' cannot take {drafter.name!r} as its drafter, which runs no model: name "
+            "look-ups in 'lookups'."
+        )

@@ -1,0 +1,362 @@
+"""A drafter that stands for others: what all of them do alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.config import SpeculativeConfig
+from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Verdict
+from outpace.core.request import Request
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, Round, Rows, Setup
+from outpace.draft.chains import deterministic_chains
+from outpace.draft.guesses import Guess, guesses_of
+from outpace.draft.registry import find_drafter
+from outpace.draft.state import StateFile
+from outpace.errors import ConfigError
+from outpace.methods.choosers.joining import row_by_row
+from outpace.targets.hf.loading.loaded import Loaded
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """What one child proposed in the present round."""
+
+    child: int
+    proposal: Proposal
+    nodes: list[Guess]  # of each row
+
+    @property
+    def counts(self) -> list[int]:
+        """Nodes of each row."""
+        return [len(row) for row in self.nodes]
+
+
+@dataclass
+class Turn:
+    """What was asked of children in one round."""
+
+    asked: list[Asked] = field(default_factory=list)
+    """What children proposed, of those that proposed anything."""
+    aux_tokens: dict[int, AuxTokens | None] = field(default_factory=dict)
+    """The columns of each child that was asked, by its number."""
+    found: Sequence[Asked] = ()
+    """What look-ups found before anybody was chosen."""
+    budgets: Sequence[int] = ()
+    """How much each row may draft; empty where nothing is drafted."""
+    chosen: Sequence[int] = ()
+    """By row, the number of the child that drafts, where one is chosen; empty as ``budgets``."""
+    wanted: Sequence[Sequence[int]] = ()
+    """By child, how much it drafts in each row, whether or not that is scored."""
+
+    def of(self, child: int) -> Asked | None:
+        """Returns what a child proposed, if it proposed anything."""
+        return next((each for each in reversed(self.asked) if each.child == child), None)
+
+
+class Several(Drafter):
+    """A drafter that stands for others, its children.
+
+    Each child draws from a random stream of its own, sees every committed token, and is told of
+    every round as if what it proposed itself had been scored: `observe` translates. Rows may be
+    drafted for by different children in one round. Where any child samples, trees of given tokens
+    are cut to their first chain: given siblings do not share a distribution, as drawn ones do. A
+    child that samples keeps its trees where it gives all its tokens, in batches that are greedy or
+    coupled.
+    """
+
+    def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
+        """names: of the children, as `Proposal.methods` will say; vocabulary: of the target."""
+        self.children, self.names = list(children), list(names)
+        self._vocabulary = vocabulary
+        kinds = frozenset().union(*(child.draws for child in children))
+        if Drawn.WITHOUT in kinds and kinds & {Drawn.IID, Drawn.SEVERAL}:
+            if any(child.trees and child.draws & {Drawn.IID, Drawn.SEVERAL} for child in children):
+                raise ConfigError(
+                    "one of the drafters draws siblings with replacement and another one without: "
+                    "choose one of the two for all."
+                )
+            kinds -= {Drawn.IID}  # a chain has no siblings, and is drawn either way
+        self.draws = kinds
+        self._samples = kinds != {Drawn.DETERMINISTIC}
+        self.trees = any(self._makes_trees(child) for child in children)
+        layers = sorted({layer for child in children for layer in child.needs.states})
+        probs = any(child.needs.probs for child in children)
+        images = any(child.needs.images for child in children)
+        prompts = any(child.needs.prompts for child in children)
+        self.needs = Needs(tuple(layers), probs, images, prompts)
+        self.longest = max(child.longest for child in children)
+        self.copies_prompts = all(
+            child.copies_prompts for child in children if child.needs.states
+        ) and bool(layers)
+        own = {id(child.loaded.model if child.loaded else child): child for child in children}
+        self.weight_bytes = sum(child.weight_bytes for child in own.values())
+        self.pass_bytes = max(child.pass_bytes for child in children)
+        self.ends_chains = any(child.ends_chains for child in children)
+        self.rides = any(child.rides for child in children)
+        self.takes_predictions = any(child.takes_predictions for child in children)
+        self.aux_per_row = max(child.aux_per_row for child in children)
+        self.joins_drafts = any(child.joins_drafts for child in children)
+        self.loaded = next((child.loaded for child in children if child.loaded), None)
+
+    def _makes_trees(self, child: Drafter) -> bool:
+        return child.trees and not (self._samples and child.draws == {Drawn.DETERMINISTIC})
+
+    @property
+    def nbytes(self) -> int:
+        caches = sum(child.nbytes - child.weight_bytes for child in self.children)
+        return self.weight_bytes + caches
+
+    @property
+    def compile_seconds(self) -> float:
+        return sum(child.compile_seconds for child in self.children)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def check(self, request: Request) -> None:
+        for child in self.children:
+            child.check(request)
+
+    def takes_over(self, request: Request) -> int:
+        return min(child.takes_over(request) for child in self.children)
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        for child in self.children:
+            child.begin(requests)
+
+    def known(self, request: Request) -> Mapping[str, int]:
+        pairs = zip(self.names, self.children, strict=True)
+        return {name: min(child.known(request).values(), default=0) for name, child in pairs}
+
+    def tried(self) -> Iterator[Drafter]:
+        for child in self.children:
+            yield from child.tried()
+
+    def learners(self) -> Iterator[Drafter]:
+        for child in self.children:
+            yield from child.learners()
+
+    def files(self) -> Iterator[StateFile]:
+        yield from super().files()
+        for child in self.children:
+            yield from child.files()
+
+    def save(self, folder: Path) -> None:
+        """Writes what the one child that learns online has learned, or without any the one look-up
+        that saves."""
+        pairs = list(zip(self.names, self.children, strict=True))
+        found = [(name, one) for name, child in pairs for one in child.learners()]
+        found = found or [(name, child) for name, child in pairs if child.saves]
+        if not found:
+            super().save(folder)
+        elif len(found) == 1:
+            found[0][1].save(folder)
+        else:
+            names = ", ".join(name for name, _ in found)
+            raise ConfigError(
+                f"several drafters of method {self.name!r} learn ({names}), and a folder holds "
+                "one: leave 'online' out of all but one, or all look-ups but one."
+            )
+
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        for child in self.children:
+            child.end(requests, interrupted)
+
+    def forget_texts(self) -> None:
+        for child in self.children:
+            child.forget_texts()
+
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        layers = self.needs.states
+        parts = dict(zip(layers, states.chunk(len(layers), -1), strict=True))
+        for child in self.children:
+            if child.needs.states:
+                own = torch.cat([parts[layer] for layer in child.needs.states], -1)
+                child.read(requests, tokens, own)
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def turn(self, rows: Rows) -> Turn:
+        """Returns what was asked of children so far in a round."""
+        turn: Turn = rows.state.setdefault(self, Turn())
+        return turn
+
+    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
+        """Returns what a child proposes, and remembers it until the round is over."""
+        made, nodes = self.made(child, rows, budgets)
+        asked, turn = Asked(child, made, nodes), self.turn(rows)
+        turn.aux_tokens[child] = made.aux_tokens
+        if any(asked.counts):
+            turn.asked.append(asked)
+        return asked
+
+    def made(self, child: int, rows: Rows, budgets: Sequence[int]) -> tuple[Proposal, list[Guess]]:
+        """Returns what a child proposes, and its nodes by row.
+
+        Columns ride only where all rows are one child's. So a child that drafts by them drafts
+        nothing in reproducible rows, whose drafts must not depend on the others.
+        """
+        if self.children[child].aux_per_node:
+            budgets = rows.for_others(budgets)
+        if any(budgets):
+            with rows.pipeline.drafting():  # what one child lacks, another one may have
+                made = self.children[child].propose(rows, budgets).within(rows.pipeline.vocabulary)
+        else:
+            made = Proposal.empty(len(rows), rows.seeds.device)
+        nodes = guesses_of(made)
+        beside_drawn = self._samples and not (rows.coupled or rows.pipeline.all_greedy)
+        guessed = self._samples and self.children[child].draws == {Drawn.DETERMINISTIC}
+        given = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
+        if given and (guessed or beside_drawn):
+            chains = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
+            made = replace(chains, predicted=made.predicted)
+            nodes = guesses_of(made)
+        return made, nodes
+
+    def join(self, asked: Sequence[Asked], chosen: Sequence[int]) -> Proposal:
+        """Returns the proposal of which each row is that of one child. chosen: of ``asked``, by
+        row."""
+        made = row_by_row([each.proposal for each in asked], chosen, self._vocabulary)
+        names = tuple(self.names[asked[which].child] for which in chosen)
+        return replace(made, methods=names)
+
+    def observe(self, round: Round) -> None:
+        turn = self.turn(round.rows)
+        for number, child in enumerate(self.children):
+            own = turn.of(number)
+            if own is None or own.proposal.tokens is round.proposal.tokens:
+                rode = turn.aux_tokens.get(number) is round.proposal.aux_tokens
+                child.observe(round if rode else replace(round, aux_logits=None))
+            else:
+                child.observe(_as_its_own(own, round))
+
+
+def _as_its_own(asked: Asked, round: Round) -> Round:
+    """The round as if what the child proposed had been scored: as far as it says what was
+    committed, it was accepted. What the target said comes with the round that was played."""
+    outcomes = [
+        replace(
+            outcome,
+            drafted=len(nodes),
+            depth=nodes.height,
+            path=(path := nodes.follow(outcome.tokens[:-1])),
+            accepted=min(len(path), outcome.emitted),
+        )
+        for nodes, outcome in zip(asked.nodes, round.played.outcomes, strict=True)
+    ]
+    ends = [outcome.path[-1] if outcome.path else 0 for outcome in outcomes]
+    following = [outcome.tokens[len(outcome.path)] for outcome in outcomes]
+    like = round.verdict.node
+    verdict = Verdict(like.new_tensor(ends), like.new_tensor(following), ends)
+    rode = asked.proposal.aux_tokens is round.proposal.aux_tokens
+    return replace(
+        round,
+        proposal=asked.proposal,
+        verdict=verdict,
+        outcomes=outcomes,
+        probs=None,
+        aux_logits=round.aux_logits if rode else None,
+        played_as=round.played,
+    )
+
+
+# -- children from options -------------------------------------------------------------------------
+
+
+def check_look_up(option: str, drafter: Drafter) -> None:
+    """Raises ``ConfigError`` where what an option names as a look-up is none: it costs a pass, or
+    columns in the target's."""
+    if drafter.pass_bytes:
+        raise ConfigError(
+            f"{option} cannot be {drafter.name!r}, which runs a model: choose a look-up."
+        )
+    if drafter.rides:
+        raise ConfigError(
+            f"{option} cannot be {drafter.name!r}, which drafts inside the target's own pass: "
+            "choose a look-up, or use it as the method."
+        )
+
+
+def check_configs(method: str, name: str, given: Any, least: int = 1) -> None:
+    """Raises ``ConfigError`` unless an option is a list of drafters, each as speculative_config."""
+    listed = list(given) if isinstance(given, (list, tuple)) else []
+    if len(listed) < least or not all(isinstance(config, Mapping) for config in listed):
+        raise ConfigError(
+            f"{name} must list {'one drafter' if least == 1 else 'two drafters'} or more for "
+            f"method {method!r}, such as [{{'method': 'ngram'}}, {{'model': 'a/draft/model'}}], "
+            f"not {shown(given)}."
+        )
+    for config in listed:
+        check_config(method, config)
+
+
+def check_config(method: str, config: Any) -> SpeculativeConfig:
+    """Returns a child's config; ``ConfigError`` for a mistake in it, before anything is loaded."""
+    wanted = SpeculativeConfig.of_child(config)
+    for key in ("verify", "length"):
+        if getattr(wanted, key) is not None:
+            raise ConfigError(
+                f"{key!r} cannot be set for one drafter of method {method!r}: set it for all "
+                "of them, outside that drafter."
+            )
+    if "num_speculative_tokens" in config:
+        raise ConfigError(
+            f"'num_speculative_tokens' cannot be set for one drafter of method {method!r}: set it "
+            "for all of them, outside that drafter."
+        )
+    find_drafter(wanted.method).configure(wanted.options)
+    return wanted
+
+
+def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the rule for drafters of which each may draft for a row: one that takes trees where
+    any of them makes some. With a drafter that samples, given trees are cut to chains; where all
+    drafts are given, "match" takes them all and accepts as much as any rule."""
+    wanted = (SpeculativeConfig.of_child(config) for config in configs)
+    kinds = [(find_drafter(each.method), each) for each in wanted]
+    rules = [kind.usual_rule(kind.configure(each.options)) for kind, each in kinds]
+    if "recursive" in rules:
+        return "recursive"
+    given = all(
+        rule == "match" or kind.draws == {Drawn.DETERMINISTIC}
+        for rule, (kind, _) in zip(rules, kinds, strict=True)
+    )
+    return "match" if given and "match" in rules else "token"
+
+
+def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[Drafter]:
+    """Returns a drafter for each config. One model that is named twice is loaded once."""
+    children: list[Drafter] = []
+    for number, config in enumerate(configs):
+        earlier = next((at for at in range(number) if configs[at] == config), None)
+        loaded = children[earlier].loaded if earlier is not None else None
+        again = loaded is not None and "model" in config
+        children.append(setup.child({**config, "model": loaded} if again else config))
+    return children
+
+
+def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns a name for each child: its method, numbered where several have the same."""
+    methods = [SpeculativeConfig.of_child(config).method for config in configs]
+    return [
+        method if methods.count(method) == 1 else f"{method} {methods[:number].count(method) + 1}"
+        for number, method in enumerate(methods)
+    ]
+
+
+def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:
+    """Returns configs of tiny instances of these drafters, for gate and contract tests."""
+    return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]
+
+
+def described(name: str, child: Drafter) -> str:
+    """Returns a drafter's name and its model's: what was learned of one says nothing of others."""
+    return name if child.loaded is None else f"{name} of {Path(child.loaded.name).name}"

@@ -1,0 +1,55 @@
+"""Drafters that choose one child for each row."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.options import Options
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Rows
+from outpace.methods.choosers.base import Asked, Several, check_configs, specimen_configs
+from outpace.targets.hf.loading.loaded import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftersOptions(Options):
+    """What a user may set."""
+
+    method: ClassVar[str]
+    """The method that these options are of."""
+    drafters: Any
+    """The drafters to choose from, each as a speculative_config."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_configs(self.method, "drafters", self.drafters, least=2)
+
+
+class Choosing(Several):
+    """Lets one child draft for each row. What it goes by is known before the child draws anything,
+    so that what the child draws keeps its distribution."""
+
+    @abstractmethod
+    def choice(self, rows: Rows) -> list[int]:
+        """Returns the number of each row's child."""
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"drafters": specimen_configs(loaded, "draft_model", "ngram")}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        turn, chosen = self.turn(rows), self.choice(rows)
+        turn.budgets, turn.chosen = list(budgets), chosen
+        numbers = sorted(set(chosen))
+        asked = [self.ask_as(number, chosen, rows, budgets) for number in numbers]
+        return self.join(asked, [numbers.index(number) for number in chosen])
+
+    def ask_as(
+        self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
+    ) -> Asked:
+        """Returns what a child proposes for those rows that chose it. chosen: each row's child."""
+        own = [budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)]
+        return self.ask(number, rows, own)

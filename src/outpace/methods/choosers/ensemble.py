@@ -1,0 +1,210 @@
+"""Several drafters at once.
+
+precedence: Saxena 2023 and SuffixDecoding (Oliaro et al. 2024, arXiv 2411.04975) with a model
+where the look-up finds nothing. merge: SpecInfer (Miao et al. 2023, arXiv 2305.09781), SpecTr (Sun
+et al. 2023, arXiv 2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.15678), Smurfs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from outpace.core.proposal import Drawn, Proposal
+from outpace.core.request import PerRequest
+from outpace.draft.base import Drafter, Round, Rows, Setup
+from outpace.draft.chains import deterministic_chains
+from outpace.draft.guesses import deterministic_trees, merged
+from outpace.methods.choosers.base import (
+    Asked,
+    Several,
+    build_children,
+    names_of,
+    rule_of,
+    specimen_configs,
+)
+from outpace.methods.choosers.choosing import DraftersOptions
+from outpace.methods.choosers.joining import side_by_side
+from outpace.methods.models.chain import DraftModel
+from outpace.targets.hf.loading.loaded import Loaded
+
+VOTE_MEMORY = 0.9
+"""Share of a drafter's weight in votes that a round leaves; the rest is what was accepted of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleOptions(DraftersOptions):
+    """What a user may set."""
+
+    method: ClassVar[str] = "ensemble"
+    drafters: Any
+    """The drafters, in order: each as a speculative_config."""
+    combine: Literal["precedence", "merge", "vote"] = "precedence"
+    """How: 'precedence' (the first that proposes), 'merge' (one tree of all), 'vote' (the chain
+    that most of them agree on)."""
+
+
+class Ensemble(Several):
+    """Several drafters, joined in one of three ways.
+
+    precedence: for each row the first drafter of the list that proposes anything: put what costs
+    nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
+    as independent draws: from one distribution where the drafters are the same draft model,
+    otherwise from the distribution of each, which is certain of a token that was given. Where
+    nothing was drawn, or trees were, the merged tokens are given ones. vote: of all drafts as a
+    trie the path on which most of them agree, each drafter with the weight of what was accepted of
+    it lately; a choice among drawn tokens, so that they are given ones.
+    """
+
+    name: ClassVar[str] = "ensemble"
+    Options: ClassVar[type[Any]] = EnsembleOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        combine: str,
+        alike: bool = False,
+    ) -> None:
+        """alike: the children draw from the same distribution."""
+        super().__init__(children, names, vocabulary)
+        self._combine = combine
+        if combine != "precedence":
+            self.joins_drafts = True
+            self.trees = combine == "merge"
+            self.draws = frozenset({self._merges(alike) if self.trees else Drawn.DETERMINISTIC})
+        self._votes = PerRequest(
+            lambda request: [0.5] * len(self.children),
+            lasting=True,
+            common=[0.5] * len(self.children),
+        )
+        """What each drafter's vote weighs: the share of its tokens that was accepted lately."""
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return "recursive" if options.combine == "merge" else rule_of(options.drafters)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Ensemble:
+        configs = list(setup.options.drafters)
+        children = build_children(setup, configs)
+        alike = _of_one_distribution(configs, children)
+        vocabulary = setup.loaded.vocabulary
+        return cls(children, names_of(configs), vocabulary, setup.options.combine, alike)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {"drafters": specimen_configs(loaded, "ngram", "draft_model")}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        if self._combine == "precedence":
+            return self._first(rows, budgets)
+        if self._combine == "merge":
+            return self._merged(rows, budgets)
+        return self._voted(rows, budgets)
+
+    def observe(self, round: Round) -> None:
+        turn = self.turn(round.rows)
+        if self._combine == "vote" and turn.asked:
+            for row, outcome in enumerate(round.played.outcomes):
+                weights = self._votes[round.requests[row]]
+                for asked in turn.asked:
+                    if nodes := asked.nodes[row]:
+                        committed = outcome.tokens
+                        said = len(nodes.follow(committed)) / min(len(nodes), len(committed))
+                        old = VOTE_MEMORY * weights[asked.child]
+                        weights[asked.child] = old + (1 - VOTE_MEMORY) * said
+        super().observe(round)
+
+    # -- precedence ----------------------------------------------------------------------------
+
+    def _first(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked: list[Asked] = []
+        chosen, open_budgets = [0] * len(rows), list(budgets)
+        for child in range(len(self.children)):
+            asked.append(self.ask(child, rows, open_budgets))
+            for row, count in enumerate(asked[-1].counts):
+                if count:
+                    chosen[row], open_budgets[row] = child, 0
+            if not any(open_budgets):
+                break
+        return self.join(asked, chosen)
+
+    # -- merge ---------------------------------------------------------------------------------
+
+    def _merges(self, alike: bool) -> Drawn:
+        """How merged tokens were drawn, unless none of them was: only chains can stand side by side
+        as independent draws."""
+        kinds = frozenset().union(*(child.draws for child in self.children))
+        drawn = [child for child in self.children if child.draws != {Drawn.DETERMINISTIC}]
+        if (
+            not drawn
+            or not kinds <= {Drawn.DETERMINISTIC, Drawn.IID}
+            or any(c.trees for c in drawn)
+        ):
+            return Drawn.DETERMINISTIC
+        return Drawn.IID if alike else Drawn.SEVERAL
+
+    def _merged(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked: list[Asked] = []
+        for number in range(len(self.children)):
+            left = len(self.children) - number
+            # What a drafter leaves of its share, the next ones may have.
+            spent = [sum(each.counts[row] for each in asked) for row in range(len(rows))]
+            shares = [-(-(b - used) // left) for b, used in zip(budgets, spent, strict=True)]
+            asked.append(self.ask(number, rows, shares))
+        # A sampled row must get the same whatever else is in the batch. For a greedy one, which
+        # is given tokens where all rows are greedy, both make the same text.
+        chosen = self.draws == {Drawn.DETERMINISTIC} or rows.coupled or rows.pipeline.all_greedy
+        if not chosen and any(any(each.counts) for each in asked):
+            made, counts = [each.proposal for each in asked], [each.counts for each in asked]
+            return side_by_side(made, counts, self._vocabulary, Drawn.SEVERAL in self.draws)
+        trees = [merged(each.nodes[row] for each in asked) for row in range(len(rows))]
+        return deterministic_trees(trees, rows.seeds.device)
+
+    # -- vote ----------------------------------------------------------------------------------
+
+    def _voted(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked = [self.ask(number, rows, budgets) for number in range(len(self.children))]
+        drafts = []
+        for row in range(len(rows)):
+            weights = self._votes[rows.requests[row]]
+            chains = [(each.nodes[row].eldest_chain(), weights[each.child]) for each in asked]
+            drafts.append(heaviest(chains))
+        return deterministic_chains(drafts, rows.seeds.device)
+
+
+def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:
+    """Returns the path through the trie of some chains that takes, at each node, the child with
+    the greatest sum of weights; among equals, that of the first chain.
+
+    >>> heaviest([([1, 2], 0.4), ([1, 3], 0.5), ([4, 4], 0.8)])
+    [1, 3]
+    """
+    path: list[int] = []
+    going = [(list(chain), weight) for chain, weight in chains]
+    while True:
+        votes: dict[int, float] = {}
+        for chain, weight in going:
+            if len(chain) > len(path):
+                votes[chain[len(path)]] = votes.get(chain[len(path)], 0.0) + weight
+        if not votes:
+            return path
+        token = max(votes, key=votes.__getitem__)
+        going = [
+            (chain, weight)
+            for chain, weight in going
+            if len(chain) > len(path) and chain[len(path)] == token
+        ]
+        path.append(token)
+
+
+def _of_one_distribution(configs: Sequence[Mapping[str, Any]], children: Sequence[Drafter]) -> bool:
+    """Whether children draw after the same text from the same distribution: equal draft models
+    that learn nothing. Of two that learn, or choose among others, each goes its own way."""
+    fixed = all(type(child) is DraftModel for child in children)
+    learning = any(config.get("online") is not None for config in configs)
+    return fixed and not learning and all(config == configs[0] for config in configs)

@@ -1,0 +1,334 @@
+"""Learns about all drafters from every round, and drafts with the one that would have done best.
+
+Liu et al. 2025, "Not-a-Bandit: provably no-regret drafter selection in speculative decoding for
+LLMs" (HedgeSpec, arXiv 2510.20064).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from outpace.core.logits.constraints import History
+from outpace.core.proposal import Proposal
+from outpace.core.request import PerRequest, Request
+from outpace.core.transfer import padded
+from outpace.draft.base import Drafter, Round, Rows, Setup
+from outpace.draft.guesses import Guess
+from outpace.draft.state import numbers
+from outpace.methods.choosers.base import Asked, Turn
+from outpace.methods.choosers.feedback import Committed
+from outpace.methods.choosers.learned.base import Learning, LearningOptions
+from outpace.methods.choosers.learned.leader import ALIKE, AT_FIRST, Allowance, Leader, Shadow
+
+READ_AT_ONCE = 8
+"""Tokens of a text that a model reads for the cost of one pass; more take as much longer."""
+
+EXPECTED = 128
+"""Tokens that are expected of a text, or from some length on as many again as it has: what reading
+it costs is shared out among them."""
+
+
+@dataclass
+class TextRecord:
+    """What is known of the drafters on one text."""
+
+    shadows: Sequence[Shadow]
+    rounds: int = 0
+    tokens: int = 0
+    readers: set[int] = field(default_factory=set)
+    """The models that have read it, so that they need not begin with that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HedgeOptions(LearningOptions):
+    """What a user may set."""
+
+    method: ClassVar[str] = "hedge"
+    horizon: Annotated[int, Ge(1), Le(32)] = 4
+    """Tokens of the drafts by which drafters are compared."""
+    memory: Annotated[float, Gt(0), Lt(1)] = 0.97
+    """What is kept of the gains at each token; 1 / (1 - memory) count."""
+    every: Annotated[int, Ge(1)] = 4
+    """Models that did not draft are asked in one of this many rounds at most."""
+    asking: Annotated[float, Gt(0), Le(1)] = 0.01
+    """The share of the cost of all rounds that asking may take, reading included."""
+
+
+class Hedge(Learning[Leader]):
+    """Drafts with the child that would have brought most lately, in tokens per cost.
+
+    After a round a model that did not draft says with which distributions it would have drafted the
+    committed tokens (`Drafter.probs_of`, one pass); one that cannot, such as a trained head, drafts
+    besides the one that was chosen. That costs something, and is done in one of ``every`` rounds
+    only, and only while it takes no more than ``asking`` of what all rounds cost. Look-ups say what
+    they would have found: they are asked again wherever a round of their own would have ended.
+
+    Costs are nominal, so that a text does not depend on a clock: a round costs one pass of the
+    target and ``horizon`` passes of the drafter, by the bytes of weights that these read. A model
+    that has not read a text yet has that to pay, too: another child drafts where the text is not
+    expected to be long enough to repay it. Rows of a batch have one leader; a sampled row with a
+    seed of its own goes by its own history.
+    """
+
+    name: ClassVar[str] = "hedge"
+    Options: ClassVar[type[Any]] = HedgeOptions
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        options: HedgeOptions,
+        target_bytes: int,
+    ) -> None:
+        horizon = options.horizon
+        shares = [child.pass_bytes / max(1, target_bytes) for child in children]
+        costs = [1 + horizon * share for share in shares]
+
+        def first() -> Leader:
+            return Leader(costs, options.memory)
+
+        super().__init__(children, names, vocabulary, first, options.state)
+        self.joins_drafts |= any(
+            one.pass_bytes and not one.has_probs and not one.aux_per_node for one in children
+        )
+        self._horizon, self._shares = horizon, shares
+        self._allowance = Allowance(options.asking, AT_FIRST)  # of all rows together
+        self._allowances = PerRequest(
+            lambda request: Allowance(options.asking, options.asking * EXPECTED),
+            lasting=True,
+            common=self._allowance,
+        )
+        self._every = options.every
+        self._texts = PerRequest(
+            lambda request: TextRecord([Shadow(horizon) for _ in children]), lasting=True
+        )
+        self._riding: set[int] = set()
+        """The children that draft from columns in the target's pass, as far as that is known."""
+
+    @classmethod
+    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
+        vocabulary, target = setup.loaded.vocabulary, setup.target
+        return cls(children, names, vocabulary, setup.options, target.pass_bytes)
+
+    @property
+    def gains(self) -> dict[str, float]:
+        """What a round of each drafter would have brought lately, in tokens per pass."""
+        return dict(zip(self.names, self.learned.gains, strict=True))
+
+    @property
+    def spent(self) -> float:
+        """What asking has cost so far, in passes of the target; that of seeded rows left out."""
+        return self._allowance.spent
+
+    def to_save(self) -> Mapping[str, Sequence[float]]:
+        shared = self.learned
+        return {"gains": shared.gains, "best": [shared.best]}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        shared = self.learned
+        shared.gains = numbers(saved, "gains", len(self.children))
+        best = int(numbers(saved, "best", 1)[0])
+        shared.best = min(max(0, best), len(self.children) - 1)
+
+    def choice(self, rows: Rows) -> list[int]:
+        return [self._best(request, rows.length(row)) for row, request in enumerate(rows.requests)]
+
+    def _best(self, request: Request, length: int) -> int:
+        """The leader, unless it has to read the text and another one costs less without that.
+        length: of the text."""
+        leader = self._learned[request]
+        expected = max(EXPECTED, self._texts[request].tokens)
+        costs = [
+            1 / gain + self._cost_of_reading(number, request, length) / expected
+            for number, gain in enumerate(leader.gains)
+        ]
+        least = min(range(len(costs)), key=costs.__getitem__)
+        return leader.best if costs[leader.best] <= ALIKE * costs[least] else least
+
+    def _cost_of_reading(self, number: int, request: Request, length: int) -> float:
+        """What it costs a child to read a text of this length that it has not read."""
+        if self.children[number].keeps_up or number in self._texts[request].readers:
+            return 0.0
+        return self._shares[number] * length / READ_AT_ONCE
+
+    def ask_as(
+        self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
+    ) -> Asked:
+        return self.ask(number, rows, self.turn(rows).wanted[number])
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        for request in rows.requests:
+            self._allowances[request].held = 0.0
+        turn, chosen, every = self.turn(rows), self.choice(rows), range(len(self.children))
+        turn.wanted = [self._asked_for(number, chosen, rows, budgets) for number in every]
+        for number, wanted in enumerate(turn.wanted):
+            if number not in chosen and any(wanted):
+                self.ask(number, rows, wanted)
+        return super().propose(rows, budgets)
+
+    def _asked_for(
+        self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
+    ) -> Sequence[int]:
+        """How much a child drafts in each row, whether that is what is scored or not.
+
+        A look-up is asked for all rows, whoever chose it: that is free and tells what it would
+        have brought. What one row learns must not depend on what another one chose."""
+        child = self.children[number]
+        if not child.pass_bytes:
+            return budgets
+        wanted = [
+            budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)
+        ]
+        if child.has_probs or child.aux_per_node:
+            return wanted
+        return [
+            own or (min(most, self._horizon) if most and self._is_due(number, rows, row) else 0)
+            for row, (own, most) in enumerate(zip(wanted, budgets, strict=True))
+        ]
+
+    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
+        asked = super().ask(child, rows, budgets)
+        if asked.proposal.aux_tokens is not None:
+            self._riding.add(child)
+        return asked
+
+    def observe(self, round: Round) -> None:
+        turn, rows, committed = self.turn(round.rows), round.rows, Committed.of(round)
+        turn.budgets = turn.budgets or [0] * len(rows)
+        # Before the children observe the round: what they learn from it would help them here.
+        found = {
+            number: self._found(number, turn, rows, committed)
+            for number, child in enumerate(self.children)
+            if child.asked_anywhere
+        }
+        super().observe(round)
+        chances = [
+            found.get(number) or self._chances(number, turn, rows, committed)
+            for number in range(len(self.children))
+        ]
+        for row, (request, tokens) in enumerate(zip(rows.requests, committed.tokens, strict=True)):
+            leader, text = self._learned[request], self._texts[request]
+            self._pay(turn, rows, row)
+            pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
+            ended = [list(map(shadow.ended, own)) if own else None for shadow, own in pairs]
+            leader.learn(ended, len(tokens))
+            text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
+
+    def _pay(self, turn: Turn, rows: Rows, row: int) -> None:
+        """Enters what a round has cost in a row, and what it has cost to ask others for drafts.
+
+        That waits until the round is over: one that comes to nothing is played again."""
+        request, cost = rows.requests[row], 1.0
+        allowance, text = self._allowances[request], self._texts[request]
+        for each in turn.asked:
+            number = each.child
+            if not each.nodes[row] or not self.children[number].pass_bytes:
+                continue
+            if turn.chosen[row] == number:
+                cost += len(each.nodes[row]) * self._shares[number]
+            else:
+                allowance.pay(self._cost_of_asking(number, rows, row))
+            text.readers.add(number)
+        allowance.earned += cost
+
+    def _found(
+        self, number: int, turn: Turn, rows: Rows, committed: Committed
+    ) -> list[list[float]]:
+        """Whether a look-up would have said each committed token, by row. A round of its own ends
+        with the token that it did not foresee, after which it is asked again."""
+        before, texts, asked = rows.history_before(), committed.tokens, turn.of(number)
+        every = range(len(rows))
+        said: list[list[float]] = [[] for _ in every]
+        known: list[Guess | None] = [
+            asked.nodes[row] if asked and turn.budgets[row] else None for row in every
+        ]
+        while True:
+            for row in every:
+                nodes = known[row]
+                if nodes is not None and len(said[row]) < len(texts[row]):
+                    path = nodes.follow(texts[row][len(said[row]) :])
+                    said[row] += [1.0] * len(path)
+                    said[row] += [0.0] * (len(said[row]) < len(texts[row]))
+            missing = [len(said[row]) < len(texts[row]) for row in every]
+            if not any(missing):
+                return said
+            outputs = [
+                [*before.outputs[row], *texts[row][: min(len(said[row]), len(texts[row]) - 1)]]
+                for row in every
+            ]
+            then = replace(rows, history=History(before.prompts, outputs))
+            budgets = [(turn.budgets[row] or self._horizon) if missing[row] else 0 for row in every]
+            known = list(self.made(number, then, budgets)[1])
+
+    def _chances(
+        self, number: int, turn: Turn, rows: Rows, committed: Committed
+    ) -> list[list[float]]:
+        """The chances of acceptance of a child at each committed token, by row; none where it was
+        not asked."""
+        child, asked, probs = self.children[number], turn.of(number), None
+        all_rows = range(len(rows))
+        played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
+        due = [
+            child.has_probs and not played[row] and self._is_due(number, rows, row)
+            for row in all_rows
+        ]
+        if any(due):
+            tokens = padded(committed.tokens, rows.seeds.device)
+            probs = child.probs_of(rows, tokens, due)
+        for row in (row for row in all_rows if due[row]):
+            request = rows.requests[row]
+            self._allowances[request].pay(self._cost_of_asking(number, rows, row))
+            self._texts[request].readers.add(number)
+        found = []
+        for row in all_rows:
+            if asked is not None and played[row]:
+                found.append(self._continued(committed.of_draft(asked, row), asked, row))
+            elif child.pass_bytes:
+                known = due[row] and probs is not None and bool(probs[row].any())
+                found.append(committed.of_probs(probs, row) if probs is not None and known else [])
+            else:
+                silent = self._was_silent(number, turn, rows, row)
+                found.append([0.0] * len(committed.tokens[row]) if silent else [])
+        return found
+
+    def _is_due(self, number: int, rows: Rows, row: int) -> bool:
+        """Whether it is time to ask a model about a row, and the row's allowance holds its cost.
+
+        What does not draft for reproducible rows is not asked about them: what it would say there
+        may be what it has learned from others."""
+        request = rows.requests[row]
+        skips = request.reproducible and self.children[number].skips_reproducible
+        if self._texts[request].rounds % self._every or skips:
+            return False
+        return self._allowances[request].hold(self._cost_of_asking(number, rows, row))
+
+    def _cost_of_asking(self, number: int, rows: Rows, row: int) -> float:
+        """What it costs to ask a model: a pass, or a draft where it cannot say its
+        distributions."""
+        passes = 1 if self.children[number].has_probs else self._horizon
+        reading = self._cost_of_reading(number, rows.requests[row], rows.length(row))
+        return passes * self._shares[number] + reading
+
+    def _was_silent(self, number: int, turn: Turn, rows: Rows, row: int) -> bool:
+        """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.
+        One whose columns did not ride in the round before could not say anything."""
+        if not turn.budgets[row]:
+            return False
+        # Look-ahead columns never ride in a reproducible row, whatever those of other rows do.
+        reproducible = rows.is_reproducible(row)
+        rides = self.children[number].aux_per_node or (number in self._riding and not reproducible)
+        return not rides or turn.chosen[row] == number
+
+    @staticmethod
+    def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:
+        """Nothing is known of the token after a draft that was accepted whole: the mean of the
+        others stands in."""
+        length = len(asked.nodes[row])
+        if length < len(chances) and all(chances[:length]):
+            chances[length] = sum(chances[:length]) / length
+        return chances

@@ -1,0 +1,99 @@
+"""A drafter for each kind of request: by task, by language, by whatever the request says of itself.
+
+Yi et al. 2024, "Towards fast multilingual LLM inference: speculative decoding and specialized
+drafters" (arXiv 2406.16758), has one drafter per language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from outpace.core.options import Options
+from outpace.core.proposal import Drawn
+from outpace.core.request import PerRequest, Request
+from outpace.core.values import shown
+from outpace.draft.base import Drafter, Rows, Setup
+from outpace.errors import ConfigError
+from outpace.methods.choosers.base import (
+    build_children,
+    check_config,
+    names_of,
+    rule_of,
+    specimen_configs,
+)
+from outpace.methods.choosers.choosing import Choosing
+from outpace.targets.hf.loading.loaded import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutesOptions(Options):
+    """What a user may set."""
+
+    method: ClassVar[str] = "tagged"
+    """The method that these options are of."""
+    routes: Any
+    """A drafter for each tag, as {tag: speculative_config}."""
+    default: Any = None
+    """The drafter of all other requests, as a speculative_config."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = isinstance(self.routes, Mapping) and len(self.routes) > 0
+        if not named or not all(isinstance(tag, str) for tag in self.routes):
+            raise ConfigError(
+                "routes must name a drafter for each tag, such as {'code': {'model': 'a/model'}}, "
+                f"not {shown(self.routes)}."
+            )
+        for config in self.configs:
+            check_config(self.method, config)
+
+    @property
+    def configs(self) -> list[Any]:
+        """The config of the default, then those of the tags in their order."""
+        default = {"method": "none"} if self.default is None else self.default
+        return [default, *self.routes.values()]
+
+
+class Tagged(Choosing):
+    """Drafts for each row with the child of its tag (`SamplingParams.tag`)."""
+
+    name: ClassVar[str] = "tagged"
+    Options: ClassVar[type[Any]] = RoutesOptions
+    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+
+    def __init__(
+        self,
+        children: Sequence[Drafter],
+        names: Sequence[str],
+        vocabulary: int,
+        tags: Sequence[str],
+    ) -> None:
+        """children: that of the default, then those of the tags."""
+        super().__init__(children, names, vocabulary)
+        self._numbers = {tag: number for number, tag in enumerate(tags, 1)}
+        self._routes = PerRequest(self.route, lasting=True)
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return rule_of(options.configs)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Tagged:
+        configs = setup.options.configs
+        children = build_children(setup, configs)
+        tags = list(setup.options.routes)
+        return cls(children, names_of(configs), setup.loaded.vocabulary, tags)
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        model, ngram = specimen_configs(loaded, "draft_model", "ngram")
+        return {"routes": {"copying": ngram}, "default": model}
+
+    def route(self, request: Request) -> int:
+        """Returns the number of the child that drafts for a new request."""
+        return self._numbers.get(request.tag or "", 0)
+
+    def choice(self, rows: Rows) -> list[int]:
+        return [self._routes[request] for request in rows.requests]

@@ -1,0 +1,144 @@
+"""A draft model proposes a tree: several candidates at each depth, all scored in one target pass.
+
+SpecInfer (Miao et al. 2305.09781); multi-candidate speculative decoding (Yang et al. 2401.06706),
+whose `k_config` this is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from outpace.core.proposal import Deterministic, Drawn, Proposal
+from outpace.core.transfer import to_device
+from outpace.core.trees.tree import Tree
+from outpace.core.trees.tree_shape import TreeShape
+from outpace.core.values import shown
+from outpace.draft.base import Rows, Setup
+from outpace.draft.branching import TreeOptions, shape_of
+from outpace.draft.trees import draw_tree
+from outpace.errors import ConfigError
+from outpace.heads.classifiers import Origin
+from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.dynamic_tree import DynamicTree
+from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
+from outpace.methods.models.sight import Sight
+from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
+from outpace.targets.hf.runner import Runner
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftTreeOptions(TreeOptions, DraftModelOptions):
+    """What a user may set."""
+
+    with_replacement: bool = False
+    """Whether siblings may be the same token."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocabulary not in (AUTO, SAME):
+            raise ConfigError(
+                "draft_tree drafts with the target's own tokens: vocabulary "
+                f"{shown(self.vocabulary)} needs method 'draft_model'."
+            )
+        if self.growth is not None and self.with_replacement:
+            raise ConfigError(
+                "with_replacement is about siblings that are drawn, and those of a dynamic tree "
+                "are chosen: leave it out, or name another branching."
+            )
+
+
+class DraftTree(DraftModel):
+    """Drafts a tree, one pass of the draft model per depth.
+
+    The budget's nodes are the first ones of the shape. ``branching`` gives it, level by level or
+    node by node; with "auto" the controller does, as chances and prices are. With "dynamic" it is a
+    `DynamicTree`.
+    """
+
+    name: ClassVar[str] = "draft_tree"
+    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    trees: bool = True
+    ends_chains: bool = False
+    Options: ClassVar[type[Any]] = DraftTreeOptions
+    default_rule: ClassVar[str] = "recursive"
+
+    def __init__(
+        self,
+        drafter: Loaded,
+        runner: Runner,
+        vocabulary: int,
+        sight: Sight,
+        shape: TreeShape | None = None,
+        with_replacement: bool = False,
+    ) -> None:
+        """shape: None for what `Rows.shape` says in each round."""
+        super().__init__(drafter, runner, vocabulary, sight)
+        self.shape = shape
+        self.any_shape = shape is None
+        self._with_replacement = with_replacement
+        self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
+
+    @classmethod
+    def usual_rule(cls, options: Any) -> str:
+        return cls.default_rule if options.growth is None else "match"
+
+    @classmethod
+    def _built(cls, setup: Setup) -> DraftModel:
+        """Loads ``model``; ``branching`` gives the shape, or is "auto" or "dynamic"; children are
+        drawn ``with_replacement`` or not."""
+        options, loaded = setup.options, cls._load(setup)
+        check_same_vocabulary(setup.loaded, loaded)
+        runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
+        sight = Sight(setup.loaded, loaded, options.images)
+        if options.growth is not None:
+            return DynamicTree(loaded, runner, vocabulary, options.growth, sight)
+        shape = shape_of(options.branching)
+        return cls(loaded, runner, vocabulary, sight, shape, options.with_replacement)
+
+    def origin(self) -> Origin | None:
+        return None
+
+    @classmethod
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        return {**super().specimen(loaded), "branching": [2, 1, 1]}
+
+    def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        shape = shape.up_to(self._reserve)
+        counts = [min(budget, shape.size) for budget in self._update(rows, budgets)]
+        for row, count in enumerate(counts):
+            if count:
+                self._make_room(row, len(self._rows[row].own))
+        shape = shape.first(max(counts))
+        if shape.is_chain:
+            return self._as_siblings(super().propose(rows, counts))
+        plan = self._plans.of(shape)
+        logits = self._catch_up([count > 0 for count in counts])
+        drawn = draw_tree(
+            plan,
+            rows,
+            logits,
+            self._deeper,
+            random_stream=self.random_stream,
+            with_replacement=self._with_replacement,
+        )
+        counts = rows.pipeline.silenced(counts)
+        return replace(drawn, counts=to_device(counts, drawn.tokens.device))
+
+    def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """The logits of the last nodes that were fed, by one pass of the model."""
+        return self._score(self._readable(fed), len(parents), tree=tree)[0]
+
+    def _as_siblings(self, proposal: Proposal) -> Proposal:
+        """A chain, with a distribution that says how its tokens, had they any siblings, would be
+        drawn."""
+        distribution = proposal.distribution
+        if isinstance(distribution, Deterministic):
+            return proposal
+        return replace(
+            proposal, distribution=replace(distribution, with_replacement=self._with_replacement)
+        )
