@@ -110,3 +110,32 @@ def test_torchrun(folder: Path) -> None:
         texts.append(out)
     assert texts[0] == texts[1]
     assert texts[0]
+
+
+TWICE = """
+import sys
+from outpace import LLM
+from outpace.errors import ConfigError
+llm = LLM(sys.argv[1], tensor_parallel_size=2)
+llm.generate("go: ")
+del llm
+try:
+    LLM(sys.argv[1], tensor_parallel_size=2)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_second_model_of_torchruns_processes(folder: Path, tmp_path: Path) -> None:
+    """They ended with the first one: nobody would come, however long one waited."""
+    script = tmp_path / "twice.py"
+    script.write_text(TWICE)
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    asked = (f"--master-port={port}", str(script), str(folder))
+    with started("torch.distributed.run", "--nproc-per-node=2", *asked) as process:
+        out, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert "load one model for each start of torchrun" in out

@@ -24,6 +24,7 @@ from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.calls import Call, receive
 from outpace.targets.parallel.load import PartOfModel, read_part, shared_modules
 from outpace.targets.parallel.processes import (
+    DEVICE,
     IDLE,
     come_to,
     join,
@@ -99,7 +100,7 @@ def follow() -> None:
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = met(rank, count)
     come_to(store, "started", rank)
-    kind = store.get("outpace/device").decode()
+    kind = store.get(DEVICE).decode()
     device = (
         torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
     )

@@ -48,6 +48,8 @@ ENDING = 5.0
 NOTICING = 1.0
 """Seconds within which the end of a process that was started here becomes known."""
 HOST = "127.0.0.1"
+DEVICE = "outpace/device"
+"""Where the first process says in the store what all of them compute on."""
 
 _FOLLOW = (
     "import json, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); "
@@ -148,7 +150,7 @@ class Processes:
         self._close = weakref.finalize(self, _end, self._fate, self._children, os.getpid())
         try:
             self._store = self._start()
-            self._store.set("outpace/device", device.type)
+            self._store.set(DEVICE, device.type)
             self.meet("started")
             self._group = join(self._store, 0, count, device, WAIT)
         except BaseException:
@@ -158,7 +160,14 @@ class Processes:
     def _start(self) -> Any:
         """Starts the other processes, unless torchrun has; returns the store."""
         if started_with(self.count) is not None:
-            return met(0, self.count)
+            store = met(0, self.count)
+            if store.check([DEVICE]):  # which the first model has set
+                raise ConfigError(
+                    "the processes that torchrun has started held a model, and ended with it: "
+                    "load one model for each start of torchrun, or leave torchrun out, and the "
+                    "processes are started here for each."
+                )
+            return store
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         world = self.count
