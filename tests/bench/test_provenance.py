@@ -11,6 +11,7 @@ import pytest
 
 import outpace
 from outpace.bench.provenance import commit, printable_command, provenance
+from outpace.targets.cpu.library.processor import LEVEL, levels_below, this_processor
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -73,3 +74,10 @@ def test_a_package_outside_of_git_has_no_commit(
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert commit(tmp_path) is None
+
+
+def test_kernels_that_are_held_to_less_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a lowered processor must not be taken for its own."""
+    for level in levels_below(this_processor()):
+        monkeypatch.setenv(LEVEL, level)
+        assert provenance()["instructions"].endswith(f"lowered by {LEVEL}={level}")

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import outpace
+from outpace.targets.cpu.library.processor import this_processor
 
 PACKAGES = ("torch", "transformers", "openvino", "openvino-genai", "numpy")
 
@@ -34,6 +35,7 @@ def provenance(arguments: Sequence[str] | None = None) -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": cpu(),
+        "instructions": this_processor().instructions,
         "cpus": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
         "load": load(),

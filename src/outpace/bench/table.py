@@ -171,7 +171,8 @@ def markdown(report: Report) -> str:
         lines += ["", *notes(cell), ""]
     lines += left_out(report)
     facts = report.provenance
-    known = [facts[key] for key in ("cpu", "gpu", "threads", "dtype", "torch") if key in facts]
+    wanted = ("cpu", "instructions", "gpu", "threads", "dtype", "torch")
+    known = [facts[key] for key in wanted if key in facts]
     lines.append(f"({', '.join(known)}; `{facts.get('command', '')}`)")
     return "\n".join(lines) + "\n"
 

@@ -160,14 +160,14 @@ class Processes:
     def _start(self) -> Any:
         """Starts the other processes, unless torchrun has; returns the store."""
         if started_with(self.count) is not None:
-            store = met(0, self.count)
-            if store.check([DEVICE]):  # which the first model has set
+            known = met(0, self.count)
+            if known.check([DEVICE]):  # which the first model has set
                 raise ConfigError(
                     "the processes that torchrun has started held a model, and ended with it: "
                     "load one model for each start of torchrun, or leave torchrun out, and the "
                     "processes are started here for each."
                 )
-            return store
+            return known
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         world = self.count
