@@ -66,6 +66,8 @@ def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> Blocks
     for at in SCALES.get(kind, (0,)):
         scales = chance.uniform(-1e-2, 1e-2, (*raw.shape[:2], 1)).astype(np.float16)
         raw[..., at : at + 2] = scales.view(np.uint8)
+    if kind == "MXFP4":  # whose scales are powers of two
+        raw[..., 0] = chance.integers(116, 124, raw.shape[:2])
     return Blocks(kind, torch.from_numpy(raw.reshape(outputs, -1)))
 
 

@@ -1,7 +1,8 @@
 // Weights in quantised blocks: how GGUF files hold them, and how our products read them.
 //
 // All kinds come down to one form: w = s u + t, where u is an unsigned code of 4, 5, 6 or 8 bits,
-// and s and t are shared by 32 inputs of an output (by 16, of the kind Q6_K). Products compute 16
+// and s and t are shared by 32 inputs of an output (by 16, of the kind Q6_K). The codes of MXFP4 are
+// floats of 4 bits (OCP Microscaling Formats 1.0): u is looked up, and s is a power of two. Products compute 16
 // outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
 // blocks of 32 inputs: first their codes, then the scales exactly as the file holds them.
 //
@@ -31,17 +32,22 @@ struct Form {
   int bits;
   bool lifted;          // whether there is a t of its own: else t = -middle s
   bool nested;          // whether blocks have small integers that multiply the scale of a chunk
-  int middle;           // the code of zero, where there is no t
+  int middle;           // the u of zero, where there is no t
   int64_t inputs, bytes; // of a block in a file
+  bool floating = false; // whether codes are small floats, and scales powers of two in a byte each
 };
 
-enum Kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, KINDS };
+enum Kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, KINDS };
 
 constexpr Form FORMS[KINDS] = {
     {8, false, false, 128, 32, 34}, {4, false, false, 8, 32, 18}, {4, true, false, 0, 32, 20},
     {5, false, false, 16, 32, 22},  {5, true, false, 0, 32, 24},  {4, true, true, 0, 256, 144},
     {5, true, true, 0, 256, 176},   {6, false, true, 32, 256, 210},
+    {4, false, false, 12, 32, 17, true},
 };
+
+// What the small floats stand for, doubled, with 12 added.
+constexpr uint8_t FLOATS[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 // -- sizes -----------------------------------------------------------------------------------------
 
@@ -51,6 +57,7 @@ inline int64_t code_bytes(const Form &form, int64_t blocks) { return blocks * fo
 
 inline int64_t scale_bytes(const Form &form, int64_t blocks) {
   int64_t numbers = form.nested ? 2 * blocks : 2 * blocks * (1 + form.lifted); // bytes per output
+  if (form.floating) numbers = blocks;
   return WIDTH * (numbers + (form.nested ? 2 * (1 + form.lifted) : 0));
 }
 
@@ -69,7 +76,8 @@ inline int64_t panel_bytes(const Form &form, int64_t blocks) {
 
 struct Decoded {
   alignas(64) uint8_t codes[LARGE];
-  uint16_t scales[CHUNK], lifts[CHUNK];   // float16: of each block, or nested: one of the chunk
+  uint16_t scales[CHUNK], lifts[CHUNK];   // float16: of each block, or nested: one of the chunk;
+                                          // or the exponent of a power of two
   uint8_t factors[2 * CHUNK];             // nested: of each block (Q6_K: each half, signed)
   uint8_t falls[CHUNK];                   // nested and lifted: t = -lift * fall
 };
@@ -82,6 +90,14 @@ inline float from_half(uint16_t half) {
   if ((half & 0x7c00) != 0x7c00) value *= 5.192296858534828e33f; // 2^112, exact
   std::memcpy(&bits, &value, sizeof bits);
   bits |= sign;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Half of 2 to the power of (exponent - 127): doubled floats are halved so.
+inline float power_of_two(uint8_t exponent) {
+  uint32_t bits = exponent < 2 ? 0x00200000u << exponent : uint32_t(exponent - 1) << 23;
+  float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -111,7 +127,10 @@ inline void unpack_factors(const uint8_t *packed, uint8_t *factors, uint8_t *fal
 inline void decode_small(int kind, const uint8_t *raw, int64_t block, Decoded &to) {
   const Form &form = FORMS[kind];
   uint8_t *codes = to.codes + block * SMALL;
-  to.scales[block] = half_at(raw), raw += 2;
+  if (form.floating)
+    to.scales[block] = *raw++;
+  else
+    to.scales[block] = half_at(raw), raw += 2;
   if (form.lifted) to.lifts[block] = half_at(raw), raw += 2;
   if (form.bits == 8) {
     for (int i = 0; i < SMALL; i++) codes[i] = raw[i] ^ 0x80;
@@ -162,12 +181,14 @@ inline void widen_codes(int kind, const Decoded &from, int64_t blocks, float *to
   const Form &form = FORMS[kind];
   for (int64_t half = 0; half < 2 * blocks; half++) {
     int64_t b = half / 2, at = form.nested ? 0 : b;
-    float scale = from_half(from.scales[at]);
+    float scale = form.floating ? power_of_two(uint8_t(from.scales[at])) : from_half(from.scales[at]);
     float lift = form.lifted ? from_half(from.lifts[at]) : 0.f;
     if (kind == Q6_K) scale *= float(int8_t(from.factors[half]));
     if (form.nested && form.lifted) scale *= from.factors[b], lift *= -float(from.falls[b]);
-    for (int64_t i = 16 * half; i < 16 * half + 16; i++)
-      to[i] = scale * float(from.codes[i] - form.middle) + lift;
+    for (int64_t i = 16 * half; i < 16 * half + 16; i++) {
+      const int u = form.floating ? FLOATS[from.codes[i] & 15] : from.codes[i];
+      to[i] = scale * float(u - form.middle) + lift;
+    }
   }
 }
 
@@ -237,7 +258,7 @@ inline void each_scale(int kind, int64_t blocks, int64_t o, uint8_t *at, Decoded
     } else if (form.nested) {
       next(of.factors + b, 1), next(of.falls + b, 1);
     } else {
-      next(of.scales + b, 2);
+      next(of.scales + b, form.floating ? 1 : 2); // the lower byte comes first
       if (form.lifted) next(of.lifts + b, 2);
     }
 }
