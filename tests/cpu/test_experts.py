@@ -40,7 +40,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "gpt-oss": {},
     "glm4moe": {},
 }
-KINDS = {"qwen3moe": "Q4_0", "olmoe": "Q5_1", "gpt-oss": "MXFP4"}
+KINDS = {"qwen3moe": "Q4_0", "olmoe": "Q5_1", "gpt-oss": "MXFP4", "mixtral": "IQ4_NL"}
 
 
 @pytest.fixture(scope="module")

@@ -188,8 +188,8 @@ def test_other_work_weighs_on_small_models_only() -> None:
     assert NominalCosts.of(1, 10, "cuda").node < small.node
 
 
-def test_tokens_wake_experts() -> None:
-    """Each reads those of its own, until all are read."""
+def test_tokens_read_experts_of_their_own() -> None:
+    """Until all are read."""
     size = 10**10
     plain = NominalCosts.of(0, size, "cpu")
     mixed = NominalCosts.of(0, size, "cpu", experts=(0.5 * size, 1 / 16))

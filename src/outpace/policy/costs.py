@@ -422,9 +422,9 @@ class NominalCosts:
         if not nodes:
             return 1.0
         drafted = self.started + self.level * levels + self.forked * (nodes > levels)
-        return 1 + drafted + self.node * nodes + self._woken(nodes)
+        return 1 + drafted + self.node * nodes + self._of_experts(nodes)
 
-    def _woken(self, nodes: int) -> float:
+    def _of_experts(self, nodes: int) -> float:
         """Returns what reading the experts costs that a plain pass does not read: each token
         chooses its own, any with the same chance."""
         if not self.experts:

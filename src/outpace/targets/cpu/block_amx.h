@@ -171,7 +171,8 @@ void compute_tiled(const BlockProduct &job, int64_t begin, int64_t end) {
 
 inline void compute_tiled(const BlockProduct &job, int64_t begin, int64_t end) {
   switch (2 * code_of(job.form) + job.form.lifted) {
-  case 2 * (4 + FLOATING): return compute_tiled<4 + FLOATING, false>(job, begin, end);
+  case 2 * code_of(4, FLOATS): return compute_tiled<code_of(4, FLOATS), false>(job, begin, end);
+  case 2 * code_of(4, UNEVEN): return compute_tiled<code_of(4, UNEVEN), false>(job, begin, end);
   case 8: return compute_tiled<4, false>(job, begin, end);
   case 9: return compute_tiled<4, true>(job, begin, end);
   case 10: return compute_tiled<5, false>(job, begin, end);

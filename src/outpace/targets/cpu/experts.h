@@ -153,7 +153,7 @@ inline Part of_expert(Part whole, int64_t expert, int64_t outputs, int64_t input
 }
 
 // The memory that some tokens need in a mixture. Rounded numbers, whole lines of the cache, come first.
-struct Desk {
+struct Workspace {
   Rounded *given, *inside, *inside_shared; // what goes into the first products, and into the last ones
   float *logits, *weights, *shares;        // [tokens, experts], [tokens, chosen], [tokens]
   int32_t *chosen;                         // [tokens, chosen]
@@ -190,8 +190,8 @@ struct Desk {
 
 // How many tokens go through a mixture at once.
 inline int64_t tokens_at_once(const Mixture &mixture, int64_t hidden, int64_t shared, int64_t tokens) {
-  Desk desk;
-  const int64_t each = desk.lay_out(mixture, hidden, shared, 1, nullptr);
+  Workspace space;
+  const int64_t each = space.lay_out(mixture, hidden, shared, 1, nullptr);
   const int64_t most = std::min(AT_ONCE / each, MOST_PAIRS / mixture.chosen);
   return std::max(int64_t(1), std::min(tokens, most));
 }

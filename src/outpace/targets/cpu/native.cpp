@@ -596,7 +596,7 @@ struct Run {
   Hand begin(int size, int own) const {
     const int64_t all = tokens(), floats = all * layers->hidden;
     const bool by_itself = alone(all, threads.count);
-    float *made = desk() + mixed(layers, count, all), *rest = made + floats;
+    float *made = space() + mixed(layers, count, all), *rest = made + floats;
     float *mine = rest + all * room(layers, count) + (by_itself ? own * 2 * floats : 0);
     const int64_t first = by_itself ? 0 : all * own / size;
     const int64_t last = by_itself ? all : all * (own + 1) / size;
@@ -648,12 +648,12 @@ struct Run {
     for (const Layer *at = layers; at < layers + count; at++)
       if (at->mixture.experts) {
         const int64_t some = tokens_at_once(at->mixture, at->hidden, at->inner, tokens);
-        most = std::max(most, Desk{}.lay_out(at->mixture, at->hidden, at->inner, some, nullptr));
+        most = std::max(most, Workspace{}.lay_out(at->mixture, at->hidden, at->inner, some, nullptr));
       }
     return most;
   }
 
-  float *desk() const { return room_to_round() + tokens() * rounded(layers, count); }
+  float *space() const { return room_to_round() + tokens() * rounded(layers, count); }
 
   Product about(const float *in, float *out, int64_t rows, int64_t k, const Part *parts,
                 int64_t number) const {
@@ -787,40 +787,40 @@ struct Run {
   void mixture_of(const Layer &layer, const Hand &hand, int64_t first, int64_t rows) {
     const Mixture &mixture = layer.mixture;
     const int64_t hidden = layer.hidden, pairs = rows * mixture.chosen;
-    Desk desk;
-    desk.lay_out(mixture, hidden, layer.inner, rows, this->desk());
-    route(layer, desk, hand.normal + first * hidden, rows, hand.size);
-    const Routes routes(mixture, desk.chosen, pairs);
-    gather(mixture, desk, routes, blocks_of(hidden), rows, hand.size);
+    Workspace space;
+    space.lay_out(mixture, hidden, layer.inner, rows, this->space());
+    route(layer, space, hand.normal + first * hidden, rows, hand.size);
+    const Routes routes(mixture, space.chosen, pairs);
+    gather(mixture, space, routes, blocks_of(hidden), rows, hand.size);
     const int64_t count = routes.groups + (layer.inner > 0);
     multiply_all(2 * count, hand.size, [&](int64_t i) { // gates and what they are multiplied with
       const bool gate = i % 2 == 0;
       if (i / 2 == routes.groups)
         return product_of(rounded_inputs(), rows, hidden, gate ? layer.gate : layer.up,
-                          gate ? desk.shared_gates : desk.shared_ups);
+                          gate ? space.shared_gates : space.shared_ups);
       const int64_t begin = routes.begins[i / 2];
-      return product_of(desk.given + begin * blocks_of(hidden), routes.size(i / 2), hidden,
+      return product_of(space.given + begin * blocks_of(hidden), routes.size(i / 2), hidden,
                         of_expert(gate ? mixture.gate : mixture.up, routes.experts[i / 2],
                                   mixture.inner, hidden),
-                        (gate ? desk.gates : desk.ups) + begin * mixture.inner);
+                        (gate ? space.gates : space.ups) + begin * mixture.inner);
     });
-    activate_and_round(layer, desk, routes, rows, hand.size);
+    activate_and_round(layer, space, routes, rows, hand.size);
     multiply_all(count, hand.size, [&](int64_t i) {
       if (i == routes.groups)
-        return product_of(desk.inside_shared, rows, layer.inner, layer.down, desk.shared_made);
+        return product_of(space.inside_shared, rows, layer.inner, layer.down, space.shared_made);
       const int64_t begin = routes.begins[i], inner = mixture.inner;
-      return product_of(desk.inside + begin * blocks_of(inner), routes.size(i), inner,
+      return product_of(space.inside + begin * blocks_of(inner), routes.size(i), inner,
                         of_expert(mixture.down, routes.experts[i], hidden, inner),
-                        desk.made + begin * hidden);
+                        space.made + begin * hidden);
     });
-    add_experts(layer, desk, routes, hand.made + first * hidden, rows, hand.size);
+    add_experts(layer, space, routes, hand.made + first * hidden, rows, hand.size);
   }
 
   Rounded *rounded_inputs() const { return reinterpret_cast<Rounded *>(room_to_round()); }
 
   // Rounds what the products of experts are given, [rows, hidden], and chooses experts for each token.
   // The router's own products are of floats, and of so few rows at once that each keeps its bits.
-  void route(const Layer &layer, const Desk &desk, const float *x, int64_t rows, int size) {
+  void route(const Layer &layer, const Workspace &space, const float *x, int64_t rows, int size) {
     const Mixture &mixture = layer.mixture;
     const int64_t hidden = layer.hidden, outputs = mixture.experts + (mixture.shared.weight != nullptr);
     round_inputs(about(x, nullptr, rows, hidden, nullptr, 0), team, size);
@@ -829,30 +829,30 @@ struct Run {
       for (int64_t r = 0; r < rows; r += FEW) {
         const int64_t few = std::min(FEW, rows - r), last = std::min(end, mixture.experts);
         if (begin < last)
-          span(x + r * hidden, few, hidden, mixture.router, desk.logits + r * mixture.experts, begin,
+          span(x + r * hidden, few, hidden, mixture.router, space.logits + r * mixture.experts, begin,
                last);
-        if (end > mixture.experts) span(x + r * hidden, few, hidden, mixture.shared, desk.shares + r, 0, 1);
+        if (end > mixture.experts) span(x + r * hidden, few, hidden, mixture.shared, space.shares + r, 0, 1);
       }
     team.wait(size);
     while (team.take(rows, 1, size, begin, end))
       for (; begin < end; begin++) {
-        choose(mixture, desk.logits + begin * mixture.experts, desk.chosen + begin * mixture.chosen,
-               desk.weights + begin * mixture.chosen);
-        float &share = desk.shares[begin];
+        choose(mixture, space.logits + begin * mixture.experts, space.chosen + begin * mixture.chosen,
+               space.weights + begin * mixture.chosen);
+        float &share = space.shares[begin];
         share = mixture.shared.weight ? 1.f / (exponential(-share) + 1.f) : 1.f;
       }
     team.wait(size);
   }
 
   // Puts the rounded inputs of the tokens that meet an expert side by side.
-  void gather(const Mixture &mixture, const Desk &desk, const Routes &routes, int64_t blocks,
+  void gather(const Mixture &mixture, const Workspace &space, const Routes &routes, int64_t blocks,
               int64_t rows, int size) {
     const Rounded *from = rounded_inputs(); // [blocks, rows]
     for (int64_t begin, end; team.take(rows * mixture.chosen, 1, size, begin, end);)
       for (; begin < end; begin++) {
         const int64_t place = routes.place[begin], group = routes.group_of(place);
         const int64_t start = routes.begins[group], apart = routes.size(group);
-        Rounded *to = desk.given + start * blocks + place - start;
+        Rounded *to = space.given + start * blocks + place - start;
         for (int64_t b = 0; b < blocks; b++)
           to[b * apart] = from[b * rows + begin / mixture.chosen];
       }
@@ -877,7 +877,7 @@ struct Run {
   }
 
   // Makes the inputs of the last products, of which a thread takes some of one row.
-  void activate_and_round(const Layer &layer, const Desk &desk, const Routes &routes, int64_t rows,
+  void activate_and_round(const Layer &layer, const Workspace &space, const Routes &routes, int64_t rows,
                           int size) {
     const int64_t inner = layer.mixture.inner, pairs = rows * layer.mixture.chosen;
     const int64_t parts = (blocks_of(inner) + SHARE - 1) / SHARE;
@@ -894,19 +894,19 @@ struct Run {
         if (begin < pairs * parts) {
           const int64_t place = begin / parts, group = routes.group_of(place);
           const int64_t start = routes.begins[group];
-          some(desk.gates + place * inner, desk.ups + place * inner, inner, begin % parts,
-               desk.inside + start * blocks_of(inner) + place - start, routes.size(group));
+          some(space.gates + place * inner, space.ups + place * inner, inner, begin % parts,
+               space.inside + start * blocks_of(inner) + place - start, routes.size(group));
         } else {
           const int64_t left = begin - pairs * parts, row = left / own, at = row * layer.inner;
-          some(desk.shared_gates + at, desk.shared_ups + at, layer.inner, left % own,
-               desk.inside_shared + row, rows);
+          some(space.shared_gates + at, space.shared_ups + at, layer.inner, left % own,
+               space.inside_shared + row, rows);
         }
       }
     team.wait(size);
   }
 
   // Adds up what a token's experts made, and then the layer's own MLP.
-  void add_experts(const Layer &layer, const Desk &desk, const Routes &routes, float *to, int64_t rows,
+  void add_experts(const Layer &layer, const Workspace &space, const Routes &routes, float *to, int64_t rows,
                    int size) {
     const int64_t hidden = layer.hidden, chosen = layer.mixture.chosen;
     const int64_t width = SHARE * SMALL, parts = (hidden + width - 1) / width;
@@ -916,10 +916,10 @@ struct Run {
         for (int64_t d = begin % parts * width; d < last; d += LANES) {
           floats found = {};
           for (int64_t i = row * chosen; i < (row + 1) * chosen; i++)
-            found = fused(load<floats>(desk.made + routes.place[i] * hidden + d), all(desk.weights[i]),
+            found = fused(load<floats>(space.made + routes.place[i] * hidden + d), all(space.weights[i]),
                           found);
           if (layer.inner)
-            found = fused(load<floats>(desk.shared_made + row * hidden + d), all(desk.shares[row]),
+            found = fused(load<floats>(space.shared_made + row * hidden + d), all(space.shares[row]),
                           found);
           std::memcpy(to + row * hidden + d, &found, sizeof found);
         }

@@ -55,7 +55,7 @@ def experts_in(model: nn.Module) -> list[Experts]:
     return found
 
 
-def woken(experts: Sequence[Experts]) -> tuple[float, float]:
+def experts_read(experts: Sequence[Experts]) -> tuple[float, float]:
     """Returns the bytes of experts that a token reads in all mixtures, and the share that it
     chooses of one, on an average."""
     read = sum(each.nbytes * each.chosen for each in experts)
