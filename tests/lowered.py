@@ -22,6 +22,7 @@ from outpace.targets.cpu.library.processor import LEVEL, levels_below, this_proc
 FILES = (
     "tests/cpu/test_blocks.py",
     "tests/cpu/test_copies.py",
+    "tests/cpu/test_experts.py",
     "tests/cpu/test_linear.py",
     "tests/cpu/test_native.py",
     "tests/cpu/test_quantize.py",

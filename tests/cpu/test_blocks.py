@@ -66,7 +66,14 @@ def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0) -> Blocks
     for at in SCALES.get(kind, (0,)):
         scales = chance.uniform(-1e-2, 1e-2, (*raw.shape[:2], 1)).astype(np.float16)
         raw[..., at : at + 2] = scales.view(np.uint8)
+    if kind == "MXFP4":  # whose scales are powers of two
+        raw[..., 0] = chance.integers(116, 124, raw.shape[:2])
     return Blocks(kind, torch.from_numpy(raw.reshape(outputs, -1)))
+
+
+def size_of(kind: str) -> int:
+    """The inputs of a block."""
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0]
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -82,8 +89,7 @@ def rounded(x: Tensor) -> Tensor:
 @torch.inference_mode()
 def test_products_are_exact_and_a_row_keeps_its_bits(kind: str, outputs: int, blocks: int) -> None:
     torch.manual_seed(0)
-    size = 256 if kind.endswith("K") else 32
-    weight = random_blocks(kind, outputs, size * blocks)
+    weight = random_blocks(kind, outputs, size_of(kind) * blocks)
     bias = nn.Parameter(torch.randn(outputs)) if blocks > 1 else None
     layer = NativeBlockLinear(library(), weight, bias)
     x = torch.randn(ROWS, weight.inputs) * torch.logspace(-3, 3, ROWS)[:, None]
@@ -108,7 +114,7 @@ def test_products_are_exact_and_a_row_keeps_its_bits(kind: str, outputs: int, bl
 @torch.inference_mode()
 def test_the_largest_sums_do_not_overflow(kind: str, byte: int) -> None:
     """All codes at an end of their range, all activations at theirs: sums in 16 bits are exact."""
-    size = 256 if kind.endswith("K") else 32
+    size = size_of(kind)
     weight = random_blocks(kind, 16, 2 * size)
     raw = weight.raw.numpy().reshape(32, -1)
     scales = {at + i for at in SCALES.get(kind, (0,)) for i in (0, 1)}

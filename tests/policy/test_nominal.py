@@ -186,3 +186,12 @@ def test_other_work_weighs_on_small_models_only() -> None:
     assert small.round(4, 3) - small.round(4, 4) == pytest.approx(small.forked - small.level)
     assert small.round(0, 0) == large.round(0, 0) == 1
     assert NominalCosts.of(1, 10, "cuda").node < small.node
+
+
+def test_tokens_read_experts_of_their_own() -> None:
+    """Until all are read."""
+    size = 10**10
+    plain = NominalCosts.of(0, size, "cpu")
+    mixed = NominalCosts.of(0, size, "cpu", experts=(0.5 * size, 1 / 16))
+    more = [mixed.round(nodes, nodes) - plain.round(nodes, nodes) for nodes in (0, 1, 7, 1000)]
+    assert more == pytest.approx([0, 0.5 * 15 / 16, 2.726, 0.5 * 15], rel=0.01)

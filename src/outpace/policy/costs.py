@@ -389,11 +389,23 @@ class NominalCosts:
     node: float = SCORED_ON_CPU
     started: float = 0.0
     forked: float = 0.0
+    experts: float = 0.0
+    """The share of a plain pass that reads experts."""
+    chosen: float = 1.0
+    """The share of all experts that a token chooses."""
 
     @classmethod
-    def of(cls, drafter: int, target: int, device: str, aux_tokens: int = 0) -> NominalCosts:
+    def of(
+        cls,
+        drafter: int,
+        target: int,
+        device: str,
+        aux_tokens: int = 0,
+        experts: tuple[float, float] = (0.0, 0.0),
+    ) -> NominalCosts:
         """Returns the costs for bytes of weights that a pass of each reads; drafter: 0 for one that
-        is no model. device: its kind. aux_tokens: columns after the root and each node."""
+        is no model. device: its kind. aux_tokens: columns after the root and each node. experts: as
+        `Target.expert_bytes`."""
         one_pass, scored = PASS_MS * BYTES_PER_MS, SCORED_ON_CPU if device == "cpu" else SCORED
         whole = target + one_pass
         return cls(
@@ -401,6 +413,8 @@ class NominalCosts:
             node=scored * (1 + aux_tokens),
             started=DRAFTING_MS * BYTES_PER_MS / whole + scored * aux_tokens,
             forked=TREE_MS * BYTES_PER_MS / whole,
+            experts=experts[0] / whole,
+            chosen=experts[1] or 1.0,
         )
 
     def round(self, nodes: int, levels: int) -> float:
@@ -408,4 +422,12 @@ class NominalCosts:
         if not nodes:
             return 1.0
         drafted = self.started + self.level * levels + self.forked * (nodes > levels)
-        return 1 + drafted + self.node * nodes
+        return 1 + drafted + self.node * nodes + self._of_experts(nodes)
+
+    def _of_experts(self, nodes: int) -> float:
+        """Returns what reading the experts costs that a plain pass does not read: each token
+        chooses its own, any with the same chance."""
+        if not self.experts:
+            return 0.0
+        read = (1 - (1 - self.chosen) ** (1 + nodes)) / self.chosen
+        return self.experts * (read - 1)

@@ -51,7 +51,8 @@ def make_controller(
 
 def _nominal(drafter: Drafter, target: Target) -> NominalCosts:
     kind = target.device.type
-    return NominalCosts.of(drafter.pass_bytes, target.pass_bytes, kind, drafter.aux_per_node)
+    read, aux, experts = target.pass_bytes, drafter.aux_per_node, target.expert_bytes
+    return NominalCosts.of(drafter.pass_bytes, read, kind, aux, experts)
 
 
 def _estimator(drafter: Drafter, target: Target) -> Estimator:

@@ -193,7 +193,13 @@ class Target(ABC):
     @property
     @abstractmethod
     def pass_bytes(self) -> int:
-        """Bytes of weights that one pass reads, the same on every machine."""
+        """Bytes of weights that a pass over one token reads, the same on every machine."""
+
+    @property
+    def expert_bytes(self) -> tuple[float, float]:
+        """Bytes of experts that a pass over one token reads, and the share of all experts that the
+        token chooses: each further token of a pass chooses others too. (0, 0): it has none."""
+        return 0.0, 0.0
 
     @property
     @abstractmethod

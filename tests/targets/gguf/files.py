@@ -29,6 +29,7 @@ EXTRA = {
     "feed_forward.expert_bias": "exp_probs_b",
     "post_attention_layernorm": "ffn_norm",
     "linear_attn.dt_bias": "ssm_dt",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b",
 }
 """Weights of layers that the library's table of names leaves out."""
 SCALES = {
@@ -142,7 +143,11 @@ def _kind_of(name: str, numbers: Any, kind: str) -> GGMLQuantizationType:
     chosen = GGMLQuantizationType[kind]
     size, _ = gguf.GGML_QUANT_SIZES[chosen]
     plain = (
-        numbers.ndim == 1 or numbers.shape[-1] % size or "ffn_gate_inp" in name or "ssm_a" in name
+        name.endswith(".bias")
+        or numbers.ndim == 1
+        or numbers.shape[-1] % size
+        or "ffn_gate_inp" in name
+        or "ssm_a" in name
     )
     return GGMLQuantizationType.F32 if plain else chosen
 
@@ -153,9 +158,12 @@ def rounded(arch: str, model: Any, kind: str) -> Any:
     for name, weight in _weights(model):
         numbers = weight.detach().numpy()
         theirs = next(iter(_of_weight(arch, model.config, name, numbers)))
+        turned = FAMILIES[arch].turned and numbers.ndim == 3
+        numbers = np.ascontiguousarray(numbers.swapaxes(1, 2)) if turned else numbers
         raw = gguf.quants.quantize(numbers, _kind_of(theirs, numbers, kind))
         widened = gguf.quants.dequantize(raw, _kind_of(theirs, numbers, kind))
-        weight.data = torch.from_numpy(np.array(widened, np.float32).reshape(weight.shape))
+        found = torch.from_numpy(np.array(widened, np.float32).reshape(numbers.shape))
+        weight.data = found.transpose(1, 2).contiguous() if turned else found
     return model
 
 
@@ -201,12 +209,13 @@ def _of_weight(arch: str, config: Any, name: str, numbers: Any) -> dict[str, Any
     kind = next(kind for kind, known in gguf.MODEL_ARCH_NAMES.items() if known == own)
     table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     found: dict[str, Any] = {}
-    for part, piece in _split(name, numbers):
+    for part, piece in _split(name, numbers, FAMILIES[arch].turned):
         stem, dot, suffix = part.rpartition(".")
         stem, suffix = (stem, dot + suffix) if suffix in ("weight", "bias") else (part, ".weight")
         theirs = table.get_name(stem) or _extra(stem)
         suffix = "" if part.endswith(ALONE) else suffix
-        suffix = ".bias" if part.endswith(("expert_bias", "dt_bias")) else suffix
+        biases = ("expert_bias", "dt_bias", "correction_bias")
+        suffix = ".bias" if part.endswith(biases) else suffix
         found[theirs + suffix] = _laid_out(arch, config, name, piece)
     return found
 
@@ -219,7 +228,16 @@ def _extra(stem: str) -> str:
     return f"blk.{match[1]}.{EXTRA[match[2]]}"
 
 
-def _split(name: str, numbers: Any) -> list[tuple[str, Any]]:
+def _split(name: str, numbers: Any, turned: bool) -> list[tuple[str, Any]]:
+    held = re.fullmatch(r"(.*experts\.)(gate_up|down)_proj(_bias)?", name) if turned else None
+    if held is not None:
+        stem, which, bias = held.groups()
+        rows = numbers if bias else numbers.swapaxes(1, 2)
+        ending = ".bias" if bias else ".weight"
+        if which == "down":
+            return [(f"{stem}down_proj{ending}", rows)]
+        parts = {"gate": rows[:, 0::2], "up": rows[:, 1::2]}
+        return [(f"{stem}{part}_proj{ending}", half) for part, half in parts.items()]
     halved = re.fullmatch(r"(.*)(experts\.gate_up_proj|shared_mlp\.input_linear\.weight)", name)
     if halved is None:
         return [(name, numbers)]

@@ -28,6 +28,8 @@ class Family:
     """The architecture's name in GGUF, if it is not its own."""
     grouped: bool = False
     """Whether it takes apart queries, keys and values that the model holds head by head."""
+    turned: bool = False
+    """Whether the model holds experts as ``[K, N]``, gates in turns with what they multiply."""
 
 
 def _gemma4(config: Any) -> Mapping[str, Any]:
@@ -117,6 +119,33 @@ def _experts(config: Any) -> Mapping[str, Any]:
         "expert_used_count": config.num_experts_per_tok,
         "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
         "expert_shared_feed_forward_length": getattr(config, "shared_intermediate_size", shared),
+    }
+
+
+def _gpt_oss(config: Any) -> Mapping[str, Any]:
+    rope = config.rope_parameters
+    return {
+        **_experts(config),
+        **_window(config),
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+
+
+def _glm4moe(config: Any) -> Mapping[str, Any]:
+    return {
+        **_partial(config),
+        "expert_count": config.n_routed_experts,
+        "expert_used_count": config.num_experts_per_tok,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_count": config.n_shared_experts,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "expert_gating_func": 2,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
     }
 
 
@@ -277,6 +306,42 @@ FAMILIES: Mapping[str, Family] = {
         lambda config: {**_linear(config), **_experts(config)},
         norm=1.0,
         tiled=True,
+    ),
+    "gpt-oss": Family(
+        "GptOssConfig",
+        {
+            **LOCAL,
+            "head_dim": 32,
+            "sliding_window": 6,
+            "layer_types": BOTH,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+        _gpt_oss,
+        turned=True,
+    ),
+    "glm4moe": Family(
+        "Glm4MoeConfig",
+        {
+            "head_dim": 16,
+            "use_qk_norm": True,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "first_k_dense_replace": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        _glm4moe,
     ),
     "gemma4": Family("Gemma4TextConfig", {**GEMMA4, **SHARING}, _gemma4),
     "gemma4_dense": Family(

@@ -82,7 +82,7 @@ template <int BITS, bool LIFTED> struct TiledChunk {
     widen_scales(job.form, packed + code_bytes(job.form, blocks), blocks, scales);
     for (int64_t b = 0; b < blocks; b++) {
       call_for<BITS>(packed + b * step);
-      unpack(std::make_integer_sequence<int, GROUPS>{}, packed + b * BITS * VECTOR, codes[b]);
+      unpack(std::make_integer_sequence<int, GROUPS>{}, packed + b * bits_of(BITS) * VECTOR, codes[b]);
     }
     asm volatile("" ::: "memory"); // the compiler does not know that tiles read memory
   }
@@ -170,7 +170,9 @@ void compute_tiled(const BlockProduct &job, int64_t begin, int64_t end) {
 }
 
 inline void compute_tiled(const BlockProduct &job, int64_t begin, int64_t end) {
-  switch (2 * job.form.bits + job.form.lifted) {
+  switch (2 * code_of(job.form) + job.form.lifted) {
+  case 2 * code_of(4, FLOATS): return compute_tiled<code_of(4, FLOATS), false>(job, begin, end);
+  case 2 * code_of(4, UNEVEN): return compute_tiled<code_of(4, UNEVEN), false>(job, begin, end);
   case 8: return compute_tiled<4, false>(job, begin, end);
   case 9: return compute_tiled<4, true>(job, begin, end);
   case 10: return compute_tiled<5, false>(job, begin, end);

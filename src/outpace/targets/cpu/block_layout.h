@@ -1,7 +1,9 @@
 // Weights in quantised blocks: how GGUF files hold them, and how our products read them.
 //
 // All kinds come down to one form: w = s u + t, where u is an unsigned code of 4, 5, 6 or 8 bits,
-// and s and t are shared by 32 inputs of an output (by 16, of the kind Q6_K). Products compute 16
+// and s and t are shared by 32 inputs of an output (by 16, of the kind Q6_K). Of some codes of 4 bits
+// u is looked up: those of MXFP4 are small floats (OCP Microscaling Formats 1.0), whose s is a power of
+// two, and those of IQ4_NL and IQ4_XS stand for numbers that lie closer near zero. Products compute 16
 // outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
 // blocks of 32 inputs: first their codes, then the scales exactly as the file holds them.
 //
@@ -26,21 +28,39 @@ constexpr int64_t GROUPS = 8;               // groups of four inputs in a block
 constexpr int64_t VECTOR = 4 * WIDTH;       // bytes of the codes of one group
 constexpr int64_t LARGE = CHUNK * SMALL;    // inputs of a chunk
 
+// What codes are looked up in.
+enum Table { PLAIN, FLOATS, UNEVEN, TABLES };
+
+// The u of each code: what small floats stand for, doubled, with 12 added; uneven numbers, with 128.
+constexpr uint8_t LOOKED_UP[TABLES][16] = {
+    {},
+    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+};
+
 // A kind of blocks.
 struct Form {
   int bits;
   bool lifted;          // whether there is a t of its own: else t = -middle s
   bool nested;          // whether blocks have small integers that multiply the scale of a chunk
-  int middle;           // the code of zero, where there is no t
+  int middle;           // the u of zero, where there is no t
   int64_t inputs, bytes; // of a block in a file
+  Table table = PLAIN;
+
+  // Whether scales are powers of two, in a byte each.
+  constexpr bool powers() const { return table == FLOATS; }
+  // Small integers of a block, if it has some.
+  constexpr int factors() const { return table ? 1 : 2; }
 };
 
-enum Kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, KINDS };
+enum Kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS, KINDS };
 
 constexpr Form FORMS[KINDS] = {
     {8, false, false, 128, 32, 34}, {4, false, false, 8, 32, 18}, {4, true, false, 0, 32, 20},
     {5, false, false, 16, 32, 22},  {5, true, false, 0, 32, 24},  {4, true, true, 0, 256, 144},
     {5, true, true, 0, 256, 176},   {6, false, true, 32, 256, 210},
+    {4, false, false, 12, 32, 17, FLOATS}, {4, false, false, 128, 32, 18, UNEVEN},
+    {4, false, true, 128, 256, 136, UNEVEN},
 };
 
 // -- sizes -----------------------------------------------------------------------------------------
@@ -50,7 +70,9 @@ inline int64_t blocks_of(int64_t inputs) { return (inputs + SMALL - 1) / SMALL; 
 inline int64_t code_bytes(const Form &form, int64_t blocks) { return blocks * form.bits * VECTOR; }
 
 inline int64_t scale_bytes(const Form &form, int64_t blocks) {
-  int64_t numbers = form.nested ? 2 * blocks : 2 * blocks * (1 + form.lifted); // bytes per output
+  int64_t numbers = 2 * blocks * (1 + form.lifted); // bytes per output
+  if (form.nested) numbers = form.factors() * blocks;
+  if (form.powers()) numbers = blocks;
   return WIDTH * (numbers + (form.nested ? 2 * (1 + form.lifted) : 0));
 }
 
@@ -69,8 +91,9 @@ inline int64_t panel_bytes(const Form &form, int64_t blocks) {
 
 struct Decoded {
   alignas(64) uint8_t codes[LARGE];
-  uint16_t scales[CHUNK], lifts[CHUNK];   // float16: of each block, or nested: one of the chunk
-  uint8_t factors[2 * CHUNK];             // nested: of each block (Q6_K: each half, signed)
+  uint16_t scales[CHUNK], lifts[CHUNK];   // float16: of each block, or nested: one of the chunk;
+                                          // or the exponent of a power of two
+  uint8_t factors[2 * CHUNK];             // nested: of each block (Q6_K: each half; signed without t)
   uint8_t falls[CHUNK];                   // nested and lifted: t = -lift * fall
 };
 
@@ -82,6 +105,14 @@ inline float from_half(uint16_t half) {
   if ((half & 0x7c00) != 0x7c00) value *= 5.192296858534828e33f; // 2^112, exact
   std::memcpy(&bits, &value, sizeof bits);
   bits |= sign;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Half of 2 to the power of (exponent - 127): doubled floats are halved so.
+inline float power_of_two(uint8_t exponent) {
+  uint32_t bits = exponent < 2 ? 0x00200000u << exponent : uint32_t(exponent - 1) << 23;
+  float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
@@ -111,7 +142,10 @@ inline void unpack_factors(const uint8_t *packed, uint8_t *factors, uint8_t *fal
 inline void decode_small(int kind, const uint8_t *raw, int64_t block, Decoded &to) {
   const Form &form = FORMS[kind];
   uint8_t *codes = to.codes + block * SMALL;
-  to.scales[block] = half_at(raw), raw += 2;
+  if (form.powers())
+    to.scales[block] = *raw++;
+  else
+    to.scales[block] = half_at(raw), raw += 2;
   if (form.lifted) to.lifts[block] = half_at(raw), raw += 2;
   if (form.bits == 8) {
     for (int i = 0; i < SMALL; i++) codes[i] = raw[i] ^ 0x80;
@@ -126,6 +160,16 @@ inline void decode_small(int kind, const uint8_t *raw, int64_t block, Decoded &t
 
 // A block of 256 inputs.
 inline void decode_large(int kind, const uint8_t *raw, Decoded &to) {
+  if (kind == IQ4_XS) {
+    const uint16_t high = half_at(raw + 2);
+    to.scales[0] = half_at(raw);
+    for (int b = 0; b < CHUNK; b++) {
+      const int low = raw[4 + b / 2] >> 4 * (b % 2) & 15;
+      to.factors[b] = uint8_t((low | (high >> 2 * b & 3) << 4) - 32);
+      halves(raw + 8 + 16 * b, 16, to.codes + SMALL * b, to.codes + SMALL * b + 16);
+    }
+    return;
+  }
   if (kind == Q6_K) {
     const uint8_t *low = raw, *high = raw + 128;
     for (int part = 0; part < 2; part++, low += 64, high += 32) {
@@ -162,12 +206,15 @@ inline void widen_codes(int kind, const Decoded &from, int64_t blocks, float *to
   const Form &form = FORMS[kind];
   for (int64_t half = 0; half < 2 * blocks; half++) {
     int64_t b = half / 2, at = form.nested ? 0 : b;
-    float scale = from_half(from.scales[at]);
+    float scale = form.powers() ? power_of_two(uint8_t(from.scales[at])) : from_half(from.scales[at]);
     float lift = form.lifted ? from_half(from.lifts[at]) : 0.f;
     if (kind == Q6_K) scale *= float(int8_t(from.factors[half]));
+    if (kind == IQ4_XS) scale *= float(int8_t(from.factors[b]));
     if (form.nested && form.lifted) scale *= from.factors[b], lift *= -float(from.falls[b]);
-    for (int64_t i = 16 * half; i < 16 * half + 16; i++)
-      to[i] = scale * float(from.codes[i] - form.middle) + lift;
+    for (int64_t i = 16 * half; i < 16 * half + 16; i++) {
+      const int u = form.table ? LOOKED_UP[form.table][from.codes[i] & 15] : from.codes[i];
+      to[i] = scale * float(u - form.middle) + lift;
+    }
   }
 }
 
@@ -234,10 +281,12 @@ inline void each_scale(int kind, int64_t blocks, int64_t o, uint8_t *at, Decoded
   for (int64_t b = 0; b < blocks; b++)
     if (kind == Q6_K) {
       next(of.factors + 2 * b, 1), next(of.factors + 2 * b + 1, 1);
+    } else if (form.nested && form.table) {
+      next(of.factors + b, 1);
     } else if (form.nested) {
       next(of.factors + b, 1), next(of.falls + b, 1);
     } else {
-      next(of.scales + b, 2);
+      next(of.scales + b, form.powers() ? 1 : 2); // the lower byte comes first
       if (form.lifted) next(of.lifts + b, 2);
     }
 }

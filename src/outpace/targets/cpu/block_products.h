@@ -59,7 +59,7 @@ struct alignas(64) Rounded {
   int8_t codes[SMALL];
   float scale;      // what a code of 1 stands for
   float weighted;   // scale * sum of the codes
-  int32_t less[6];  // what is taken from sums of unsigned weights (`taken`): 0, 8, 16 and 128 times
+  int32_t less[6];  // what is taken from sums of unsigned weights (`taken`): 12, 8, 16 and 128 times
                     // the sum of the codes, and 32 times those of the first and the second half
 };
 
@@ -155,7 +155,7 @@ inline void round_block(const float *x, Rounded &to) {
   const auto [even, odd] = put_codes(numbers, to.codes);
   const int32_t evens = even[0] + even[1], odds = odd[0] + odd[1], sum = evens + odds;
   to.weighted = to.scale * float(sum);
-  to.less[0] = 0;
+  to.less[0] = taken(-12 * evens, -12 * odds);
   to.less[1] = taken(-8 * evens, -8 * odds);
   to.less[2] = taken(-16 * evens, -16 * odds);
   to.less[3] = -128 * sum;
@@ -182,6 +182,29 @@ inline void round_blocks(const float *x, int64_t rows, int64_t k, int64_t begin,
 
 // -- codes of weights in registers -----------------------------------------------------------------
 
+// The number that templates know codes by: their bits, and more where they are looked up.
+constexpr int code_of(int bits, Table table) { return bits + 16 * table; }
+constexpr int code_of(const Form &form) { return code_of(form.bits, form.table); }
+constexpr int bits_of(int code) { return code % 16; }
+// Whether u has 8 bits.
+constexpr bool is_wide(int code) { return code == 8 || code == code_of(4, UNEVEN); }
+
+// Looks up codes, each in the lower half of a byte.
+inline bytes looked_up(const uint8_t *table, bytes codes) {
+#if AVX == 512 && defined(__AVX512BW__)
+  const __m512i all_four = _mm512_broadcast_i32x4(load<__m128i>(table));
+  return bytes(_mm512_shuffle_epi8(all_four, __m512i(codes)));
+#elif AVX == 256
+  const __m256i both = _mm256_broadcastsi128_si256(load<__m128i>(table));
+  return bytes(_mm256_shuffle_epi8(both, __m256i(codes)));
+#elif defined(__aarch64__)
+  return bytes(vqtbl1q_u8(vld1q_u8(table), uint8x16_t(codes)));
+#else
+  for (int i = 0; i < 4 * LANES; i++) codes[i] = table[codes[i]];
+  return codes;
+#endif
+}
+
 // The codes of a group of four inputs, of as many outputs as fit into a vector. at: the block's first
 // vector, from the slice on.
 template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
@@ -200,6 +223,7 @@ template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
     if constexpr (GROUP > 4) fifth >>= GROUP - 4;
     low |= fifth & 0x1010;
   }
+  if constexpr (BITS >= 16) return looked_up(LOOKED_UP[BITS / 16], bytes(low));
   return bytes(low);
 }
 
@@ -229,14 +253,16 @@ template <int BITS, bool LIFTED> struct Dots {
 };
 #elif defined(DOTS_AVX512) || defined(DOTS_AVX2)
 // Products are added up in 16 bits first, two of a group's to a lane, as long as these suffice. Where
-// codes have a middle, that is all groups of 4 and 5 bits, and the four of 6 bits that share a scale:
+// codes have a middle, that is all groups of 4 and 5 bits (small floats are as large as 16 * 12 * 127
+// together), and the four of 6 bits that share a scale:
 // sums that begin with what is taken, modulo 2^16, end as 8 * 32 * 127 at most. Otherwise it is all
 // groups of 4 bits (8 * 2 * 15 * 127), and four of 5 bits. Codes of 8 bits would not do in pairs,
 // unless they are signed and the sign goes to the activations: 2 * 128 * 127 is below 2^15.
 constexpr bool SIGNED = true;
 template <int BITS, bool LIFTED> struct Dots {
-  static constexpr bool TAKEN = BITS < 8 && !LIFTED;
-  static constexpr int LONG = BITS == 4 ? 8 : BITS == 5 ? (LIFTED ? 4 : 8) : BITS == 6 ? 4 : 1;
+  static constexpr bool TAKEN = !is_wide(BITS) && !LIFTED;
+  static constexpr int FITTING = bits_of(BITS) == 4 ? 8 : BITS == 5 ? (LIFTED ? 4 : 8) : 4;
+  static constexpr int LONG = is_wide(BITS) ? 1 : FITTING;
 #ifdef DOTS_AVX512
   typedef __m512i wide;
   static wide pairs(wide a, wide b) { return _mm512_maddubs_epi16(a, b); }
@@ -267,7 +293,7 @@ template <int BITS, bool LIFTED> struct Dots {
   void begin(int32_t less) { part = wide(less - ints{}); }
   template <int GROUP> void add(bytes weights, const int8_t *x) {
     wide in = wide(four(x)), w = wide(weights);
-    if constexpr (BITS == 8) {
+    if constexpr (is_wide(BITS)) {
       w = wide(weights ^ 0x80);
       in = with_sign(in, w);
       w = magnitude(w);
@@ -295,7 +321,7 @@ template <int BITS, bool LIFTED> struct Dots {
   void begin(int32_t less) { sum = less - ints{}; }
   template <int GROUP> void add(bytes weights, const int8_t *x) {
 #ifdef DOTS_ARM
-    bytes w = BITS == 8 ? weights ^ 0x80 : weights;
+    bytes w = is_wide(BITS) ? weights ^ 0x80 : weights;
     sum = ints(vdotq_s32(int32x4_t(sum), int8x16_t(w), int8x16_t(four(x))));
 #else
     for (int lane = 0; lane < LANES; lane++) // written out: vectors of bytes are slow to take apart
@@ -327,13 +353,22 @@ inline floats widen_halves(const uint8_t *halves) {
 #endif
 }
 
+// As `power_of_two`.
+inline floats powers_of_two(const uint8_t *exponents) {
+  floats found;
+  for (int lane = 0; lane < LANES; lane++) found[lane] = power_of_two(exponents[lane]);
+  return found;
+}
+
 inline void store(floats value, float *to) { std::memcpy(to, &value, sizeof value); }
 
 inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Scales &to) {
   for (int64_t first = 0; first < WIDTH; first += LANES) {
     if (!form.nested) {
-      const uint8_t *from = at + 2 * first;
-      for (int64_t b = 0; b < blocks; b++, from += 2 * WIDTH) {
+      const uint8_t *from = at + (form.powers() ? 1 : 2) * first;
+      for (int64_t b = 0; form.powers() && b < blocks; b++, from += WIDTH)
+        store(powers_of_two(from), to.scale[b] + first);
+      for (int64_t b = 0; !form.powers() && b < blocks; b++, from += 2 * WIDTH) {
         store(widen_halves(from), to.scale[b] + first);
         if (form.lifted) from += 2 * WIDTH, store(widen_halves(from), to.lift[b] + first);
       }
@@ -342,8 +377,12 @@ inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Sc
     floats scale = widen_halves(at + 2 * first), lift = {};
     const uint8_t *factors = at + 2 * WIDTH;
     if (form.lifted) lift = -widen_halves(factors + 2 * first), factors += 2 * WIDTH;
-    for (int64_t b = 0; b < blocks; b++, factors += 2 * WIDTH) {
+    for (int64_t b = 0; b < blocks; b++, factors += form.factors() * WIDTH) {
       floats one = widen(reinterpret_cast<const int8_t *>(factors + first));
+      if (form.factors() == 1) {
+        store(scale * one, to.scale[b] + first);
+        continue;
+      }
       floats two = widen(reinterpret_cast<const int8_t *>(factors + WIDTH + first));
       if (form.lifted) {
         store(scale * one, to.scale[b] + first), store(lift * two, to.lift[b] + first);
@@ -371,8 +410,9 @@ inline floats add_halves(floats half, floats dot, floats scale, const Rounded &i
 
 // Calls for lines of a block that lies ahead of `from`, and for one of its scales.
 template <int BITS> inline void call_for(const uint8_t *from) {
+  constexpr int LINES = bits_of(BITS) + 1;
 #pragma GCC unroll 9
-  for (int line = 0; line <= BITS; line++) {
+  for (int line = 0; line < LINES; line++) {
     if (FAR) __builtin_prefetch(from + FAR + 64 * line, 0, 2);
     __builtin_prefetch(from + AHEAD + 64 * line);
   }
@@ -415,7 +455,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
 
   void begin(Dots<BITS, LIFTED> (&dots)[IN][BROAD], const Rounded *in, int which) const {
     each([&](int r, int s) {
-      if constexpr (LIFTED || (BITS == 8 && SIGNED))
+      if constexpr (LIFTED || (is_wide(BITS) && SIGNED))
         dots[r][s].begin();
       else
         dots[r][s].begin(in[r].less[which]);
@@ -431,7 +471,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
     each([&](int r, int s) { found[r][s] = load<floats>(sums + r * WIDTH + s * LANES); });
     const Rounded *in = x;
     const uint8_t *at = codes;
-    for (int64_t b = 0; b < blocks; b++, in += stride, at += BITS * VECTOR) {
+    for (int64_t b = 0; b < blocks; b++, in += stride, at += bits_of(BITS) * VECTOR) {
       if (fresh) call_for<BITS>(codes + b * step);
       auto scale = [&](int64_t which, int s) { return at_slice(scales.scale[which], slice, s); };
       Dots<BITS, LIFTED> dots[IN][BROAD];
@@ -511,7 +551,12 @@ void add_chunk(const BlockProduct &job, const uint8_t *codes, const Scales &scal
 
 inline void add_chunk(const BlockProduct &job, const uint8_t *codes, const Scales &scales,
                       int64_t row, int64_t count, int64_t from, int64_t blocks, float *sums) {
-  switch (2 * job.form.bits + job.form.lifted) {
+  constexpr int SMALL_FLOATS = code_of(4, FLOATS), UNEVEN_ONES = code_of(4, UNEVEN);
+  switch (2 * code_of(job.form) + job.form.lifted) {
+  case 2 * SMALL_FLOATS:
+    return add_chunk<SMALL_FLOATS, false>(job, codes, scales, row, count, from, blocks, sums);
+  case 2 * UNEVEN_ONES:
+    return add_chunk<UNEVEN_ONES, false>(job, codes, scales, row, count, from, blocks, sums);
   case 8: return add_chunk<4, false>(job, codes, scales, row, count, from, blocks, sums);
   case 9: return add_chunk<4, true>(job, codes, scales, row, count, from, blocks, sums);
   case 10: return add_chunk<5, false>(job, codes, scales, row, count, from, blocks, sums);

@@ -15,7 +15,9 @@
 
 #include "attention.h"
 #include "block_amx.h"
+#include "experts.h"
 #include "lanes.h"
+#include "part.h"
 #include "steps.h"
 #include "team.h"
 #ifdef __linux__
@@ -33,25 +35,12 @@ constexpr int64_t PANEL = LANES; // outputs whose weights lie together
 constexpr int64_t SUMS = 12;     // vectors of sums that a tile of panels has at once
 constexpr int TOGETHER = 8;      // tokens that go through the cache together
 constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in Python)
-constexpr int64_t BLOCKED = 4;   // the first of the kinds of weights in blocks (as in Python)
+constexpr int64_t SHARE = 32;    // blocks of one row that a thread takes at once
 constexpr int64_t GRAIN = 4;     // blocks of activations that a thread takes at once, at least
 constexpr int64_t COPIES = 1024; // tokens whose states threads hold, counted once for each
 constexpr uintptr_t LARGE_PAGE = 1 << 21; // bytes of a page, where they are large (as in Python)
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
-
-// A linear layer, one of those that the same rows are multiplied with. Its weight is a matrix of
-// float32, bfloat16, int8 (with a scale per output) or float16, and all arithmetic is in float32; or
-// it is in quantised blocks, laid out in panels of their own (block_layout.h).
-struct Part {
-  const void *weight; // [outputs, K], or laid out
-  const float *scale; // [outputs], or null
-  const float *bias;  // [outputs], or null
-  int64_t outputs, kind;
-  int64_t laid_out; // whether the weight is [outputs / PANEL, K, PANEL] instead of [outputs, K]
-
-  bool in_blocks() const { return kind >= BLOCKED; }
-};
 
 inline float finished(float sum, const Part &part, int64_t output) {
   if (part.scale) sum *= part.scale[output];
@@ -423,8 +412,15 @@ struct Layer {
   int64_t angles, mask; // which of the pass's
   float scaling, cap;   // of scores; 0: they have no bound
   float residual;       // by which is multiplied what is added to the residual stream
+  Clip clip;            // of an activation that is clipped
+  const float *sinks;   // [heads]: scores of a slot without values that all tokens see; or null
+  Mixture mixture;
 
   bool gated() const { return gate.weight; }
+
+  void activated(float *gate, const float *up, int64_t n) const {
+    activation == CLIPPED ? activate_clipped(clip, gate, up, n) : activate(activation, gate, up, n);
+  }
 };
 
 // The angles by which heads are turned, by position or by token.
@@ -479,6 +475,7 @@ void place(const Attention &job, float *head, int64_t r) {
   if (job.layer->turning == STILL) return;
   const Angles &angles = job.pass->angles[job.layer->angles];
   const int64_t at = (angles.positions ? angles.positions[r] : r) * angles.rotary;
+  if (job.layer->turning == HALVES_ONCE && 2 * angles.rotary > job.layer->dim) return;
   turn(head, angles.cosines + at, angles.sines + at, angles.rotary, job.layer->turning);
 }
 
@@ -526,7 +523,8 @@ void attention_of(const Attention &job, int64_t row, int64_t group, int64_t firs
         float *head = job.queries + at;
         normalise_head(layer, layer.query_norm, head, group * each + h);
         place(job, head, r);
-        all[t].queries[h] = {head, job.result + at, -1e30f, 0.f};
+        const float *sink = layer.sinks ? layer.sinks + group * each + h : nullptr;
+        all[t].queries[h] = {head, job.result + at, sink ? *sink : -1e30f, sink ? 1.f : 0.f};
         std::memset(job.result + at, 0, dim * sizeof(float));
       }
     }
@@ -598,7 +596,7 @@ struct Run {
   Hand begin(int size, int own) const {
     const int64_t all = tokens(), floats = all * layers->hidden;
     const bool by_itself = alone(all, threads.count);
-    float *made = room_to_round() + all * rounded(layers, count), *rest = made + floats;
+    float *made = space() + mixed(layers, count, all), *rest = made + floats;
     float *mine = rest + all * room(layers, count) + (by_itself ? own * 2 * floats : 0);
     const int64_t first = by_itself ? 0 : all * own / size;
     const int64_t last = by_itself ? all : all * (own + 1) / size;
@@ -644,6 +642,19 @@ struct Run {
     return reinterpret_cast<float *>((at + line - 1) / line * line);
   }
 
+  // The floats that a mixture of any of them needs.
+  static int64_t mixed(const Layer *layers, int64_t count, int64_t tokens) {
+    int64_t most = 0;
+    for (const Layer *at = layers; at < layers + count; at++)
+      if (at->mixture.experts) {
+        const int64_t some = tokens_at_once(at->mixture, at->hidden, at->inner, tokens);
+        most = std::max(most, Workspace{}.lay_out(at->mixture, at->hidden, at->inner, some, nullptr));
+      }
+    return most;
+  }
+
+  float *space() const { return room_to_round() + tokens() * rounded(layers, count); }
+
   Product about(const float *in, float *out, int64_t rows, int64_t k, const Part *parts,
                 int64_t number) const {
     return {in, out, rows, k, parts, number, reinterpret_cast<Rounded *>(room_to_round())};
@@ -684,7 +695,7 @@ struct Run {
     const int64_t all = tokens(), inner = layer.inner;
     Product job = about(gate, out, all, inner, &layer.down, 1);
     auto activated = [&](int64_t at, int64_t width) {
-      activate(layer.activation, gate + at, up ? up + at : nullptr, width);
+      layer.activated(gate + at, up ? up + at : nullptr, width);
     };
     int64_t begin, end;
     if (job.in_blocks()) {
@@ -757,11 +768,163 @@ struct Run {
 
   void mlp(const Layer &layer, const Hand &hand) {
     if (!layer.parallel || !layer.attends) norms(hand, layer.before_mlp);
+    if (layer.mixture.experts) return mixture(layer, hand);
     float *gate = hand.rest, *up = layer.gated() ? gate + tokens() * layer.inner : nullptr;
     const Part *first = layer.gated() ? &layer.gate : &layer.up;
     product(hand.normal, gate, layer.hidden, first, layer.gated() ? 2 : 1, hand.size);
     gated_product(gate, up, hand.made, layer, hand.size);
     add_made(hand, layer.after_mlp, layer.residual);
+  }
+
+  void mixture(const Layer &layer, const Hand &hand) {
+    const int64_t some = tokens_at_once(layer.mixture, layer.hidden, layer.inner, tokens());
+    for (int64_t first = 0; first < tokens(); first += some)
+      mixture_of(layer, hand, first, std::min(some, tokens() - first));
+    add_made(hand, layer.after_mlp, layer.residual);
+  }
+
+  // A mixture of `rows` tokens from `first` on, into hand.made.
+  void mixture_of(const Layer &layer, const Hand &hand, int64_t first, int64_t rows) {
+    const Mixture &mixture = layer.mixture;
+    const int64_t hidden = layer.hidden, pairs = rows * mixture.chosen;
+    Workspace space;
+    space.lay_out(mixture, hidden, layer.inner, rows, this->space());
+    route(layer, space, hand.normal + first * hidden, rows, hand.size);
+    const Routes routes(mixture, space.chosen, pairs);
+    gather(mixture, space, routes, blocks_of(hidden), rows, hand.size);
+    const int64_t count = routes.groups + (layer.inner > 0);
+    multiply_all(2 * count, hand.size, [&](int64_t i) { // gates and what they are multiplied with
+      const bool gate = i % 2 == 0;
+      if (i / 2 == routes.groups)
+        return product_of(rounded_inputs(), rows, hidden, gate ? layer.gate : layer.up,
+                          gate ? space.shared_gates : space.shared_ups);
+      const int64_t begin = routes.begins[i / 2];
+      return product_of(space.given + begin * blocks_of(hidden), routes.size(i / 2), hidden,
+                        of_expert(gate ? mixture.gate : mixture.up, routes.experts[i / 2],
+                                  mixture.inner, hidden),
+                        (gate ? space.gates : space.ups) + begin * mixture.inner);
+    });
+    activate_and_round(layer, space, routes, rows, hand.size);
+    multiply_all(count, hand.size, [&](int64_t i) {
+      if (i == routes.groups)
+        return product_of(space.inside_shared, rows, layer.inner, layer.down, space.shared_made);
+      const int64_t begin = routes.begins[i], inner = mixture.inner;
+      return product_of(space.inside + begin * blocks_of(inner), routes.size(i), inner,
+                        of_expert(mixture.down, routes.experts[i], hidden, inner),
+                        space.made + begin * hidden);
+    });
+    add_experts(layer, space, routes, hand.made + first * hidden, rows, hand.size);
+  }
+
+  Rounded *rounded_inputs() const { return reinterpret_cast<Rounded *>(room_to_round()); }
+
+  // Rounds what the products of experts are given, [rows, hidden], and chooses experts for each token.
+  // The router's own products are of floats, and of so few rows at once that each keeps its bits.
+  void route(const Layer &layer, const Workspace &space, const float *x, int64_t rows, int size) {
+    const Mixture &mixture = layer.mixture;
+    const int64_t hidden = layer.hidden, outputs = mixture.experts + (mixture.shared.weight != nullptr);
+    round_inputs(about(x, nullptr, rows, hidden, nullptr, 0), team, size);
+    int64_t begin, end;
+    while (team.take(outputs, 4, size, begin, end))
+      for (int64_t r = 0; r < rows; r += FEW) {
+        const int64_t few = std::min(FEW, rows - r), last = std::min(end, mixture.experts);
+        if (begin < last)
+          span(x + r * hidden, few, hidden, mixture.router, space.logits + r * mixture.experts, begin,
+               last);
+        if (end > mixture.experts) span(x + r * hidden, few, hidden, mixture.shared, space.shares + r, 0, 1);
+      }
+    team.wait(size);
+    while (team.take(rows, 1, size, begin, end))
+      for (; begin < end; begin++) {
+        choose(mixture, space.logits + begin * mixture.experts, space.chosen + begin * mixture.chosen,
+               space.weights + begin * mixture.chosen);
+        float &share = space.shares[begin];
+        share = mixture.shared.weight ? 1.f / (exponential(-share) + 1.f) : 1.f;
+      }
+    team.wait(size);
+  }
+
+  // Puts the rounded inputs of the tokens that meet an expert side by side.
+  void gather(const Mixture &mixture, const Workspace &space, const Routes &routes, int64_t blocks,
+              int64_t rows, int size) {
+    const Rounded *from = rounded_inputs(); // [blocks, rows]
+    for (int64_t begin, end; team.take(rows * mixture.chosen, 1, size, begin, end);)
+      for (; begin < end; begin++) {
+        const int64_t place = routes.place[begin], group = routes.group_of(place);
+        const int64_t start = routes.begins[group], apart = routes.size(group);
+        Rounded *to = space.given + start * blocks + place - start;
+        for (int64_t b = 0; b < blocks; b++)
+          to[b * apart] = from[b * rows + begin / mixture.chosen];
+      }
+    team.wait(size);
+  }
+
+  // Works on `count` products together with others. at: returns one of them.
+  template <typename At> void multiply_all(int64_t count, int size, At at) {
+    int64_t total = 0, begin, end;
+    for (int64_t i = 0; i < count; i++) total += (at(i).outputs + WIDTH - 1) / WIDTH;
+    while (team.take(total, 1, size, begin, end)) {
+      int64_t first = 0;
+      for (int64_t i = 0; i < count && first < end; i++) {
+        const BlockProduct job = at(i);
+        const int64_t panels = (job.outputs + WIDTH - 1) / WIDTH;
+        const int64_t from = std::max(begin - first, int64_t(0)), to = std::min(end - first, panels);
+        if (from < to) ::compute(job, from, to);
+        first += panels;
+      }
+    }
+    team.wait(size);
+  }
+
+  // Makes the inputs of the last products, of which a thread takes some of one row.
+  void activate_and_round(const Layer &layer, const Workspace &space, const Routes &routes, int64_t rows,
+                          int size) {
+    const int64_t inner = layer.mixture.inner, pairs = rows * layer.mixture.chosen;
+    const int64_t parts = (blocks_of(inner) + SHARE - 1) / SHARE;
+    const int64_t own = (blocks_of(layer.inner) + SHARE - 1) / SHARE;
+    auto some = [&](float *gate, const float *up, int64_t width, int64_t part, Rounded *to,
+                    int64_t apart) {
+      const int64_t from = part * SHARE, last = std::min(from + SHARE, blocks_of(width));
+      const int64_t at = from * SMALL;
+      layer.activated(gate + at, up + at, std::min(last * SMALL, width) - at);
+      for (int64_t b = from; b < last; b++) round_blocks(gate, 1, width, b, b + 1, to + b * (apart - 1));
+    };
+    for (int64_t begin, end; team.take(pairs * parts + rows * own, 1, size, begin, end);)
+      for (; begin < end; begin++) {
+        if (begin < pairs * parts) {
+          const int64_t place = begin / parts, group = routes.group_of(place);
+          const int64_t start = routes.begins[group];
+          some(space.gates + place * inner, space.ups + place * inner, inner, begin % parts,
+               space.inside + start * blocks_of(inner) + place - start, routes.size(group));
+        } else {
+          const int64_t left = begin - pairs * parts, row = left / own, at = row * layer.inner;
+          some(space.shared_gates + at, space.shared_ups + at, layer.inner, left % own,
+               space.inside_shared + row, rows);
+        }
+      }
+    team.wait(size);
+  }
+
+  // Adds up what a token's experts made, and then the layer's own MLP.
+  void add_experts(const Layer &layer, const Workspace &space, const Routes &routes, float *to, int64_t rows,
+                   int size) {
+    const int64_t hidden = layer.hidden, chosen = layer.mixture.chosen;
+    const int64_t width = SHARE * SMALL, parts = (hidden + width - 1) / width;
+    for (int64_t begin, end; team.take(rows * parts, 1, size, begin, end);)
+      for (; begin < end; begin++) {
+        const int64_t row = begin / parts, last = std::min((begin % parts + 1) * width, hidden);
+        for (int64_t d = begin % parts * width; d < last; d += LANES) {
+          floats found = {};
+          for (int64_t i = row * chosen; i < (row + 1) * chosen; i++)
+            found = fused(load<floats>(space.made + routes.place[i] * hidden + d), all(space.weights[i]),
+                          found);
+          if (layer.inner)
+            found = fused(load<floats>(space.shared_made + row * hidden + d), all(space.shares[row]),
+                          found);
+          std::memcpy(to + row * hidden + d, &found, sizeof found);
+        }
+      }
+    team.wait(size);
   }
 
   void end(Hand hand) {
@@ -894,7 +1057,8 @@ void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inpu
 // line of the cache more is needed to begin with one.
 int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t tokens, int threads) {
   const int64_t held = 1 + 2 * (Run::alone(tokens, threads) ? threads : 1);
-  return tokens * (Run::rounded(layers, count) + Run::room(layers, count) + held * layers->hidden);
+  return tokens * (Run::rounded(layers, count) + Run::room(layers, count) + held * layers->hidden) +
+         Run::mixed(layers, count, tokens);
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is

@@ -11,8 +11,8 @@ namespace {
 
 // The numbers of kinds, as in Python.
 enum { UNCHANGED = 0, ROOT_MEAN_SQUARE = 1, CENTRED = 2 };             // of norms
-enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4 }; // of activations
-enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3 };  // of turning
+enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED = 5 }; // of activations
+enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3, HALVES_ONCE = 4 }; // of turning
 
 // y = x / sqrt(mean of x^2 + eps) * (offset + weight) + bias, maybe with the mean of x taken away first.
 struct Norm {
@@ -95,6 +95,22 @@ template <int KIND> inline void activate(float *gate, const float *up, int64_t n
   }
 }
 
+// gpt-oss's: g sigmoid(alpha g) (u + 1), with g at most `limit` and u between -limit and limit.
+struct Clip {
+  float alpha, limit;
+};
+
+inline void activate_clipped(Clip clip, float *gate, const float *up, int64_t n) {
+  const floats most = all(clip.limit), least = all(-clip.limit);
+  for (int64_t i = 0; i < n; i += LANES) {
+    floats g = load<floats>(gate + i), u = load<floats>(up + i);
+    g = g > most ? most : g;
+    u = u > most ? most : u < least ? least : u;
+    floats v = g / (exponential(g * -clip.alpha) + 1.f) * (u + 1.f);
+    std::memcpy(gate + i, &v, sizeof v);
+  }
+}
+
 // gate = f(gate) * up, or f(gate) where up is null; n a multiple of LANES.
 inline void activate(int64_t kind, float *gate, const float *up, int64_t n) {
   switch (kind) {
@@ -126,6 +142,7 @@ inline void bound(float *x, int64_t n, float scale, float cap) {
 
 // Turns the first dimensions of a head by the angles of its position. Two numbers are turned together:
 // half of these dimensions apart, or neighbours, which have an angle each or (by halves) one together.
+// HALVES_ONCE: there is one angle for the two, so that `rotary` angles turn twice as many dimensions.
 inline void turn(float *head, const float *cosines, const float *sines, int64_t rotary, int64_t how) {
   const int64_t half = rotary / 2;
   auto turned = [&](float &first, float &second, int64_t one, int64_t other) {
@@ -135,6 +152,8 @@ inline void turn(float *head, const float *cosines, const float *sines, int64_t 
   };
   if (how == BY_HALVES)
     for (int64_t i = 0; i < half; i++) turned(head[i], head[i + half], i, i + half);
+  else if (how == HALVES_ONCE)
+    for (int64_t i = 0; i < rotary; i++) turned(head[i], head[i + rotary], i, i);
   else if (how == BY_PAIRS)
     for (int64_t i = 0; i < half; i++) turned(head[2 * i], head[2 * i + 1], 2 * i, 2 * i + 1);
   else

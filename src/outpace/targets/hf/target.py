@@ -36,7 +36,7 @@ from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.vision.images import Images, feed_piece
 from outpace.targets.hf.vision.prompt import ImagePrompt
-from outpace.targets.hf.weights import weight_bytes
+from outpace.targets.hf.weights import experts_in, experts_read, weight_bytes
 
 PADDING = 1.25
 """Prompts of several rows are read in one pass as long as padding them to the same length costs no
@@ -331,6 +331,10 @@ class HFTarget(Target):
     @property
     def pass_bytes(self) -> int:
         return self.runner.pass_bytes
+
+    @property
+    def expert_bytes(self) -> tuple[float, float]:
+        return experts_read(experts_in(self.model))
 
     @property
     def head_bytes(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from outpace.targets.cpu.weights.blocks import BlockEmbedding
+from outpace.targets.cpu.weights.experts import BlockExperts, is_experts
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -23,10 +25,42 @@ def weight_bytes(model: nn.Module) -> int:
 
 
 def pass_bytes(model: nn.Module) -> int:
-    """Returns the bytes of weights that one pass reads: the same on every machine, whatever kernels
-    its layers use there. A table of embeddings is only looked up in.
+    """Returns the bytes of weights that a pass over one token reads: the same on every machine,
+    whatever kernels its layers use there. A table of embeddings is only looked up in, and of
+    experts those are read that the token chooses.
     """
-    return sum(map(_read, model.modules()))
+    idle = sum(each.nbytes * (1 - each.chosen) for each in experts_in(model))
+    return sum(map(_read, model.modules())) - round(idle)
+
+
+class Experts(NamedTuple):
+    """The experts of a mixture."""
+
+    nbytes: int
+    """Bytes of the weights of all of them."""
+    chosen: float
+    """The share of them that a token chooses."""
+
+
+def experts_in(model: nn.Module) -> list[Experts]:
+    """Returns the mixtures in a model, as far as it is known how many experts a token chooses."""
+    found: list[Experts] = []
+    for module in model.modules():
+        if isinstance(module, BlockExperts) or is_experts(module):
+            experts: Any = module
+            config = getattr(experts, "like", experts).config
+            chosen = getattr(config, "num_experts_per_tok", None) or experts.num_experts
+            share = min(1.0, chosen / experts.num_experts)
+            found.append(Experts(sum(map(_read, experts.modules())), share))
+    return found
+
+
+def experts_read(experts: Sequence[Experts]) -> tuple[float, float]:
+    """Returns the bytes of experts that a token reads in all mixtures, and the share that it
+    chooses of one, on an average."""
+    read = sum(each.nbytes * each.chosen for each in experts)
+    whole = sum(each.nbytes for each in experts)
+    return read, read / whole if whole else 0.0
 
 
 def _read(module: nn.Module) -> int:

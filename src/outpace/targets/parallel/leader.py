@@ -152,6 +152,10 @@ class Leader(Target):
         return self._own.pass_bytes
 
     @property
+    def expert_bytes(self) -> tuple[float, float]:
+        return self._own.expert_bytes
+
+    @property
     def head_bytes(self) -> int:
         return self._own.head_bytes
 

@@ -25,6 +25,7 @@ from outpace.targets.cpu.native import (
 )
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.cpu.weights.layers import ShowsWeight
 
 
@@ -93,6 +94,17 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
         """Returns the product by torch, with activations that are not rounded."""
         return functional.linear(x, self.weight.to(x), self.bias)
 
+    def part(self, x: Tensor, first: int, outputs: int) -> Tensor:
+        """Returns some outputs in a row of the product, ``[..., outputs]``; ``first`` begins a
+        panel."""
+        weight = self.as_weight().some(first, outputs)
+        if not self._can(x):
+            assert weight.blocks is not None
+            plain = self.library.widen_blocks(weight.matrix, weight.blocks)
+            return functional.linear(x, plain.to(x), weight.bias)
+        y = self.library.products(x.float().contiguous(), Prepared([weight]))
+        return y.view(*x.shape[:-1], outputs).to(x.dtype)
+
     def compiled(self, x: Tensor) -> Tensor:
         """Returns the product as an operator that torch's compiler leaves alone."""
         product = opaque("block_linear", _product, _empty)
@@ -136,14 +148,19 @@ def widen_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
     """Puts plain layers in the place of those that multiply blocks; returns the bytes of
     their weights. Embeddings stay in blocks: their rows are widened exactly as they are looked up.
     """
-    made: dict[int, nn.Linear] = {}
+    made: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, (BlockLinear, NativeBlockLinear)):
-                if id(child) not in made:
-                    made[id(child)] = _widened(child, dtype)
+            if isinstance(child, BlockExperts):
+                made[id(child)] = child.widened(dtype)
+            elif isinstance(child, (BlockLinear, NativeBlockLinear)) and id(child) not in made:
+                if isinstance(parent, BlockExperts):  # which is replaced as a whole
+                    continue
+                made[id(child)] = _widened(child, dtype)
+            if id(child) in made:
                 setattr(parent, name, made[id(child)])
-    return sum(layer.weight.nbytes for layer in made.values())
+    numbers = [each for layer in made.values() for each in layer.parameters() if each.dim() > 1]
+    return sum(each.nbytes for each in numbers)
 
 
 def _widened(layer: BlockLinear | NativeBlockLinear, dtype: torch.dtype) -> nn.Linear:

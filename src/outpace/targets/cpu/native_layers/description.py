@@ -8,17 +8,25 @@ shown that it gives the layer's numbers (`layer.use_native_layers`).
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from outpace.targets.cpu.native import Native, Weight
+from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.experts import CORRECTION, SHARED, Mixture, mixture_of
+from outpace.targets.cpu.native_layers.probing import (
+    NO_CLIP,
+    Clip,
+    Norm,
+    activation_of,
+    activation_of_experts,
+    norm_of,
+)
 from outpace.targets.cpu.native_layers.product import NativeProduct
 from outpace.targets.cpu.weights.layers import hooks_of
 
@@ -37,23 +45,18 @@ ARRANGEMENTS: Sequence[tuple[str | None, str | None, str | None, str | None]] = 
 """The norms that a layer has: before and after attention, before and after the MLP. One name means
 another place in another family, so that all of a layer's names tell which places they are."""
 
+SINKS = "sinks"
+
 HEAD_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
 """The norms of queries and of keys."""
 OUTPUT = ("o_proj", "dense")
 UP = ("up_proj", "c_fc", "fc1")
-DOWN = ("down_proj", "c_proj", "fc2")
-ACTIVATION = ("act_fn", "activation_fn", "act")
+DOWN = ("down_proj", "c_proj", "fc2", "output_linear")
+BOTH = ("gate_up_proj", "input_linear")
+ACTIVATION = ("act_fn", "activation_fn", "act", "activation")
 
 CONDITIONAL = ("clip_qkv", "attn_temperature_tuning")
 """What configurations call steps that change nothing in the few tokens of a trial."""
-
-
-class NormKind(IntEnum):
-    """What a norm divides by, by the numbers in `steps.h`."""
-
-    NONE = 0
-    ROOT_MEAN_SQUARE = 1
-    CENTRED = 2
 
 
 class Turning(IntEnum):
@@ -66,47 +69,8 @@ class Turning(IntEnum):
     """Neighbours, each with an angle of its own in the table, which are the same."""
     PAIRS_BY_HALVES = 3
     """Neighbours, whose angles are the first half of the table."""
-
-
-def _squared(x: Tensor) -> Tensor:
-    return functional.relu(x).square()
-
-
-ACTIVATIONS: Sequence[Callable[[Tensor], Tensor]] = (
-    functional.silu,
-    lambda x: functional.gelu(x, approximate="tanh"),
-    functional.gelu,
-    functional.relu,
-    _squared,
-)
-"""In the order of their numbers in `steps.h`."""
-
-
-class NormStruct(ctypes.Structure):
-    """`Norm` of `steps.h`, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
-        ("kind", ctypes.c_int64),
-        *((name, ctypes.c_float) for name in ("eps", "offset")),
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class Norm:
-    """A norm as the library computes it."""
-
-    module: Any
-    kind: NormKind
-    eps: float
-    offset: float
-    """What is added to each weight: 1 in Gemma."""
-
-    def struct(self) -> NormStruct:
-        """Returns the norm as the library reads it. Valid as long as its weights stay."""
-        bias = getattr(self.module, "bias", None)
-        bias = None if bias is None else bias.data_ptr()
-        return NormStruct(self.module.weight.data_ptr(), bias, self.kind, self.eps, self.offset)
+    HALVES_ONCE = 4
+    """Halves, where the table has an angle for two numbers."""
 
 
 class Linear(NamedTuple):
@@ -131,7 +95,7 @@ def weight_of(linear: Any) -> Weight:
     """Returns the tensors of a linear layer that products read."""
     if isinstance(linear, NativeProduct):
         return linear.as_weight()
-    return Weight(linear.weight, None, linear.bias)
+    return Weight(linear.weight, None, getattr(linear, "bias", None))
 
 
 def takes(linear: Any) -> bool:
@@ -147,8 +111,9 @@ class LayerDescription:
 
     layer: Any
     attention: Any
-    linears: tuple[Linear, Linear, Linear, Linear, Linear | None, Linear, Linear]
-    """Queries, keys, values, output; gate (None where the MLP is not gated), up, down."""
+    linears: tuple[Linear, Linear, Linear, Linear, Linear | None, Linear | None, Linear | None]
+    """Queries, keys, values, output; gate (None where the MLP is not gated), up, down. With a
+    mixture the last three are of the MLP that all tokens meet, and may all be None."""
     norms: tuple[Norm | None, ...]
     """Before and after attention, before and after the MLP, of queries, of keys."""
     parallel: bool
@@ -163,6 +128,8 @@ class LayerDescription:
     """Soft bound of the scores; 0: they have none."""
     residual: float
     """By which is multiplied what is added to the residual stream."""
+    mixture: Mixture | None = None
+    clip: Clip = NO_CLIP
     turning: Turning = Turning.HALVES
     angles: int = 0
     """Which of the angles of a pass are its own."""
@@ -180,12 +147,32 @@ class LayerDescription:
     def modules(self) -> list[Any]:
         """The modules whose weights the library reads."""
         linears = [linear.module for linear in self.linears if linear is not None]
+        linears += [] if self.mixture is None else self.mixture.modules
         return [*linears, *(norm.module for norm in self.norms if norm is not None)]
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """The score of each head for a slot without values that all tokens see."""
+        found: Tensor | None = self.attention._parameters.get(SINKS)
+        return found
+
+    @property
+    def inside(self) -> list[Any]:
+        """The other modules that are a part of what the library computes."""
+        return [] if self.mixture is None else [*self.mixture.experts.modules()]
+
+    @property
+    def others(self) -> list[tuple[Any, str]]:
+        """Where the layer keeps further numbers that the library reads."""
+        found = [(self.attention._parameters, SINKS)] if self.sinks is not None else []
+        if self.mixture is not None and self.mixture.correction is not None:
+            found.append((self.mixture.router._buffers, CORRECTION))
+        return found
 
     def candidates(self) -> Iterator[LayerDescription]:
         """Yields descriptions of which one at most gives the layer's numbers: its attributes do not
         say how heads are turned."""
-        for turning in (Turning.HALVES, Turning.PAIRS, Turning.PAIRS_BY_HALVES, Turning.STILL):
+        for turning in Turning.HALVES, *(each for each in Turning if each is not Turning.HALVES):
             yield replace(self, turning=turning)
 
 
@@ -193,16 +180,21 @@ def description_of(layer: Any, library: Native) -> LayerDescription | None:
     """Returns what a module may compute if it is a decoder layer of a known kind; None for others.
     Only a trial can show that it does."""
     parts = dict(layer.named_children())
-    attention, mlp = parts.pop("self_attn", None), parts.pop("mlp", None)
+    attention = parts.pop("self_attn", None)
+    mlp = parts.pop("mlp", parts.pop("block_sparse_moe", None))
     if attention is None or mlp is None or "forward" in layer.__dict__:
         return None
     if not type(layer).__module__.startswith("transformers."):
         return None  # what a trial does not show of transformers' own layers is known
     if any(any(hooks_of(module)) for module in layer.modules()) or _is_conditional(attention):
         return None
-    heads, inner = _attention_linears(attention), _mlp_linears(mlp)
+    mixture = mixture_of(mlp, library.lanes)
+    shared: Any = mlp if mixture is None else parts.pop("shared_mlp", _child(mlp, SHARED))
+    heads, inner = _attention_linears(attention), _mlp_linears(shared, mixture)
     around, of_heads = _norms_around(parts), _norms_of_heads(attention)
-    activation = _activation_of(mlp)
+    activation, clip = activation_of(_child(shared, ACTIVATION)), NO_CLIP
+    if mixture is not None:
+        activation, clip = activation_of_experts(mixture.experts, activation, alone=shared is None)
     if heads is None or inner is None or around is None or of_heads is None or activation is None:
         return None
     shape = () if of_heads[0] is None else tuple(of_heads[0].module.weight.shape)
@@ -215,11 +207,13 @@ def description_of(layer: Any, library: Native) -> LayerDescription | None:
         together=len(shape) == 1 and shape[0] == heads[0].outputs != attention.head_dim,
         apart=attention.head_dim if len(shape) == 2 else 0,
         activation=activation,
+        mixture=mixture,
+        clip=clip,
         scaling=float(attention.scaling),
         cap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
         residual=float(getattr(layer, "residual_multiplier", 1.0)),
     )
-    return found if _fits(found, library) and _is_all(found, mlp) else None
+    return found if _fits(found, library) and _is_all(found, mlp, shared) else None
 
 
 def _is_conditional(attention: Any) -> bool:
@@ -272,9 +266,13 @@ def _attention_linears(attention: Any) -> tuple[Linear, Linear, Linear, Linear] 
     return queries, keys, values, last
 
 
-def _mlp_linears(mlp: Any) -> tuple[Linear | None, Linear, Linear] | None:
-    """Returns gate, up and down."""
-    down, both = _child(mlp, DOWN), _child(mlp, ("gate_up_proj",))
+def _mlp_linears(
+    mlp: Any, mixture: Mixture | None
+) -> tuple[Linear | None, Linear | None, Linear | None] | None:
+    """Returns gate, up and down; None for each where there is a mixture alone."""
+    if mlp is None and mixture is not None:
+        return None, None, None
+    down, both = _child(mlp, DOWN), _child(mlp, BOTH)
     up, gate = _child(mlp, UP), _child(mlp, ("gate_proj",))
     if down is None or (up is None) == (both is None):
         return None
@@ -286,7 +284,9 @@ def _mlp_linears(mlp: Any) -> tuple[Linear | None, Linear, Linear] | None:
     return first, Linear(up, 0, _outputs(up)), last
 
 
-def _child(module: nn.Module, names: Sequence[str]) -> Any:
+def _child(module: Any, names: Sequence[str]) -> Any:
+    if module is None:
+        return None
     return next((child for name, child in module.named_children() if name in names), None)
 
 
@@ -294,14 +294,17 @@ def _outputs(linear: Any) -> int:
     return int(getattr(linear, "out_features", 0))
 
 
-def _is_all(found: LayerDescription, mlp: Any) -> bool:
+def _is_all(found: LayerDescription, mlp: Any, shared: Any) -> bool:
     """Whether a layer has no other modules than a description names, besides some without weights,
-    and no numbers of its own (scales, sinks): one with others computes something else."""
-    known = {found.layer, found.attention, mlp, _child(mlp, ACTIVATION), *found.modules}
+    and no numbers of its own (scales): one with others computes something else."""
+    own = [each for each in (found.layer, found.attention, mlp, shared) if each is not None]
+    known = {*own, _child(own[-1], ACTIVATION), *found.modules, *found.inside}
     left = [module for module in found.layer.modules() if module not in known]
-    own = (found.layer, found.attention, mlp)
-    numbers = any([*module.parameters(False), *module.buffers(False)] for module in own)
-    return not numbers and all(type(module) is nn.Dropout for module in left)
+    numbers = [each for part in own for each in (*part.parameters(False), *part.buffers(False))]
+    sinks = [] if found.sinks is None else [found.sinks]
+    return [*map(id, numbers)] == [*map(id, sinks)] and all(
+        type(module) is nn.Dropout for module in left
+    )
 
 
 def _fits(found: LayerDescription, library: Native) -> bool:
@@ -311,12 +314,16 @@ def _fits(found: LayerDescription, library: Native) -> bool:
     linears = [linear for linear in found.linears if linear is not None]
     if not all(linear.fits for linear in linears):
         return False
-    hidden, dim, inner = found.hidden, found.dim, up.outputs
+    hidden, dim, inner = found.hidden, found.dim, 0 if up is None else up.outputs
     inputs = [linear.module.in_features for linear in linears]
-    widths = [hidden] * 3 + [query.outputs] + [hidden] * (len(linears) - 5) + [inner]
+    widths = [hidden] * 3 + [query.outputs]
+    widths += [] if down is None else [hidden] * (len(linears) - 5) + [inner]
     return (
         inputs == widths
-        and (key.outputs, output.outputs, down.outputs) == (value.outputs, hidden, hidden)
+        and (key.outputs, output.outputs) == (value.outputs, hidden)
+        and (down is None or down.outputs == hidden)
+        and (found.mixture is None or _fits_mixture(found))
+        and (found.sinks is None or _is_vector(found.sinks, query.outputs // dim))
         and (gate is None or gate.outputs == inner)
         and all(size % library.lanes == 0 for size in (dim, hidden, inner))
         and key.outputs % dim == 0
@@ -329,60 +336,23 @@ def _fits(found: LayerDescription, library: Native) -> bool:
     )
 
 
+def _fits_mixture(found: LayerDescription) -> bool:
+    """Whether a mixture is of the layer's size, and the MLP that all tokens meet of its kind."""
+    assert found.mixture is not None
+    shared = found.linears[4:]
+    alike = all(each is not None and isinstance(each.module, NativeBlockLinear) for each in shared)
+    return found.mixture.experts.hidden_dim == found.hidden and (alike or shared == (None,) * 3)
+
+
+def _is_vector(numbers: Tensor, size: int) -> bool:
+    return numbers.shape == (size,) and numbers.dtype == torch.float32 and numbers.is_contiguous()
+
+
 def _norm_sizes(found: LayerDescription) -> list[int]:
     """The weights that the library reads of each norm."""
     of_heads = [linear.outputs for linear in found.linears[:2]]
     alone = not (found.together or found.apart)
     return [found.hidden] * 4 + ([found.dim] * 2 if alone else of_heads)
-
-
-# -- what small modules compute, found out by calling them -----------------------------------------
-
-
-def eps_of(norm: Any) -> float | None:
-    """Returns what a norm adds to the mean of squares."""
-    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-
-
-@torch.inference_mode()
-def norm_of(module: Any) -> Norm | None:
-    """Returns what a module computes if it is a norm of a known kind, with weights in float32; None
-    for others."""
-    weight, bias = (getattr(module, name, None) for name in ("weight", "bias"))
-    eps = eps_of(module)
-    if not isinstance(weight, Tensor) or not isinstance(eps, float):
-        return None
-    held = [each for each in (weight, bias) if each is not None]
-    if not all(each.dtype == torch.float32 and each.is_contiguous() for each in held):
-        return None
-    if weight.device.type != "cpu" or len(list(module.parameters())) != len(held):
-        return None
-    # One sample of usual numbers, and one so small that what is added to its mean counts.
-    sample = torch.sin(1.7 * torch.arange(weight.numel())).view(weight.shape) + 0.3
-    samples = torch.stack([sample, sample * eps**0.5])
-    wanted = module(samples)
-    allowed = 1e-4 * wanted.abs() + 1e-5 * wanted.abs().max()  # NaN allows nothing
-    for kind in (NormKind.ROOT_MEAN_SQUARE, NormKind.CENTRED):
-        centred = kind is NormKind.CENTRED
-        x = samples - samples.mean(-1, keepdim=True) if centred else samples
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-        for offset in (0.0, 1.0):
-            found = x * (weight + offset) + (0.0 if bias is None else bias)
-            if bool(((found - wanted).abs() <= allowed).all()):
-                return Norm(module, kind, eps, offset)
-    return None
-
-
-@torch.inference_mode()
-def _activation_of(mlp: Any) -> int | None:
-    """Returns the number of an MLP's activation, None for an unknown one."""
-    own = _child(mlp, ACTIVATION)
-    if own is None or any(True for _ in own.parameters()):
-        return None
-    x = torch.linspace(-64, 64, 1025)  # as far as clipped ones differ
-    wanted = own(x)
-    same = (torch.allclose(function(x), wanted, rtol=1e-6, atol=1e-5) for function in ACTIVATIONS)
-    return next((number for number, found in enumerate(same) if found), None)
 
 
 def kinds_of(config: Any, layers: int) -> Mapping[str, int]:

@@ -24,6 +24,7 @@ from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription, description_of
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs, seen_by
 from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
+from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.masks import WINDOW, with_span
 from outpace.targets.hf.runner import Runner
@@ -36,6 +37,10 @@ with weights of 8 bits, whose largest numbers are twelve times the usual ones.""
 COARSE = 0.05
 """The same where activations are rounded to 8 bits, for the root of the mean square: a last bit may
 decide which way one of them is rounded. Layers that compute something else are off by more."""
+
+MOST_TOKENS = 0.8
+"""Share of the tokens that have to agree where a mixture follows such rounding: one of two experts
+with nearly equal scores is another one then."""
 
 ROUNDING = 1e-6
 """The same, as a share of the residual stream itself."""
@@ -236,6 +241,9 @@ def agree(
     that is allowed besides.
     """
     off, spread = found - expected, added.std()
+    if any(isinstance(each, BlockExperts) for each in module.modules()):
+        by_token = off.square().mean(-1).sqrt() <= COARSE * spread
+        return float(by_token.float().mean()) >= MOST_TOKENS
     if any(isinstance(each, NativeBlockLinear) for each in module.modules()):
         return bool(off.square().mean().sqrt() <= COARSE * spread)
     return bool(off.abs().max() <= TOLERANCE * spread + rounding)

@@ -19,12 +19,7 @@ from torch import Tensor, nn
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.description import (
-    LayerDescription,
-    Norm,
-    kinds_of,
-    norm_of,
-)
+from outpace.targets.cpu.native_layers.description import LayerDescription, kinds_of
 from outpace.targets.cpu.native_layers.layer import NativeLayer, Unchanged, agree, small_draft
 from outpace.targets.cpu.native_layers.passes import (
     PassDescriptions,
@@ -32,6 +27,7 @@ from outpace.targets.cpu.native_layers.passes import (
     rotaries_of,
     seen_by,
 )
+from outpace.targets.cpu.native_layers.probing import Norm, norm_of
 from outpace.targets.cpu.native_layers.stack import LayerStack, ModelEnd, few
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of

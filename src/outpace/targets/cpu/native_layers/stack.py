@@ -26,14 +26,11 @@ from outpace.targets.cpu.native import (
     part,
 )
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.description import (
-    LayerDescription,
-    Norm,
-    NormStruct,
-    weight_of,
-)
+from outpace.targets.cpu.native_layers.description import LayerDescription, weight_of
+from outpace.targets.cpu.native_layers.experts import MixtureStruct
 from outpace.targets.cpu.native_layers.linear import FEW
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
+from outpace.targets.cpu.native_layers.probing import Norm, NormStruct
 from outpace.targets.cpu.native_layers.product import NativeProduct, OtherTokens, side_by_side
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.cache import SlotCache
@@ -53,7 +50,9 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
         *((name, ctypes.c_int64) for name in ("attends", "feeds", "parallel", "together", "apart")),
         *((name, ctypes.c_int64) for name in ("activation", "turning", "angles", "mask")),
-        *((name, ctypes.c_float) for name in ("scaling", "cap", "residual")),
+        *((name, ctypes.c_float) for name in ("scaling", "cap", "residual", "alpha", "limit")),
+        ("sinks", ctypes.c_void_p),
+        ("mixture", MixtureStruct),
     )
 
 
@@ -100,6 +99,7 @@ class LayerStack:
             module.place() if isinstance(module, NativeProduct) else (module._parameters, "weight")
             for module in (*modules, *last)
         ]
+        self._weights += [place for layer in layers for place in layer.others]
         self._biased: list[Any] = [module._parameters for module in (*modules, *last)]
         outside = [layer.layer for layer in layers]
         inside = [part for layer in outside for part in layer.modules() if part is not layer]
@@ -210,8 +210,12 @@ class LayerStack:
             [None if linear is None else linear.weight() for linear in layer.linears]
             for layer in self._layers
         ]
-        pairs = zip(self._layers, weights, strict=True)
-        layers = (_Layer * len(weights))(*(_struct(*pair, self._skipped) for pair in pairs))
+        experts = [
+            {} if layer.mixture is None else {id(m): weight_of(m) for m in layer.mixture.modules}
+            for layer in self._layers
+        ]
+        described = zip(self._layers, weights, experts, strict=True)
+        layers = (_Layer * len(weights))(*(_struct(*each, self._skipped) for each in described))
         head = None if self._head is None else weight_of(self._head)
         return _StackDescription(
             layers=layers,
@@ -220,14 +224,18 @@ class LayerStack:
             head=None if head is None else part(head),
             threads=threads,
             pointers=pointers,
-            weights=[*weights, [head]],
+            weights=[*weights, *(list[Weight | None](held.values()) for held in experts), [head]],
         )
 
 
 def _struct(
-    layer: LayerDescription, weights: Sequence[Weight | None], skipped: SubLayers
+    layer: LayerDescription,
+    weights: Sequence[Weight | None],
+    experts: dict[int, Weight],
+    skipped: SubLayers,
 ) -> _Layer:
-    """Returns a layer as the library reads it."""
+    """Returns a layer as the library reads it. experts: the weights of its mixture, by module."""
+    sinks, mixture = layer.sinks, layer.mixture
     parts = [Part() if weight is None else part(weight) for weight in weights]
     norms = [NormStruct() if norm is None else norm.struct() for norm in layer.norms]
     number, dim = layer.attention.layer_idx, layer.dim
@@ -239,7 +247,9 @@ def _struct(
         *(number not in skipped.attention, number not in skipped.mlp),
         *(layer.parallel, layer.together, layer.apart),
         *(layer.activation, layer.turning, layer.angles, layer.mask),
-        *(layer.scaling, layer.cap, layer.residual),
+        *(layer.scaling, layer.cap, layer.residual, *layer.clip),
+        None if sinks is None else sinks.data_ptr(),
+        MixtureStruct() if mixture is None else mixture.struct(experts),
     )
 
 

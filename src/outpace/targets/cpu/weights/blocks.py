@@ -24,7 +24,10 @@ from outpace.targets.cpu.weights.layers import ShowsWeight
 CHUNK = 1 << 22
 """Weights that are widened at a time, so that a product needs little memory besides."""
 
-KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+KINDS = (
+    *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
+    *("MXFP4", "IQ4_NL", "IQ4_XS"),
+)
 """The kinds of blocks that weights stay in, by their names in GGUF."""
 
 
@@ -153,6 +156,12 @@ class BlockLinear(InBlocks):
         """x: ``[..., K]`` -> ``[..., N]``."""
         y = self.blocks.product(x)
         return y if self.bias is None else y + self.bias
+
+    def part(self, x: Tensor, first: int, outputs: int) -> Tensor:
+        """Returns some outputs in a row of the product: ``[..., outputs]``."""
+        some = slice(first, first + outputs)
+        y = Blocks(self.blocks.kind, self.blocks.raw[some]).product(x)
+        return y if self.bias is None else y + self.bias[some]
 
     @property
     def weight(self) -> Tensor:

@@ -6,6 +6,7 @@ whose weights are in blocks are replaced by ones that keep them so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -16,7 +17,8 @@ from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.cpu.weights.experts import STACKED, BlockExperts, is_experts
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.names import arrangement_of
@@ -47,6 +49,8 @@ def filled(
     else all are widened. changed: names of weights that will be changed, and are widened. Raises
     ``ModelLoadError`` or ``UnsupportedModel`` where file and model do not fit.
     """
+    if packed:
+        _hold_experts(model, built, changed)
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
     places = dict(built.named_parameters(remove_duplicate=False))  # a tied head is there twice
@@ -69,6 +73,31 @@ def filled(
     built.tie_weights()  # type: ignore[operator]
     _shape_rotary(model, built)
     return built.eval()
+
+
+OF_EXPERTS = ("gate", "up", "down")
+"""Parts of experts, as tensors are called."""
+
+WHOLE = 16
+"""Outputs of an expert come in multiples of this where they stay in blocks."""
+
+
+def _hold_experts(model: GGUFModel, built: nn.Module, changed: Collection[str]) -> None:
+    """Puts layers in the place of those experts of a model that are in blocks in the file."""
+    for name, module in list(built.named_modules()):
+        layer = re.search(r"\.layers\.(\d+)\.", name)
+        if layer is None or not is_experts(module) or not _fit_in_blocks(module):
+            continue
+        tensors = [model.tensors.get(f"blk.{layer[1]}.ffn_{p}_exps.weight") for p in OF_EXPERTS]
+        count = len(module.down_proj)
+        kept = (each and each.kind in KINDS and (*each.shape, 0)[0] == count for each in tensors)
+        if all(kept) and not any(f"{name}.{own}" in changed for own in STACKED):
+            built.set_submodule(name, BlockExperts(module))
+
+
+def _fit_in_blocks(experts: Any) -> bool:
+    """Whether the outputs of experts fill panels."""
+    return all(size % WHOLE == 0 for size in experts.down_proj.shape[1:])
 
 
 def _packable(built: nn.Module) -> dict[str, bool]:

@@ -319,6 +319,30 @@ def _gptneox(model: GGUFModel, options: Options) -> Options:
     }
 
 
+def _gpt_oss(model: GGUFModel, options: Options) -> Options:
+    rope = options["rope_parameters"]
+    untruncated = {"truncate": False} if rope["rope_type"] == "yarn" else {}
+    return {**windows(model, 2), "rope_parameters": {**rope, **untruncated}}
+
+
+def _glm4moe(model: GGUFModel, options: Options) -> Options:
+    if model.number("expert_gating_func") not in (None, SIGMOID):
+        raise UnsupportedModel(
+            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
+            "Face folder instead."
+        )
+    return {
+        **_glm4(model, options),
+        "use_qk_norm": has(model, "attn_q_norm.weight"),
+        "n_shared_experts": needed(model, "expert_shared_count"),
+        "first_k_dense_replace": model.number("leading_dense_block_count") or 0,
+        "n_group": model.number("expert_group_count") or 1,
+        "topk_group": model.number("expert_group_used_count") or 1,
+        "routed_scaling_factor": model.number("expert_weights_scale") or 1.0,
+        "norm_topk_prob": model.of_family("expert_weights_norm") is not False,
+    }
+
+
 SHARED = "expert_shared_feed_forward_length"
 SIGMOID = 2
 """What files call the function that turns the router's numbers into weights of experts."""
@@ -347,6 +371,8 @@ FAMILIES = {
         lists=("attention.head_count_kv", "feed_forward_length"),
     ),
     "glm4": Family("glm4", OWN, _glm4),
+    "glm4moe": Family("glm4_moe", OWN, _glm4moe, table=""),
+    "gpt-oss": Family("gpt_oss", partial(Layout, turned=True), _gpt_oss, table=""),
     "gpt2": Family("gpt2", further=_gpt2),
     "gptneox": Family("gpt_neox", partial(Layout, grouped=True), _gptneox),
     "granite": Family("granite", PERMUTED, _granite, factors=ALL_FACTORS),

@@ -58,8 +58,8 @@ class Stored:
 
     @property
     def rows(self) -> Tensor:
-        """The bytes of a matrix, ``[N, bytes of a row]``."""
-        return self.raw.view(self.shape[0], -1)
+        """The bytes of a matrix, ``[N, bytes of a row]``; of several, one's after another's."""
+        return self.raw.view(math.prod(self.shape[:-1]), -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,16 @@ _TENSOR: Any = GGUFTensor
 EXPERTS = ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight")
 
 PLACES = (
+    (
+        r"model\.layers\.(\d+)\.\w+\.experts\.(gate|up|down)_proj\.(weight|bias)",
+        ("blk.{}.ffn_{}_exps.{}",),
+    ),
+    (
+        r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj_bias",
+        ("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"),
+    ),
+    (r"model\.layers\.(\d+)\.mlp\.experts\.down_proj_bias", ("blk.{}.ffn_down_exps.bias",)),
+    (r"model\.layers\.(\d+)\.mlp\.gate\.e_score_correction_bias", ("blk.{}.exp_probs_b.bias",)),
     (r"model\.layers\.(\d+)\.\w+\.experts\.gate_up_proj", EXPERTS),
     (r"model\.layers\.(\d+)\.\w+\.experts\.down_proj", ("blk.{}.ffn_down_exps.weight",)),
     (r"model\.layers\.(\d+)\.\w+\.expert_bias", ("blk.{}.exp_probs_b.bias",)),
@@ -43,8 +53,11 @@ PLACES = (
 )
 """Weights by patterns of their names, and the tensors that each of them is put together from."""
 
-HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)_(exps|shexp)\.weight")
+HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)_(exps|shexp)\.(weight|bias)")
 """Tensors that a model may hold in one weight, the gate first."""
+
+MERGED = ("gate_up_proj", "gate_up_proj_bias", "input_linear.weight")
+"""How the names of such weights end."""
 
 SPARE = re.compile(r"blk\.(\d{1,9})\.attn_(k|v|k_norm)\.weight")
 
@@ -67,14 +80,17 @@ class Layout(TensorProcessor):
         grouped: bool = False,
         offset: float = 0.0,
         tiled: bool = False,
+        turned: bool = False,
     ) -> None:
         """permuted: whether the rows of queries and keys are in Llama's order. grouped: whether the
         model holds query, key and value of each head side by side, which a file holds apart.
         offset: what the converter adds to the weights of norms. tiled: whether the value heads of
-        linear attention stand in turns of the key heads, which the model holds together.
+        linear attention stand in turns of the key heads, which the model holds together. turned:
+        whether it holds experts as ``[K, N]``, and the outputs of gates in turns with the others.
         """
         self.config = config or {}
         self.permuted, self.grouped, self.offset = permuted, grouped, offset
+        self.turned = turned
         self.tiled = tiled and self._values_per_key() > 1
 
     def places(self, weight: str) -> list[str]:
@@ -103,9 +119,14 @@ class Layout(TensorProcessor):
         if it went into those that are put together from several."""
         ours: str = more["tensor_key_mapping"][name.removesuffix(".weight")]
         half = HALVES.fullmatch(name)
-        if half is not None and ours.endswith(("gate_up_proj", "input_linear.weight")):
-            _put_half(weights, ours, half["half"], more["parsed_parameters"]["tensors"])
+        if half is not None and ours.endswith(MERGED):
+            merged = more["parsed_parameters"]["tensors"]
+            _put_half(weights, ours, half["half"] == "gate", merged, self.turned)
             return _TENSOR(weights, None, {})
+        if "_exps." in name and ours.endswith("_proj.bias"):  # of a layer that holds all experts
+            weights = weights.reshape(-1)
+        elif "_exps." in name and self.turned and weights.ndim == 3:
+            weights = weights.swapaxes(1, 2)
         if self.permuted and (".attn_q." in name or ".attn_k." in name):
             return _LLAMA(self.config).process(weights, name)
         if self.tiled:
@@ -147,10 +168,21 @@ def _together(weights: Any, keys: int, each: int) -> Any:
     return heads.swapaxes(0, 1).reshape(weights.shape)
 
 
-def _put_half(weights: Any, ours: str, half: str, merged: dict[str, torch.Tensor]) -> None:
-    """Puts the rows of a gate before those of what it is multiplied with."""
-    rows = weights.shape[-2]
+def _put_half(
+    weights: Any, ours: str, gate: bool, merged: dict[str, torch.Tensor], turned: bool
+) -> None:
+    """Puts the rows of a gate before those of what it is multiplied with; turned: the columns of
+    the two in turns."""
+    own = torch.from_numpy(np.array(weights))
+    last = own.dim() - 1
+    if turned and last == 2:  # of experts; their biases are rows already
+        own = own.transpose(1, 2)
+    axis = last if turned else last - 1
     if ours not in merged:
-        merged[ours] = torch.zeros(*weights.shape[:-2], 2 * rows, weights.shape[-1])
-    place = merged[ours].narrow(weights.ndim - 2, 0 if half == "gate" else rows, rows)
-    place.copy_(torch.from_numpy(np.array(weights)))
+        shape = list(own.shape)
+        shape[axis] *= 2
+        merged[ours] = torch.zeros(shape)
+    whole, size = merged[ours], own.shape[axis]
+    first = 0 if gate else 1
+    place = whole[..., first::2] if turned else whole.narrow(axis, first * size, size)
+    place.copy_(own)

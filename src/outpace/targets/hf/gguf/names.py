@@ -23,7 +23,7 @@ from outpace.targets.cpu.weights.blocks import KINDS, Blocks
 from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored
-from outpace.targets.hf.gguf.layouts import Layout
+from outpace.targets.hf.gguf.layouts import HALVES, Layout
 
 ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are no weights: they shape the rotary angles."""
@@ -66,10 +66,16 @@ class Arrangement:
         turned, ``[K, N]``.
         """
         merged: dict[str, Any] = {"tensors": {}}  # weights that are put together from several
+        joined = self._joined(model, packable)
         for stored in model.tensors.values():
             if stored.name in ELSEWHERE or stored.name not in self.names:
                 continue
             name = self.names[stored.name]
+            if name in joined:
+                if stored.name == joined[name][0].name:
+                    rows = torch.cat([half.rows for half in joined[name]])
+                    yield name, Blocks(stored.kind, rows)
+                continue
             blocks = self._blocks(stored, packable.get(name))
             if blocks is not None:
                 yield name, blocks
@@ -79,11 +85,28 @@ class Arrangement:
                 yield name, torch.from_numpy(np.ascontiguousarray(found))
         yield from merged["tensors"].items()
 
+    def _joined(self, model: GGUFModel, packable: Mapping[str, bool]) -> dict[str, list[Stored]]:
+        """Returns the two halves of each matrix that a file has in two, gates first, where both are
+        in blocks of one kind."""
+        found: dict[str, list[Stored]] = {}
+        for theirs, ours in self.names.items():
+            half = HALVES.fullmatch(theirs)
+            if half is not None and theirs in model.tensors and packable.get(ours) is False:
+                found.setdefault(ours, []).append(model.tensors[theirs])
+        pairs = {
+            ours: sorted(halves, key=lambda each: ".ffn_up" in each.name)
+            for ours, halves in found.items()
+            if len(halves) == 2 and len({each.kind for each in halves}) == 1
+        }
+        return {ours: each for ours, each in pairs.items() if each[0].kind in KINDS}
+
     def _blocks(self, stored: Stored, turned: bool | None) -> Blocks | None:
         """Returns a matrix in its blocks, for a layer that holds it turned or not; None where that
         cannot be."""
-        if turned is None or stored.kind not in KINDS or len(stored.shape) != 2:
+        if turned is None or stored.kind not in KINDS or len(stored.shape) < 2:
             return None
+        if len(stored.shape) == 3:  # of experts, for a layer that holds those of all of them
+            return Blocks(stored.kind, stored.rows)
         order = self._order(stored)
         if order is None or order.turned != turned:
             return None
