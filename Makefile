@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test gpu oldest audit check clients heads clean
+.PHONY: demo test docs gpu oldest audit check clients heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ check: $(STAMP)  ## style and types
 test: check  ## everything CI runs; what depends on the processor also as on weaker ones
 	$(BIN)/python -m tests.lowered -n 2 --dist worksteal
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
+
+docs: $(STAMP)  ## the site, in build/site: no link leads nowhere, every example runs; less than a minute
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	$(BIN)/pytest -q tests/test_site.py tests/test_doctests.py tests/test_contributing.py tests/api/test_options_page.py tests/api/test_migration.py
 
 gpu: $(STAMP)  ## drafters, rules and recorded passes with their tiny models on a GPU
 	OUTPACE_TEST_DEVICE=cuda $(BIN)/pytest -q -n 4 -m "not slow" tests/engine/test_contract.py tests/draft tests/targets/test_recording.py tests/targets/test_fixed.py tests/targets/test_trees.py

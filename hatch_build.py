@@ -1,8 +1,8 @@
 """Compiles the CPU kernels into a wheel, so that its users need no compiler.
 
-A wheel for x86-64 Linux gets one library for each of the levels in `targets/cpu/prebuilt.py`.
-Elsewhere, without a compiler, and in editable installs the wheel has the sources only, and the
-kernels are compiled when they are used for the first time.
+A wheel for Linux (x86-64, aarch64) or macOS (arm64) gets one library for each of its machine's
+levels in `targets/cpu/prebuilt.py`. Elsewhere, without a compiler, and in editable installs the
+wheel has the sources only, and the kernels are compiled when they are used for the first time.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ class PrebuiltKernels(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles, and tells the builder what to include."""
-        if version == "editable" or (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        kernels = runpy.run_path(str(Path(self.root, "src", INSIDE, "prebuilt.py")))
+        levels = kernels["levels_of"](sys.platform, platform.machine())
+        if version == "editable" or not levels:
             return
         compiler = shlex.split(os.environ.get("CXX", "c++"))
         if shutil.which(compiler[0]) is None:
             self.app.display_warning(f"no compiled kernels in the wheel: {compiler[0]} is missing")
             return
-        kernels = runpy.run_path(str(Path(self.root, "src", INSIDE, "prebuilt.py")))
         self._folder = tempfile.mkdtemp(prefix="outpace-")
-        for level, (flags, _) in kernels["LEVELS"].items():
+        tuned = ("-mtune=generic",) if platform.machine() == "x86_64" else ()
+        for level, (flags, _) in levels.items():
             name = kernels["file_name"](level)
             made = str(Path(self._folder, name))
-            target = (*flags, "-mtune=generic", str(kernels["SOURCE"]), "-o", made)
+            target = (*flags, *tuned, str(kernels["SOURCE"]), "-o", made)
             subprocess.run([*compiler, *kernels["FLAGS"], *target], check=True)
             build_data["force_include"][made] = f"{INSIDE}/{name}"
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -67,9 +67,13 @@ def options(what: str, names: str | None) -> list[Option]:
 
 def _renewed(page: Path, found: re.Match[str]) -> str:
     begin, what, names, end = found.groups()
-    rows = ["| option | default | |", "|---|---|---|"]
-    rows += [_row(one, page) for one in options(what, names)]
-    return f"{begin}{chr(10).join(rows)}\n{end}"
+    return f"{begin}{table(options(what, names), page)}\n{end}"
+
+
+def table(listed: list[Option], page: Path) -> str:
+    """Returns the table of these options. page: where it will stand, for its links."""
+    rows = ["| option | default | |", "|---|---|---|", *(_row(one, page) for one in listed)]
+    return "\n".join(rows)
 
 
 def _row(one: Option, page: Path) -> str:

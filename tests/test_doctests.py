@@ -14,6 +14,7 @@ import outpace
 
 ROOT = Path(outpace.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
+DOCS = REPOSITORY / "docs"
 IMPORT = re.compile(r"^\s*from (outpace[\w.]*) import ([\w, ]+)$", re.MULTILINE)
 PAGES = [
     page
@@ -54,6 +55,15 @@ def test_what_a_page_imports_exists(page: Path) -> None:
     for module, names in IMPORT.findall(page.read_text("utf-8")):
         missing = [name for name in names.replace(" ", "").split(",") if not exists(module, name)]
         assert not missing, f"{module} has no {', '.join(missing)}"
+
+
+@pytest.mark.parametrize("page", ["python.md", "transformers.md"])
+def test_the_examples_of_a_page_run(page: str) -> None:
+    scope: dict[str, object] = {"__name__": "example"}
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    assert blocks
+    for source in blocks:
+        exec(source, scope)
 
 
 def test_there_are_pages_with_imports() -> None:

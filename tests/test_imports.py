@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "llm": _API,
     "inspection": {"core", "draft", "heads", "methods", "targets"},
     "hf": {*_FACE, "methods"},
+    "lm_eval": {"core", "llm"},
     "audit": _TOOLS - {"serve", "tune"},
     "bench": _TOOLS - {"serve", "tune"},
     "serve": _TOOLS - {"tune"},

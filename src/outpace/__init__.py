@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         RequestOutput,
     )
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "LLM",

@@ -1,4 +1,4 @@
-"""The names in docs/migration.md exist, in outpace and in the transformers that is installed."""
+"""The names in docs/migration exist, in outpace and in the transformers that is installed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from outpace.draft.registry import drafters
 from outpace.engine.request import Logprob
 from outpace.errors import ParamsError
 
-PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
+PAGES = Path(__file__).parents[2] / "docs" / "migration"
 
 
-def rows_of(title: str) -> list[list[str]]:
-    """Returns the cells of all table rows of one section."""
-    section = PAGE.read_text().split(f"## From {title}")[1].split("\n## ")[0]
+def rows_of(page: str, title: str = "") -> list[list[str]]:
+    """Returns the cells of all table rows of a page, or of one section of it."""
+    text = (PAGES / f"{page}.md").read_text()
+    section = text.split(f"\n## {title}\n")[1].split("\n## ")[0] if title else text
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -61,7 +62,7 @@ def test_the_names_for_those_who_come_from_vllm() -> None:
         "BeamSearchSequence": BeamSearchSequence,
     }
     known = {*arguments(), *classes, "Logprob", "chat()", "beam_search()"}
-    rows = rows_of("vLLM")
+    rows = rows_of("vllm")
     named = [name.rstrip("=") for row in rows[2:] for name in code_in(row[1])]
     assert [name for name in named if name not in known] == []
     assert {"max_num_seqs", "use_tqdm", "logprobs"} <= set(named)
@@ -72,7 +73,7 @@ def test_the_names_for_those_who_come_from_vllm() -> None:
 
 
 def test_the_names_for_those_who_come_from_transformers() -> None:
-    rows = rows_of("transformers' assisted generation")[2:]
+    rows = rows_of("transformers", "Assisted generation")[2:]
     theirs = {name for row in rows for name in code_in(row[0])}
     config = set(vars(transformers.GenerationConfig()))
     of_call = {"assistant_model", "tokenizer", "assistant_tokenizer"}
@@ -82,7 +83,7 @@ def test_the_names_for_those_who_come_from_transformers() -> None:
 
 
 def test_the_names_of_beam_search() -> None:
-    rows = rows_of("transformers' beam search")[2:]
+    rows = rows_of("transformers", "Beam search")[2:]
     ours = {name.rstrip("=") for row in rows for name in code_in(row[1])}
     assert ours <= {option.name for option in dataclasses.fields(BeamSearchParams)}
     for name in (name for row in rows for name in code_in(row[0])):
@@ -93,7 +94,7 @@ def test_the_names_of_beam_search() -> None:
 
 
 def test_the_flags_for_those_who_come_from_llama_cpp() -> None:
-    rows = rows_of("llama.cpp")[2:]
+    rows = rows_of("llama_cpp")[2:]
     ours = {name for row in rows for name in code_in(row[1])}
     assert ours <= flags_of_generate()
     assert len(ours) > 10

@@ -97,6 +97,25 @@ def test_whole_numbers_have_ticks_at_whole_numbers(drawn: list[Any]) -> None:
         for axes in figure.axes
         if axes.get_xlabel().startswith(("position", "drafted", "scored"))
     ]
-    assert len(counted) == 6
+    assert len(counted) == 10
     for axes in counted:
         assert all(float(tick).is_integer() for tick in axes.get_xticks()), axes.get_xlabel()
+
+
+def test_the_cost_of_a_token_is_drawn_by_method(drawn: list[Any]) -> None:
+    names = ["ngram", "draft_model"]
+    found = list(figures(wide_report(names, ["story"])))
+    figure = dict(zip(found, drawn, strict=True))["cost-by-column-b1-t0"]
+    verify, draft = figure.axes
+    assert labels_of(figure) == names
+    assert [list(line.get_ydata()) for line in verify.lines] == [[50.0, 60.0]] * 2
+    assert [list(line.get_xdata()) for line in draft.lines] == [[3]] * 2
+
+
+def test_batch_sizes_are_compared_where_there_are_several(drawn: list[Any]) -> None:
+    found = list(figures(wide_report(["ngram", "draft_model"], ["story"])))
+    figure = dict(zip(found, drawn, strict=True))["speedup-by-batch-t0"]
+    assert labels_of(figure) == ["ngram", "draft_model"]
+    lines = [container.lines[0] for container in figure.axes[0].containers]
+    assert [list(line.get_xdata()) for line in lines] == [[1], [1, 4]]
+    assert not [name for name in figures(report()) if name.startswith("speedup-by-batch")]

@@ -62,6 +62,7 @@ def test_the_page_holds_its_figures_and_numbers_and_fetches_nothing() -> None:
         "speedup-by-task-b1-t0",
         "acceptance-by-position-b1-t0",
         "time-split-b1-t0",
+        "cost-by-column-b1-t0",
         "speedup-by-length-b1-t0",
     }
     assert all(png.startswith(PNG) for png in made.values())

@@ -12,14 +12,17 @@ import pytest
 
 import outpace
 from outpace.targets.cpu import native, prebuilt
-from outpace.targets.cpu.library.compiler import CompilerError, find_compiler
+from outpace.targets.cpu.library.compiler import CompilerError, find_compiler, kernels_found
 from outpace.targets.cpu.library.processor import this_processor
 
 ROOT = Path(outpace.__file__).parents[2]
 AMX, VNNI, STRONG, CLIENT, WEAK = (features for _, features in prebuilt.LEVELS.values())
 
 
-def test_the_strongest_level_that_a_processor_has_is_taken(tmp_path: Path) -> None:
+def test_the_strongest_level_that_a_processor_has_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prebuilt, "levels_of", lambda *machine: prebuilt.LEVELS)
     amx, vnni, v4, client, v3 = (tmp_path / prebuilt.file_name(level) for level in prebuilt.LEVELS)
     assert prebuilt.find(STRONG, tmp_path) is None
     v3.touch()
@@ -42,6 +45,39 @@ def test_the_strongest_level_that_a_processor_has_is_taken(tmp_path: Path) -> No
 def test_a_library_of_other_sources_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "native-x86-64-v3-0123456789abcdef01234567.so").touch()
     assert prebuilt.find(STRONG, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("system", "machine", "levels"),
+    [
+        ("linux", "x86_64", list(prebuilt.LEVELS)),
+        ("linux", "aarch64", ["armv8.2-dotprod", "armv8"]),
+        ("darwin", "arm64", ["apple-m1"]),
+        ("win32", "AMD64", []),
+    ],
+)
+def test_each_kind_of_machine_has_levels(system: str, machine: str, levels: list[str]) -> None:
+    assert list(prebuilt.levels_of(system, machine)) == levels
+
+
+def test_the_strongest_level_of_an_arm_processor_is_taken(tmp_path: Path) -> None:
+    known = prebuilt.levels_of("linux", "aarch64")
+    dots, plain = (tmp_path / prebuilt.file_name(level) for level in known)
+    plain.touch()
+    assert prebuilt.find({"asimd", "asimddp"}, tmp_path, known) == plain
+    dots.touch()
+    assert prebuilt.find({"asimd", "asimddp"}, tmp_path, known) == dots
+    assert prebuilt.find({"asimd"}, tmp_path, known) == plain
+
+
+def test_what_is_found_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prebuilt, "find", lambda features: tmp_path / "native-x86-64-v3-0123.so")
+    assert kernels_found() == "compiled with this package (x86-64-v3)"
+    monkeypatch.setattr(prebuilt, "find", lambda features: None)
+    assert kernels_found().startswith("compiled by /")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    said = "none, because CXX names 'no-such-compiler', which is not found: install a C++ compiler"
+    assert kernels_found().startswith(said)
 
 
 def no_compiler() -> None:

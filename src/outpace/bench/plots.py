@@ -10,6 +10,7 @@ from typing import Any
 
 from outpace.bench.costs import CostReport, Curve
 from outpace.bench.results import MethodResult, Report, SettingResult, Sweep
+from outpace.bench.statistics import Interval
 from outpace.core.extras import extra
 
 _COLOURS = (
@@ -25,6 +26,8 @@ _CHARACTER, _HANDLE, _LINE = 0.055, 0.6, 0.16
 """Inches that a legend needs per character, for the sample beside a label, and per line."""
 
 Colours = Mapping[str, str]
+Points = Sequence[tuple[int, float]]
+"""Seconds by a number of tokens."""
 
 
 def require_matplotlib() -> None:
@@ -44,6 +47,10 @@ def figures(report: Report | CostReport) -> dict[str, bytes]:
             at = f"b{cell.batch}-t{cell.temperature:g}"
             for name, png in _of_setting(cell, colours).items():
                 found[f"{name}-{at}"] = png
+        for temperature in dict.fromkeys(cell.temperature for cell in report.cells):
+            cells = [cell for cell in report.cells if cell.temperature == temperature]
+            if len(cells) > 1:
+                found[f"speedup-by-batch-t{temperature:g}"] = _speedup_by_batch(cells, colours)
     return found
 
 
@@ -102,6 +109,11 @@ def _of_setting(cell: SettingResult, colours: Colours) -> dict[str, bytes]:
         found["acceptance-by-position"] = _acceptance_by_position(drafting, colours)
     if timed := [m for m in cell.methods if m.split is not None]:
         found["time-split"] = _time_split(timed)
+    costs = {m.name: m.prediction for m in cell.methods if m.prediction is not None}
+    if costs:
+        found["cost-by-column"] = _costs(
+            [(n, colours[n], one.verify_seconds, one.draft_seconds) for n, one in costs.items()]
+        )
     if cell.sweep is not None:
         found["speedup-by-length"] = _speedup_by_length(cell.sweep, colours)
     return found
@@ -119,11 +131,9 @@ def _speedup_by_task(cell: SettingResult, colours: Colours) -> bytes:
     for index, method in enumerate(compared):
         rows = [(i, t.speedup) for i, t in enumerate(method.tasks) if t.speedup is not None]
         xs = [i + (index + 0.5) * width - 0.4 for i, _ in rows]
-        means = [s.mean for _, s in rows]
-        below = [s.mean - (s.low if s.low is not None else s.mean) for _, s in rows]
-        above = [(s.high if s.high is not None else s.mean) - s.mean for _, s in rows]
+        means, errors = _with_errors([s for _, s in rows])
         axes.bar(
-            xs, means, width, yerr=[below, above], label=method.name, color=colours[method.name],
+            xs, means, width, yerr=errors, label=method.name, color=colours[method.name],
             error_kw={"elinewidth": 1, "ecolor": "#333333"},
         )  # fmt: skip
     axes.axhline(1.0, color="black", linewidth=0.8)
@@ -179,13 +189,7 @@ def _speedup_by_length(sweep: Sweep, colours: Colours) -> bytes:
     """Measured speed-up by draft length, the prediction from the parts' times, and the theory."""
     figure, axes = _figure()
     ks = [p.k for p in sweep.points]
-    means = [p.speedup.mean for p in sweep.points]
-    lows = [p.speedup.low if p.speedup.low is not None else p.speedup.mean for p in sweep.points]
-    highs = [p.speedup.high if p.speedup.high is not None else p.speedup.mean for p in sweep.points]
-    errors = [
-        [m - low for m, low in zip(means, lows, strict=True)],
-        [high - m for m, high in zip(means, highs, strict=True)],
-    ]
+    means, errors = _with_errors([p.speedup for p in sweep.points])
     axes.errorbar(
         ks, means, yerr=errors, fmt="o", color=colours[sweep.method], capsize=3,
         label=f"{sweep.method}, measured",
@@ -204,19 +208,52 @@ def _speedup_by_length(sweep: Sweep, colours: Colours) -> bytes:
     return _png(figure, axes)
 
 
+def _speedup_by_batch(cells: Sequence[SettingResult], colours: Colours) -> bytes:
+    """A line by method: its speed-up by the number of texts that are decoded at once."""
+    figure, axes = _figure()
+    for name, colour in colours.items():
+        found = [(c.batch, m.speedup) for c in cells for m in c.methods if m.name == name]
+        known = [(batch, speedup) for batch, speedup in found if speedup is not None]
+        if known:
+            means, errors = _with_errors([speedup for _, speedup in known])
+            xs = [batch for batch, _ in known]
+            axes.errorbar(xs, means, yerr=errors, fmt="-o", color=colour, capsize=3, label=name)
+    batches = sorted({cell.batch for cell in cells})
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
+    axes.set_xlabel("texts at once")
+    axes.set_ylabel("speed-up over plain")
+    return _png(figure, axes)
+
+
+def _with_errors(intervals: Sequence[Interval]) -> tuple[list[float], list[list[float]]]:
+    """Means, and how far their intervals reach below and above; 0 where there is none."""
+    means = [one.mean for one in intervals]
+    below = [0.0 if one.low is None else one.mean - one.low for one in intervals]
+    above = [0.0 if one.high is None else one.high - one.mean for one in intervals]
+    return means, [below, above]
+
+
 # -- the figures of a cost report ------------------------------------------------------------------
 
 
 def _cost_curves(curves: Sequence[Curve]) -> bytes:
-    """Milliseconds by scored tokens, and by drafted tokens, a line by batch and context."""
+    return _costs(
+        [(_named(one), _colour(index), one.verify, one.draft) for index, one in enumerate(curves)]
+    )
+
+
+def _costs(lines: Sequence[tuple[str, str, Points, Points]]) -> bytes:
+    """Milliseconds by scored tokens, and by drafted tokens. lines: name, colour, and the seconds of
+    each."""
     figure, (verify, draft) = _figure(10.0, 4.0, columns=2)
-    for index, curve in enumerate(curves):
-        for axes, points in ((verify, curve.verify), (draft, curve.draft)):
+    for name, colour, *both in lines:
+        for axes, points in zip((verify, draft), both, strict=True):
             xs, ys = zip(*points, strict=True) if points else ((), ())
             milliseconds = [1000 * y for y in ys]
-            axes.plot(
-                xs, milliseconds, "-o", color=_colour(index), label=_named(curve), markersize=4
-            )
+            axes.plot(xs, milliseconds, "-o", color=colour, label=name, markersize=4)
     verify.set_xlabel("scored tokens per row, n")
     verify.set_ylabel("t_verify(n), ms")
     draft.set_xlabel("drafted tokens per row, K")

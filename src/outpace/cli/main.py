@@ -126,7 +126,16 @@ def _command(name: str, parent: Any) -> Any:
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"outpace {__version__}")
+        typer.echo(f"CPU kernels: {_kernels()}")
         raise typer.Exit
+
+
+def _kernels() -> str:
+    if os.name != "posix":
+        return "none, because they are made for Linux and macOS"
+    from outpace.targets.cpu.library.compiler import kernels_found  # locks of POSIX
+
+    return kernels_found()
 
 
 app = typer.Typer(
@@ -144,7 +153,12 @@ app = typer.Typer(
 def outpace(
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version.", callback=_show_version, is_eager=True),
+        typer.Option(
+            "--version",
+            help="Show the version, and which CPU kernels there are.",
+            callback=_show_version,
+            is_eager=True,
+        ),
     ] = False,
 ) -> None:
     """Speculative decoding for Hugging Face models and GGUF files: faster text, the same words."""

@@ -7,6 +7,8 @@ itself (`hatch_build.py`).
 from __future__ import annotations
 
 import hashlib
+import platform
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -25,7 +27,9 @@ _V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
 _VNNI = _V4 | {"avx512_vnni"}
 _FOR_VNNI = ("-march=x86-64-v4", "-mavx512vnni")
 
-LEVELS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
+Levels = Mapping[str, tuple[tuple[str, ...], frozenset[str]]]
+
+LEVELS: Levels = {
     "x86-64-v4-amx": ((*_FOR_VNNI, "-mamx-tile", "-mamx-int8"), _VNNI | {"amx_tile", "amx_int8"}),
     "x86-64-v4-vnni": (_FOR_VNNI, _VNNI),
     "x86-64-v4": (("-march=x86-64-v4",), _V4),
@@ -34,6 +38,22 @@ LEVELS: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
 }
 """The kinds of x86-64 that a wheel has kernels for, the strongest first: what a compiler is given,
 and the features that a processor of this kind has, by the names that Linux gives them."""
+
+
+_DOTS = frozenset({"asimd", "asimddp"})
+
+_ARM: Levels = {
+    "armv8.2-dotprod": (("-march=armv8.2-a+dotprod",), _DOTS),
+    "armv8": (("-march=armv8-a",), frozenset({"asimd"})),
+}
+_APPLE: Levels = {"apple-m1": (("-mcpu=apple-m1",), frozenset())}  # all that there are have it
+
+
+def levels_of(system: str, machine: str) -> Levels:
+    """Returns the levels that a wheel for a kind of machine has kernels for. system, machine: as
+    ``sys.platform`` and ``platform.machine()`` name them."""
+    kinds = {("linux", "x86_64"): LEVELS, ("linux", "aarch64"): _ARM, ("darwin", "arm64"): _APPLE}
+    return kinds.get((system, machine), {})
 
 
 def sources() -> list[Path]:
@@ -48,10 +68,13 @@ def file_name(level: str) -> str:
     return f"native-{level}-{hashlib.sha256(texts).hexdigest()[:24]}.so"
 
 
-def find(features: Collection[str], folder: Path = FOLDER) -> Path | None:
+def find(
+    features: Collection[str], folder: Path = FOLDER, levels: Levels | None = None
+) -> Path | None:
     """Returns the library of the strongest level that a processor with these features has, or None
-    where this installation has none for it."""
-    for level, (_, needed) in LEVELS.items():
+    where this installation has none for it. levels: unset, those of this machine."""
+    known = levels_of(sys.platform, platform.machine()) if levels is None else levels
+    for level, (_, needed) in known.items():
         path = folder / file_name(level)
         if needed <= set(features) and path.is_file():
             return path

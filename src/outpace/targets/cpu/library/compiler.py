@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
 
+from outpace.errors import ConfigError
+from outpace.targets.cpu import prebuilt
 from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.prebuilt import FLAGS, LEVELS
 
@@ -78,6 +80,19 @@ def find_compiler() -> Compiler:
     if asked.returncode:
         raise CompilerError(f"{shlex.join(command)} --version failed: {_first_error(asked)}")
     return Compiler((*command, *FLAGS, *_target()), asked.stdout)
+
+
+def kernels_found() -> str:
+    """Returns which of our kernels models on the CPU will get, in words. Nothing is compiled."""
+    try:
+        carried = prebuilt.find(this_processor().flags)
+        if carried is not None:
+            return (
+                f"compiled with this package ({carried.name.split('-', 1)[1].rpartition('-')[0]})"
+            )
+        return f"compiled by {find_compiler().command[0]} when a model is loaded first"
+    except (CompilerError, ConfigError) as error:
+        return f"none, because {error}: install a C++ compiler (such as g++), or name one in CXX"
 
 
 def _target() -> tuple[str, ...]:
