@@ -119,6 +119,7 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "mlp_speculator": {"inner_size": 24},
     "diffusion": {"width": 24, "blocks": 1},
     "dflash": {"layers": 2},
+    "dspark": {"layers": 2, "markov_rank": 16},
 }
 """Sizes of heads whose specimens are larger than a file in a repository needs to be."""
 
