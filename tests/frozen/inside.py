@@ -124,6 +124,15 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 """Sizes of heads whose specimens are larger than a file in a repository needs to be."""
 
 
+def specimen(method: str, model: Any) -> Mapping[str, Any]:
+    """Returns the options with which the contract tests build a method for this model."""
+    from outpace.draft.registry import find_drafter
+    from outpace.targets.hf.loading.loaded import Loaded
+
+    with torch.inference_mode(False):
+        return find_drafter(method).specimen(Loaded(model, None, "frozen"))
+
+
 def specimen_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]]:
     """Yields method, configuration and weights, as in a folder, of a small head of each kind for
     this model: the specimens that the contract tests use, too."""

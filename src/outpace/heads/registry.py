@@ -82,6 +82,7 @@ FORMATS = LazyRegistry(
         "dflash": f"{_IN}.dflash:DFlashFormat",
         "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",
         "medusa": f"{_IN}.medusa:MedusaFormat",
+        "gemma4_assistant": f"{_IN}.gemma4_assistant:Gemma4AssistantFormat",
     },
 )
 CLASSIFIERS = LazyRegistry(
