@@ -19,6 +19,7 @@ from outpace.heads.checkpoint import fit, kind_in, outline_head
 from outpace.heads.classifiers import KIND as CLASSIFIER
 from outpace.heads.classifiers import load_classifier
 from outpace.heads.folder import CONFIG, Folder
+from outpace.heads.gguf import names_head
 from outpace.heads.registry import format_of
 from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, fingerprint_of
 from outpace.targets.hf.kinds import is_encoder_decoder, sees_images
@@ -69,6 +70,8 @@ def inspect(path: str, target: str | None = None, trust_remote_code: bool = Fals
         return _adapter(path, target, against)
     if CLASSIFIER in about:
         return _classifier(path, str(about[CLASSIFIER]), target, against)
+    if names_head(path):
+        return _head(path, target, against)
     form = format_of(about)
     if form is not None and (form.name != "eagle" or _is_eagle(place)):
         return _head(path, target, against)

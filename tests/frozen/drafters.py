@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from outpace import LLM, SamplingParams
 
 from . import heads
-from .inside import bundled, command_line
+from .inside import bundled, command_line, specimen
 from .models import CONTEXT, VOCABULARY, draft_model, model
 
 LOOKUP = {"method": "ngram", "prompt_lookup_min": 1}
@@ -62,6 +62,8 @@ def config_for(target: str, method: str, place: Path) -> dict[str, Any]:
     elif method in heads.names():
         # Nobody has trained it, and a trial would find that.
         own |= {"model": heads.folder(method, place), "quantization": None, "check": False}
+    elif method == "gemma4_assistant":
+        own |= specimen(method, model(target))
     if method in WITH_MODEL:
         own |= {name: value for name, value in drafting.items() if name != "method"}
     if method in SEVERAL:

@@ -119,8 +119,18 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "mlp_speculator": {"inner_size": 24},
     "diffusion": {"width": 24, "blocks": 1},
     "dflash": {"layers": 2},
+    "dspark": {"layers": 2, "markov_rank": 16},
 }
 """Sizes of heads whose specimens are larger than a file in a repository needs to be."""
+
+
+def specimen(method: str, model: Any) -> Mapping[str, Any]:
+    """Returns the options with which the contract tests build a method for this model."""
+    from outpace.draft.registry import find_drafter
+    from outpace.targets.hf.loading.loaded import Loaded
+
+    with torch.inference_mode(False):
+        return find_drafter(method).specimen(Loaded(model, None, "frozen"))
 
 
 def specimen_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]]:

@@ -99,7 +99,7 @@ def _recorded_texts(only: str) -> Iterator[str]:
         yield from (f"{case.name}: {line}" for line in news)
     there = [name for name in names if name in whole]
     write(TEXTS, {name: shortened(name, whole) for name in there})
-    write(COUNTS, {name: counts[name] for name in there if counts[name]})
+    write(COUNTS, {name: counts[name] for name in there if counts.get(name)})
 
 
 if __name__ == "__main__":

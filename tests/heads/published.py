@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.heads.base import TargetShape
 
-SIZE, VOCABULARY, OWN = 8, 20, 6
+SIZE, VOCABULARY, OWN, RANK = 8, 20, 6, 5
 TOKENS = [3, 4, 7, 11, 12, 19]
 TARGET = TargetShape(hidden_size=SIZE, vocab_size=VOCABULARY, layers=12, name="tiny")
 Weights = dict[str, Tensor]
@@ -167,6 +167,48 @@ def dflash(folder: Path, change: Change = nothing) -> Weights:
     return put(folder, about, weights, "model.safetensors")
 
 
+DSPARK_CONFIG = {
+    **DFLASH_CONFIG,
+    "architectures": ["DSparkDraftModel"],
+    "dflash_config": {
+        "attention_mode": "gqa",
+        "confidence_head_alpha": 1.0,
+        "confidence_head_with_markov": True,
+        "enable_confidence_head": True,
+        "markov_head_type": "vanilla",
+        "markov_rank": RANK,
+        "mask_token_id": 17,
+        "projector_type": "dspark",
+        "target_layer_ids": [1, 5, 10],
+    },
+}
+"""SpecForge's."""
+
+
+def dspark(folder: Path, change: Change = nothing, kind: str = "vanilla") -> Weights:
+    """kind: of the Markov head."""
+
+    def joined(about: dict[str, Any], weights: Weights) -> None:
+        inside = {**DSPARK_CONFIG["dflash_config"], "markov_head_type": kind}
+        about |= {**DSPARK_CONFIG, "dflash_config": inside}
+        shapes: dict[str, tuple[int, ...]] = {
+            "markov_head.markov_w1.weight": (VOCABULARY, RANK),
+            "markov_head.markov_w2.weight": (VOCABULARY, RANK),
+            "confidence_head.proj.weight": (1, SIZE + RANK),
+            "confidence_head.proj.bias": (1,),
+        }
+        if kind == "gated":
+            shapes |= {"markov_head.gate_proj.weight": (RANK, SIZE + RANK),
+                       "markov_head.gate_proj.bias": (RANK,)}  # fmt: skip
+        if kind == "rnn":
+            shapes |= {"markov_head.joint_proj.weight": (3 * RANK, SIZE + 2 * RANK),
+                       "markov_head.joint_proj.bias": (3 * RANK,)}  # fmt: skip
+        weights |= drawn(shapes)
+        change(about, weights)
+
+    return dflash(folder, joined)
+
+
 def of_library(kind: str, given: Weights, about: Mapping[str, Any]) -> tuple[Weights, dict]:
     """What the library `speculators` would make of a head of the same kind."""
     names = {"eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},
@@ -240,7 +282,7 @@ def put(folder: Path, about: Mapping[str, Any], weights: Weights, file: str) -> 
     return weights
 
 
-MAKERS = {"eagle": eagle, "eagle3": eagle3, "dflash": dflash, "medusa": medusa,
+MAKERS = {"eagle": eagle, "eagle3": eagle3, "dflash": dflash, "dspark": dspark, "medusa": medusa,
           "mlp_speculator": mlp_speculator}  # fmt: skip
 LIBRARY = {"eagle": speculators_eagle, "eagle3": speculators_eagle3}
 FILES = {name: "model.safetensors" for name in MAKERS} | {"medusa": "medusa_lm_head.safetensors"}

@@ -1,5 +1,5 @@
-"""EAGLE-3 and DFlash heads computed one entry at a time, from the description of the published
-code: what is read from a folder is compared with this."""
+"""EAGLE-3, DFlash and DSpark heads computed one entry at a time, from the description of the
+published code: what is read from a folder is compared with this."""
 
 from __future__ import annotations
 
@@ -125,7 +125,10 @@ class Reference:
         return torch.cat([x * cos + torch.cat([-right, left], -1) * sin, rest], -1)
 
     def logits(self, normed: Tensor) -> Tensor:
-        own = self.output @ normed
+        return self.spread(self.output @ normed)
+
+    def spread(self, own: Tensor) -> Tensor:
+        """Own logits over the target's tokens."""
         if "d2t" not in self.weights:
             return own
         found = torch.full((self.vocabulary,), -math.inf, dtype=torch.float64)
@@ -222,7 +225,8 @@ class BlockReference(Reference):
                 gate = silu(self.linear(f"layers.{layer}.mlp.gate_proj", inner))
                 up = self.linear(f"layers.{layer}.mlp.up_proj", inner)
                 xs[at] = xs[at] + self.linear(f"layers.{layer}.mlp.down_proj", gate * up)
-        return torch.stack([self.logits(self.norm("norm", x)) for x in xs[1:]])
+        self.outputs = [self.norm("norm", x) for x in xs]
+        return torch.stack([self.logits(x) for x in self.outputs[1:]])
 
     def window(self, layer: int) -> int:
         if self.about.get("use_swa"):
@@ -256,3 +260,29 @@ class BlockReference(Reference):
                 sum(w * self.values[layer][at][group] for w, at in zip(weights, shown, strict=True))
             )
         return self.linear(f"{prefix}.o_proj", torch.cat(found))
+
+
+class JoinedReference(BlockReference):
+    """A DSpark head: each token's logits follow from the one before it, too."""
+
+    def after(self, path: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Returns the logits ``[V]`` of the token after a path in the `block` that was made last,
+        the root its first token, and how likely that token is accepted."""
+        kind, rank = self.about["markov_head_type"], self.about["markov_rank"]
+        memory = torch.zeros(rank, dtype=torch.float64)
+        head = "markov_head"
+        first = 0 if self.about.get("sample_from_anchor", True) else 1
+        for token, said in zip(path, self.outputs[first:], strict=False):
+            before = embedded = self.weights[f"{head}.markov_w1.weight"][token]
+            if kind == "gated":
+                joined = torch.cat([said, before])
+                before = before * self.linear(f"{head}.gate_proj", joined).sigmoid()
+            if kind == "rnn":
+                joined = torch.cat([memory, before, said])
+                gate, new, out = self.linear(f"{head}.joint_proj", joined).chunk(3)
+                memory = gate.sigmoid() * memory + (1 - gate.sigmoid()) * new.tanh()
+                before = out.tanh()
+        own = self.output @ said + self.linear(f"{head}.markov_w2", before)
+        sure = torch.cat([said, embedded]) if self.about["confidence_head_with_markov"] else said
+        chance = self.linear("confidence_head.proj", sure).sigmoid()
+        return self.spread(own), chance

@@ -124,7 +124,7 @@ def test_a_seed_gives_one_text_whatever_is_drafted() -> None:
     assert ids(speaking(verify="coupled").generate(PROMPTS, params)) == expected
 
 
-REFUSED = ("layer_skip", "early_exit", "hidden_transfer", "pass")
+REFUSED = ("layer_skip", "early_exit", "hidden_transfer", "pass", "gemma4_assistant")
 OTHERS = [name for name in drafter_names() if name not in {*REFUSED, "draft_model", "none"}]
 SOME = ("draft_tree", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3", "staged")
 

@@ -32,10 +32,11 @@ from representatives import representatives
 from targets.families import CONTEXT, VOCABULARY, target
 from targets.generating import greedy, ids
 
-KINDS = ["medusa", "eagle3", "ctc", "pass", "dflash"]
+KINDS = ["medusa", "eagle3", "ctc", "pass", "dflash", "dspark"]
 """Heads that learn in different ways: each stands for those like it."""
 BLOCK, DEPTHS = 24, 3
 SMALL = {"mlp_speculator": {"inner_size": 64}, "dflash": {"layers": 2},
+         "dspark": {"layers": 2, "markov_rank": 16},
          "diffusion": {"width": 64, "context": 8},
          "s2d": {"width": 32, "layers": 3, "first": 1, "every": 1}}  # fmt: skip
 """Sizes of heads that would take long to train otherwise."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -227,3 +227,36 @@ def leading_to(tokens: Tensor, tree: Tree, width: int) -> Branches:
     """Returns the branches of the last ``width`` nodes, the deepest level so far."""
     related = tree.ancestors[:, -width:, 1:]
     return Branches(tokens[:, None, :].expand(-1, width, -1), related)
+
+
+def pruned(drafted: Proposal, wanted: Tensor) -> Proposal:
+    """Returns a proposal without some nodes and what follows them, in the order that it had.
+
+    wanted: ``[B, N]`` bool, the same of all siblings, and decided before they were drawn, so that
+    those that stay have the distributions that they come with.
+    """
+    if drafted.tree.is_chain:
+        return replace(drafted, counts=torch.minimum(drafted.counts, wanted.cumprod(1).sum(1)))
+    nodes = drafted.tree.size
+    away = torch.nn.functional.pad(~(wanted & drafted.valid), (1, 0))  # [B, 1 + N]
+    kept = ~(drafted.tree.ancestors[:, 1:] & away[:, None]).any(-1)  # [B, N]
+    counts = kept.sum(1)
+    chosen = (~kept).int().argsort(dim=1, stable=True)  # the kept ones first
+    number = torch.nn.functional.pad(kept.long().cumsum(1), (1, 0))  # [B, 1 + N]
+    parents = number.gather(1, drafted.tree.parents.gather(1, chosen))
+    valid = torch.arange(nodes, device=counts.device) < counts[:, None]
+
+    def moved(of_nodes: Tensor) -> Tensor:
+        return of_nodes.gather(1, chosen[..., None].expand_as(of_nodes))
+
+    drawn, soft = drafted.distribution, drafted.soft
+    if isinstance(drawn, Sampled):
+        drawn = replace(drawn, q=moved(drawn.q))
+    return replace(
+        drafted,
+        tokens=drafted.tokens.gather(1, chosen),
+        tree=Tree(torch.where(valid, parents, 0)),
+        counts=counts,
+        distribution=drawn,
+        soft=None if soft is None else moved(soft),
+    )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head, TargetShape, config_of, shape_of
 from outpace.heads.folder import CONFIG, WEIGHTS, Folder, Unread
+from outpace.heads.gguf import HeadFile, names_head
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
 from outpace.targets.cpu.native_layers.blocks import widen_blocks
 from outpace.targets.cpu.weights.blocks import (
@@ -118,6 +119,8 @@ class Outpace(Format):
 
     @classmethod
     def write(cls, head: Head) -> Content:
+        if head.kind not in head_names():
+            raise ConfigError(f"a head of the kind {head.kind!r} is kept as it was published.")
         about = {KIND: head.kind, **head.config.as_dict(), "target": asdict(head.target)}
         return Content(about, head.state_dict())
 
@@ -185,7 +188,7 @@ def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
 
     blocks: whether weights that are kept in blocks stay in them; else they are widened.
     """
-    place = Folder(Path(folder))
+    place = _place(folder)
     about = place.read_config()
     head = _format(place, about).read(place, about)
     if not blocks:
@@ -196,7 +199,7 @@ def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
 def outline_head(folder: str | os.PathLike[str]) -> tuple[Head, type[Format]]:
     """Returns the head in a folder with weights at whose numbers nobody has looked, so that they
     are not read from the disk, and its format. Raises ``ModelLoadError`` as `load_head` does."""
-    place = Unread(Path(folder))
+    place = _place(folder, Unread)
     about = place.read_config()
     form = _format(place, about)
     return form.read(place, about), form
@@ -205,9 +208,14 @@ def outline_head(folder: str | os.PathLike[str]) -> tuple[Head, type[Format]]:
 def read_kind(folder: str | os.PathLike[str]) -> str | None:
     """Returns the kind of the head in a folder, without reading its weights; None where that does
     not tell a head from a model. Raises ``ModelLoadError`` as `load_head` does."""
-    place = Folder(Path(folder))
+    place = _place(folder)
     about = place.read_config()
     return _format(place, about).kind_of(about)
+
+
+def _place(path: str | os.PathLike[str], kind: type[Folder] = Folder) -> Folder:
+    """Where a head is: a folder, or a GGUF file."""
+    return HeadFile(Path(path)) if names_head(path) else kind(Path(path))
 
 
 def _format(place: Folder, about: Mapping[str, Any]) -> type[Format]:
@@ -226,7 +234,7 @@ def kind_in(folder: object) -> str | None:
     if not isinstance(folder, (str, os.PathLike)):
         return None
     try:
-        about = Folder(Path(folder)).read_config()
+        about = _place(folder).read_config()
     except (ModelLoadError, OSError):  # whoever loads it says why that cannot be
         return None
     form = format_of(about)

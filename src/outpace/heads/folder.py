@@ -102,10 +102,14 @@ class Folder:
         for name in (file, CONFIG):
             (self.path / f"{name}.part").replace(self.path / name)
 
+    def _at(self, file: str) -> Path:
+        """What errors call a file."""
+        return self.path / file
+
     def damaged(self, error: BaseException | str, file: str = "") -> ModelLoadError:
         """Returns the error for weights that cannot be read or do not fit."""
         return ModelLoadError(
-            f"the weights in {self.path / file} are damaged, or not those that {CONFIG} describes "
+            f"the weights in {self._at(file)} are damaged, or not those that {CONFIG} describes "
             f"({_said(error)}): train or copy the head again."
         )
 
@@ -124,7 +128,7 @@ class Folder:
         """Returns the error for a configuration that says nothing usable."""
         why = f"it has no entry {error}" if isinstance(error, KeyError) else _said(error)
         return ModelLoadError(
-            f"{self.path / CONFIG} does not describe a head of the kind {kind!r} ({why}): train or "
+            f"{self._at(CONFIG)} does not describe a head of the kind {kind!r} ({why}): train or "
             "copy the head again."
         )
 

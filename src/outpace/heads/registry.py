@@ -37,6 +37,10 @@ HEADS: Mapping[str, tuple[str, str]] = {
         f"{_IN}.dflash:DFlash",
         "a few trained layers that guess a block of tokens in one pass",
     ),
+    "dspark": (
+        f"{_IN}.dspark:DSpark",
+        "a block of trained layers, each token of which follows the one before it",
+    ),
     "s2d": (f"{_IN}.s2d:S2d", "a small trained decoder, with as many of its layers as it takes"),
     "clover": (
         f"{_IN}.clover:Clover",
@@ -74,9 +78,11 @@ FORMATS = LazyRegistry(
         "speculators": f"{_IN}.speculators:SpeculatorsFormat",
         "eagle": f"{_IN}.eagle:EagleFormat",
         "eagle3": f"{_IN}.eagle3_format:Eagle3Format",
+        "dspark": f"{_IN}.dspark:DSparkFormat",  # before DFlash's, some of whose names it has
         "dflash": f"{_IN}.dflash:DFlashFormat",
         "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",
         "medusa": f"{_IN}.medusa:MedusaFormat",
+        "gemma4_assistant": f"{_IN}.gemma4_assistant:Gemma4AssistantFormat",
     },
 )
 CLASSIFIERS = LazyRegistry(

@@ -231,6 +231,18 @@ class Target(ABC):
         the soft bound that `head` gives its own."""
         return logits
 
+    @property
+    def entry_layers(self) -> Mapping[str, int]:
+        """By type of layer, the layer whose keys and values `entries` shows: the last one that
+        computes its own. Empty where it shows none."""
+        return {}
+
+    def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Returns by type of layer what is cached of the ready rows, keys and values
+        ``[B, G, L, D]`` of as many tokens as the longest row has. They may be views, which the next
+        pass writes over; what comes after a row's length is anything."""
+        raise NotImplementedError(f"{type(self).__name__} has no keys and values to show.")
+
     def view(self, skipped: SubLayers) -> View:
         """Returns the target without some of its sub-layers: the same weights and slots."""
         raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")

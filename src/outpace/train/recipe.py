@@ -74,6 +74,7 @@ RECIPES = LazyRegistry(
         "attending": "outpace.methods.heads.attending:AttendingRecipe",
         "eagle": "outpace.methods.heads.eagle:EagleRecipe",
         "block": "outpace.methods.heads.blocks:BlockRecipe",
+        "dspark": "outpace.methods.heads.dspark:DSparkRecipe",
         "s2d": "outpace.methods.heads.s2d:S2dRecipe",
         "aux": "outpace.methods.heads.aux_tokens:AuxRecipe",
         "ctc": "outpace.methods.heads.ctc:CtcRecipe",
@@ -129,12 +130,33 @@ class DepthLosses:
 
     def add(self, logits: Tensor) -> None:
         """Takes the guesses ``[B, P, V']`` after these tokens."""
-        depth = len(self._hits) + 1
         here = self._last()
         likeliest, chances = self._batch.top_tokens[:, here], self._batch.top_chances[:, here]
         loss = self._loss(logits, likeliest, chances, self._batch.share(here))
-        self._losses.append(self._decay ** (depth - 1) * loss)
+        self._losses.append(self._weight * loss)
         self._hits.append(self._d2t[logits.argmax(-1)] == likeliest[..., 0])
+
+    @torch.no_grad()
+    def accepted(self, logits: Tensor) -> Tensor:
+        """Returns how likely tokens that are drawn from the guesses ``[B, P, V']`` after these
+        tokens are accepted, ``[B, P]``, as far as both know the target's likeliest tokens."""
+        here = self._last()
+        own = self._own[self._batch.top_tokens[:, here]]  # [B, P, TOP]
+        known = torch.where(own >= 0, self._batch.top_chances[:, here], 0.0)
+        guessed = logits.float().softmax(-1).gather(-1, own.clamp_min(0))
+        return torch.minimum(known, guessed).sum(-1)
+
+    def extra(self, loss: Tensor) -> None:
+        """Takes a further loss ``[B, P]`` of the guesses after these tokens."""
+        here = self._last()
+        learned = self._batch.top_chances[:, here].sum(-1) > 0
+        mean = torch.where(learned, loss, 0.0).mean() / self._batch.share(here)
+        self._losses.append(self._weight * mean)
+
+    @property
+    def _weight(self) -> float:
+        """The weight of the next guesses' loss."""
+        return float(self._decay ** len(self._hits))
 
     def _last(self) -> Tensor:
         """Returns the places ``[P]`` of the tokens that the next guesses follow."""

@@ -18,6 +18,7 @@ _OTHERS: Mapping[str, str] = {
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "early_exit": "the model's first layers, for models that were trained for it",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
+    "gemma4_assistant": "Gemma 4's assistant, which reads what the model has cached",
     "hedge": "of several drafters the one that would have done best lately",
     "layer_skip": "the model itself with some layers left out (`outpace tune layers`)",
     "lookahead": "n-grams that the target writes ahead in the same pass",

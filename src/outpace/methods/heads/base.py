@@ -22,7 +22,7 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
 from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.prefix_cache import PrefixCache
-from outpace.draft.trees import TreePlans, draw_tree
+from outpace.draft.trees import TreePlan, TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
@@ -285,7 +285,12 @@ class HeadDrafter(TrainedDrafter):
             with_replacement=False,
         )
         counts = rows.pipeline.silenced(counts)
-        return replace(drawn, counts=to_device(counts, drawn.tokens.device))
+        drawn = replace(drawn, counts=to_device(counts, drawn.tokens.device))
+        return self.ended(drawn, plan, walk)
+
+    def ended(self, drawn: Proposal, plan: TreePlan, walk: Walk) -> Proposal:
+        """Returns what stays of a draft where the head ends it by itself."""
+        return drawn
 
     def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Drafts the nodes that the head finds most probable."""

@@ -1,10 +1,10 @@
 """What heads that guess a whole block of tokens in one pass have in common.
 
 Such a head is a small decoder over the text and a block of masks after it. Entry i of a text is
-made of the target's states at token i and stays as it is. The block, the root and as many masks as
-tokens are guessed, attends to the entries before the root and, in both directions, to itself. What
-comes out at a mask says which token stands there, whatever stands at the others: the distributions
-of a block follow from the text alone.
+made of the target's states at token i and stays as it is. The block, the root and masks, attends to
+the entries before the root and, in both directions, to itself. What comes out at a mask says which
+token stands there, whatever stands at the others: the distributions of a block follow from the text
+alone, unless the head goes on to join them (`dspark`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.heads.base import Head, Shared
 from outpace.heads.layers import Entries
-from outpace.methods.heads.base import ByDepth, HeadDrafter, TreeHeadOptions
+from outpace.methods.heads.base import ByDepth, HeadDrafter, TreeHeadOptions, Walk
 from outpace.methods.heads.text_cache import TextCache
 from outpace.targets.base import Target
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe, joined
@@ -53,15 +53,25 @@ class BlockHead(Head):
         """
 
     @abstractmethod
-    def block(
+    def outputs(
         self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
     ) -> Tensor:
-        """Returns the logits ``[B, A, K, V']`` of the K tokens after each of A roots, K being
-        ``config.depths``.
+        """Returns what the K tokens after each of A roots are guessed from, ``[B, A, K, H]``, K
+        being ``config.depths``.
 
         roots: ``[B, A]``, tokens of the target; positions: ``[B, A]``, their numbers in their
         texts. visible: ``[B, A, L]`` bool, which of the L entries before each of them attends to.
         """
+
+    @abstractmethod
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        """Returns the logits ``[..., V']`` that follow from outputs ``[..., H]`` alone."""
+
+    def block(
+        self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
+    ) -> Tensor:
+        """Returns the logits ``[B, A, K, V']`` of whole blocks. Arguments as of `outputs`."""
+        return self.logits(self.outputs(roots, positions, before, visible, shared), shared)
 
 
 # -- how it is trained -----------------------------------------------------------------------------
@@ -104,11 +114,16 @@ class BlockRecipe(Recipe):
             losses = DepthLosses(self._head, batch, places, decay=self._decay)
             roots = losses.path()
             positions = (places + 1).expand(rows, -1)
-            logits = self._head.block(roots, positions, before, visible, self._shared)
-            for depth in range(logits.shape[2]):
-                losses.add(logits[:, :, depth])
+            made = self._head.outputs(roots, positions, before, visible, self._shared)
+            self.add(losses, made, self._head.logits(made, self._shared))
             outputs.append(losses.output())
         return joined(outputs)
+
+    def add(self, losses: DepthLosses, outputs: Tensor, logits: Tensor) -> None:
+        """Adds the guesses of all depths to the losses. outputs: ``[B, P, K, H]``; logits:
+        ``[B, P, K, V']``, those that follow from them."""
+        for depth in range(logits.shape[2]):
+            losses.add(logits[:, :, depth])
 
 
 # -- how it drafts ---------------------------------------------------------------------------------
@@ -154,17 +169,16 @@ class BlockHeadDrafter(HeadDrafter):
     def knows(self, rows: Rows, row: int) -> bool:
         return self._cache.lengths[row] > 0
 
+    def walk(self, rows: Rows) -> Walk:
+        return ByDepth(self._vocabulary.logits(self._blocks(rows)[2]))
+
     @torch.inference_mode()
-    def walk(self, rows: Rows) -> ByDepth:
+    def _blocks(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The roots ``[B, 1]``, what the tokens after them are guessed from, ``[B, K, H]``, and the
+        logits ``[B, K, V']`` that follow from it."""
         numbers = range(len(rows))
         before, own = self._cache.of(numbers)
-        roots = [rows.since(row, rows.length(row) - 1) for row in numbers]
-        places = [[self._cache.lengths[row]] for row in numbers]
-        logits = self.head.block(
-            to_device(roots, own.device),
-            to_device(places, own.device),
-            before,
-            own[:, None],
-            self._target,
-        )
-        return ByDepth(self._vocabulary.logits(logits[:, 0]))
+        roots = to_device([[rows.root(row)] for row in numbers], own.device)
+        places = to_device([[self._cache.lengths[row]] for row in numbers], own.device)
+        outputs = self.head.outputs(roots, places, before, own[:, None], self._target)[:, 0]
+        return roots, outputs, self.head.logits(outputs, self._target)

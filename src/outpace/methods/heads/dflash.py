@@ -30,6 +30,7 @@ from outpace.methods.heads.published import (
     FULL,
     about_layers,
     check_only,
+    knows_all,
     layer_sizes,
     own_d2t,
     public_d2t,
@@ -51,7 +52,10 @@ class DFlashConfig(LayerConfig):
     """What a DFlash head is built from. Sizes that are 0 follow from the target's width."""
 
     depths: int = 7
-    """Tokens after the root that it guesses: a block has one more."""
+    """Tokens after the root that it guesses."""
+    sample_from_anchor: bool = False
+    """Whether the root's place in a block says which token follows, too, and each mask's which
+    token follows that; if not, a mask stands for a token, and a block has one place more."""
     layers: int = 5
     """Its own decoder layers."""
     reads: list[int] = field(default_factory=list)
@@ -123,10 +127,15 @@ class DFlash(TargetOutput, BlockHead):
         found = [layer.self_attn.entries(context, positions) for layer in self._layers]
         return Entries.of_layers(found)
 
-    def block(
+    @property
+    def block_size(self) -> int:
+        """Places of a block, the root's among them."""
+        return self.config.depths + (not self.config.sample_from_anchor)
+
+    def outputs(
         self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
     ) -> Tensor:
-        (rows, count), wide = roots.shape, self.config.depths + 1
+        (rows, count), wide = roots.shape, self.block_size
         x = self._embedded(roots, shared).flatten(1, 2)  # [B, A W, H]
         at = positions[..., None] + torch.arange(wide, device=positions.device)
         block = torch.arange(count, device=positions.device).repeat_interleave(wide)
@@ -138,8 +147,11 @@ class DFlash(TargetOutput, BlockHead):
             within = own.tril() if config.causal and config.causal[number] else own
             seen = torch.cat([read, within.expand(rows, -1, -1)], -1)  # [B, A W, L + A W]
             x, _ = layer(x, Sight(at.flatten(1), entries, seen))
-        guessed = self.norm(x).view(rows, count, wide, -1)[:, :, 1:]
-        return self.read_out(guessed, shared)
+        found: Tensor = self.norm(x).view(rows, count, wide, -1)
+        return found[:, :, -config.depths :]
+
+    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+        return self.read_out(outputs, shared)
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
@@ -164,7 +176,7 @@ class DFlash(TargetOutput, BlockHead):
             mask = embed(roots.new_full((1,), self._mask_token))[0].to(self.dtype)
         else:
             mask = self.mask
-        return torch.cat([first, mask.expand(*roots.shape, self.config.depths, -1)], 2)
+        return torch.cat([first, mask.expand(*roots.shape, self.block_size - 1, -1)], 2)
 
 
 def _in_window(visible: Tensor, wide: int, window: int) -> Tensor:
@@ -233,13 +245,13 @@ ARCHITECTURE, ABOUT = "DFlashDraftModel", "dflash_config"
 OWN, PUBLIC = {"layers.": "stack."}, {"stack.": "layers."}
 ONLY: Mapping[str, Any] = {
     "attention_bias": False,
-    "sample_from_anchor": False,
     "projector_type": None,
-    "shift_label": False,
     "pure_draft_prefix_len": 0,
 }
 """Entries by which a head that is built otherwise, and cannot be read, is recognised: among
-them DSpark's and Domino's."""
+them Domino's."""
+ANCHOR = ("sample_from_anchor", "shift_label")
+"""Entries that say that the root's place guesses, too."""
 
 
 class DFlashFormat(Format):
@@ -262,16 +274,22 @@ class DFlashFormat(Format):
 
     @classmethod
     def write(cls, head: Head) -> Content:
-        if not isinstance(head, DFlash):
+        if type(head) is not DFlash:
             raise cls.refuse(f"holds no {head.kind} heads")
         return Content(about_dflash(head, cls), dflash_weights(head))
 
 
 def dflash_head(
-    about: Mapping[str, Any], weights: Mapping[str, Tensor]
+    about: Mapping[str, Any],
+    weights: Mapping[str, Tensor],
+    kind: type[DFlash] = DFlash,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[DFlash, dict[str, Tensor]]:
     """Returns a head, still without its weights, from its public configuration, and these by our
-    names. Raises one of `heads.folder.UNFIT` where they do not fit."""
+    names. Raises one of `heads.folder.UNFIT` where they do not fit.
+
+    kind: which has more parts, maybe, the sizes of which are ``more``.
+    """
     inside = about.get(ABOUT) or {}
     check_only({**about, **inside}, ONLY)
     found = renamed(without_derived(weights), OWN)
@@ -279,7 +297,8 @@ def dflash_head(
     if about.get("target_hidden_size") not in (None, size):
         raise ValueError("its width is not its target's")
     target = TargetShape(size, about["vocab_size"], layers)
-    head = DFlash(target, _config(about, {**about, **inside}, layers, found))
+    given = {**_config(about, {**about, **inside}, layers, found), **(more or {})}
+    head = kind(target, cast(DFlashConfig, config_of(kind.Config, given)))
     d2t = own_d2t(found, head)
     return head, {**found, "d2t": d2t}
 
@@ -289,7 +308,7 @@ def _config(
     entries: Mapping[str, Any],
     target_layers: int,
     weights: Mapping[str, Tensor],
-) -> DFlashConfig:
+) -> dict[str, Any]:
     layers = about["num_hidden_layers"]
     block, reads = entries.get("block_size"), entries.get("target_layer_ids")
     if not isinstance(block, int) or not isinstance(entries.get("mask_token_id"), int):
@@ -298,9 +317,11 @@ def _config(
         raise ValueError("it says neither target_layer_ids nor num_target_layers")
     own = layers_read(target_layers, layers) if reads is None else [at + 1 for at in reads]
     limited = _windows(about, entries, layers)
-    given = {
+    anchor = any(entries.get(name) for name in ANCHOR)
+    return {
         **layer_sizes(about),
-        "depths": block - 1,
+        "depths": block - (not anchor),
+        "sample_from_anchor": anchor,
         "layers": layers,
         "reads": [*own],
         "own_mask": False,
@@ -310,7 +331,6 @@ def _config(
         "windows": limited,
         "causal": _causal(entries, limited),
     }
-    return config_of(DFlashConfig, given)
 
 
 def _windows(about: Mapping[str, Any], entries: Mapping[str, Any], layers: int) -> list[int]:
@@ -342,7 +362,9 @@ def _causal(entries: Mapping[str, Any], limited: list[int]) -> list[bool]:
 
 def dflash_weights(head: DFlash) -> dict[str, Tensor]:
     """Returns a head's weights by their public names."""
-    return renamed(public_d2t(head), PUBLIC)
+    maps = {"d2t", "t2d"} if knows_all(head) else set()
+    weights = renamed(public_d2t(head), PUBLIC)
+    return {name: value for name, value in weights.items() if name not in maps}
 
 
 def about_dflash(head: DFlash, form: type[Format]) -> dict[str, Any]:
@@ -366,11 +388,13 @@ def about_dflash(head: DFlash, form: type[Format]) -> dict[str, Any]:
         "model_type": "qwen3",
         **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
         "attention_bias": False,
-        "block_size": config.depths + 1,
+        "block_size": head.block_size,
         "num_target_layers": target.layers,
         ABOUT: inside,
     }
     if config.draft_vocab_size:
         about["draft_vocab_size"] = config.draft_vocab_size
+    if config.sample_from_anchor:
+        about[ANCHOR[0]] = True
     full = {"use_sliding_window": False, "layer_types": [FULL] * config.layers}
     return about if config.windows else {**about, **full}

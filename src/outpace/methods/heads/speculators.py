@@ -1,4 +1,5 @@
-"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3, P-EAGLE and DFlash.
+"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3, P-EAGLE, DFlash
+and DSpark.
 
 ``speculators_model_type`` says what kind of head it is, ``transformer_layer_config`` what its layer
 is, as far as that differs from the defaults of its model type, and ``speculators_config`` which
@@ -17,7 +18,8 @@ from outpace.heads.base import Head
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
 from outpace.methods.heads.dflash import ABOUT as DFLASH
-from outpace.methods.heads.dflash import DFlash, about_dflash, dflash_head, dflash_weights
+from outpace.methods.heads.dflash import DFlash, about_dflash, dflash_weights
+from outpace.methods.heads.dspark import ENTRIES, DSpark, about_dspark, dspark_head
 from outpace.methods.heads.eagle import Eagle, eagle_head
 from outpace.methods.heads.eagle3 import Eagle3
 from outpace.methods.heads.eagle3_format import (
@@ -52,7 +54,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """What transformers takes where a layer's configuration says nothing."""
 
 KINDS: Mapping[str, str] = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3",
-                            "dflash": "dflash"}  # fmt: skip
+                            "dflash": "dflash", "dspark": "dspark"}  # fmt: skip
 """The kinds of heads there, and ours."""
 EAGLE = {"fusion_fc.": "fc.", "transformer.": "layer."}
 PUBLIC: Mapping[str, Mapping[str, str]] = {
@@ -64,7 +66,7 @@ ABOVE = ("draft_vocab_size", "target_hidden_size", LAYERS, *NORMS, MASKS[0])
 """Entries of an EAGLE-3 head's configuration that stand next to its layer's."""
 BLOCK = ("block_size", "sample_from_anchor", "sliding_window_non_causal", "target_hidden_size",
          MASKS[0], "draft_vocab_size")  # fmt: skip
-"""Those of a DFlash head's."""
+"""Those of a DFlash head's; one of DSpark has `ENTRIES`, too."""
 AUX = "aux_hidden_state_layer_ids"
 """The numbers of the hidden states that it reads."""
 
@@ -91,7 +93,7 @@ class SpeculatorsFormat(Format):
                 "speculators", f"its kind is {about[TYPE]!r}, and only {list(KINDS)} are known"
             )
         found = folder.read_weights("model.safetensors")
-        read = {"eagle": _eagle, "eagle3": _eagle3, "dflash": _dflash}[kind]
+        read = {"eagle": _eagle, "eagle3": _eagle3, "dflash": _dflash, "dspark": _dflash}[kind]
         with folder.describing(kind):
             head, found = read(about, found)
             inside = about[ABOUT]
@@ -100,7 +102,7 @@ class SpeculatorsFormat(Format):
             if not isinstance(depths, int) or depths < 1:
                 raise ValueError(f"its speculative_tokens are {depths!r}")
             head.target = replace(head.target, name=name)
-            if kind != "dflash":  # whose block is as long as it was trained for
+            if read is not _dflash:  # whose block is as long as it was trained for
                 head.config = replace(head.config, depths=depths)
         return folder.fill(head, found)
 
@@ -108,7 +110,7 @@ class SpeculatorsFormat(Format):
     def write(cls, head: Head) -> Content:
         if isinstance(head, Eagle3):
             return Content(_about_eagle3(head), renamed(eagle3_weights(head), PUBLIC["eagle3"]))
-        if isinstance(head, DFlash):
+        if isinstance(head, DFlash) and head.kind in KINDS:
             return Content(_about_dflash(head), dflash_weights(head))
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
@@ -153,10 +155,12 @@ def _dflash(
     about: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[Head, dict[str, Tensor]]:
     """The same."""
-    above = {name: about[name] for name in BLOCK if about.get(name) is not None}
+    names = (*BLOCK, *ENTRIES)
+    above = {name: about[name] for name in names if about.get(name) is not None}
     inside = {"target_layer_ids": [at - 1 for at in about[AUX]]}
     whole = {"sliding_window_non_causal": True}  # of files that are older than the entry
-    return dflash_head({**_layer(about), **whole, **above, DFLASH: inside}, weights)
+    anchor = {"sample_from_anchor": about[TYPE] == "dspark"}
+    return dspark_head({**_layer(about), **whole, **anchor, **above, DFLASH: inside}, weights)
 
 
 def _about_eagle3(head: Eagle3) -> dict[str, Any]:
@@ -171,21 +175,23 @@ def _about_eagle3(head: Eagle3) -> dict[str, Any]:
 
 
 def _about_dflash(head: DFlash) -> dict[str, Any]:
-    flat = about_dflash(head, SpeculatorsFormat)
+    joined = isinstance(head, DSpark)
+    form = SpeculatorsFormat
+    flat = about_dspark(head, form) if isinstance(head, DSpark) else about_dflash(head, form)
     windows, causal = head.config.windows, head.config.causal
     if causal and causal != [bool(window) for window in windows]:
         raise SpeculatorsFormat.refuse("has causal blocks in layers with windows only")
     inside = flat.pop(DFLASH)
-    above = {name: flat.pop(name) for name in BLOCK if name in flat}
+    above = {name: flat.pop(name) for name in (*BLOCK, *ENTRIES) if name in flat}
     above |= {
-        "architectures": ["DFlashSpeculator"],
+        "architectures": ["DSparkSpeculator" if joined else "DFlashSpeculator"],
         "draft_vocab_size": head.vocabulary,
         MASKS[0]: inside["mask_token_id"],
         AUX: [at + 1 for at in inside["target_layer_ids"]],
-        "sample_from_anchor": False,
+        "sample_from_anchor": head.config.sample_from_anchor,
         "sliding_window_non_causal": bool(windows) and not causal,
     }
-    return _about(head, flat, "qwen3", above, "dflash")
+    return _about(head, flat, "qwen3", above, head.kind)
 
 
 def _about_eagle(head: Eagle) -> dict[str, Any]:

@@ -219,22 +219,22 @@ class StepHeadDrafter(StateDrafter, HeadDrafter):
         return self.head.config.depths
 
     def walk(self, rows: Rows) -> Walk:
-        return _Walk(self.head, self._target, self._vocabulary, *self.starts(rows))
+        return StepWalk(self.head, self._target, self._vocabulary, *self.starts(rows))
 
 
-class _Walk:
+class StepWalk:
     """The steps of a head through one draft."""
 
     def __init__(
         self,
         head: StepHead,
-        target: Target,
+        shared: Shared,
         vocabulary: Vocabulary,
         memory: Tensor,
         roots: Tensor,
     ) -> None:
         """memory: ``[B, 1, H]``, the states to begin from; roots: ``[B, 1]``."""
-        self._head, self._target, self._vocabulary = head, target, vocabulary
+        self._head, self._shared, self._vocabulary = head, shared, vocabulary
         self._memory = memory
         self._roots = roots
         self._depth = 0
@@ -253,6 +253,6 @@ class _Walk:
     def _step(self, tokens: Tensor) -> Tensor:
         """The logits ``[B, W, V]`` after tokens ``[B, W]`` at the depth reached."""
         self._depth += 1
-        found = self._head.step(self._memory, tokens, self._depth, self._target)
+        found = self._head.step(self._memory, tokens, self._depth, self._shared)
         logits, self._memory = found
         return self._vocabulary.logits(logits)

@@ -348,6 +348,10 @@ class Runner:
             view=longest + columns,
         )
 
+    def cached_slots(self, rows: int) -> PassSlots:
+        """Returns the slots of what is cached of the first rows, of some."""
+        return self._slots(0, self.lengths[:rows], 0)
+
     def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any, Layout | None]:
         """The positions ``[A, T]`` and the mask of a pass, and the layout that both come from, None
         where nothing but the positions is needed of it."""

@@ -17,6 +17,7 @@ from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, States, SubLayers, Target
 from outpace.targets.cpu.threads import ThreadLimit
+from outpace.targets.hf.cache import SlotCache, seen
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
@@ -372,6 +373,25 @@ class HFTarget(Target):
                 f"{type(self.model).__name__} is an encoder-decoder, and outpace cannot {what}: "
                 "draft with a look-up or with another model."
             )
+
+    @property
+    def entry_layers(self) -> Mapping[str, int]:
+        config, runner = self.runner.config, self.runner
+        if runner.sources is not None or type(runner.cache) is not SlotCache:
+            return {}
+        count = config.num_hidden_layers
+        types = list(getattr(config, "layer_types", None) or ["full_attention"] * count)
+        own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+        return {kind: layer for layer, kind in enumerate(types[:own])}
+
+    @torch.inference_mode()
+    def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
+        layers = {kind: self.runner.cache.layers[self.entry_layers[kind]] for kind in types}
+        slots = self.runner.cached_slots(self._ready)
+        return {
+            kind: (seen(layer.keys, slots), seen(layer.values, slots))
+            for kind, layer in layers.items()
+        }
 
     def view(self, skipped: SubLayers) -> PartView:
         self._check_layers("leave out some of its layers")
