@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test docs gpu oldest audit check clients heads clean
+.PHONY: demo test docs gpu oldest ray audit check clients heads clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -37,6 +37,10 @@ OLDEST := 5.17.0
 oldest: $(STAMP)  ## the tests with the oldest transformers that is supported; OLDEST=5.20.0 for another
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .transformers/$(OLDEST) transformers==$(OLDEST)
 	PYTHONPATH=.transformers/$(OLDEST) $(BIN)/pytest -q -n 2 -m "not slow"
+
+ray: $(STAMP)  ## the tests that need Ray, which dev does not install: it is large
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
+	$(BIN)/pytest -q tests/on_ray
 
 audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; the slow tests; a long fuzz
 	$(BIN)/outpace audit law --full

@@ -17,7 +17,7 @@ ROOT = Path(outpace.__file__).parent
 
 # core <- targets <- heads <- verify, train <- draft <- policy <- engine <- llm
 # <- audit, bench, serve, tune <- cli; draft <- methods, which only those import that choose one
-# by its type.
+# by its type; serve <- ray <- cli.
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "config", "forms", "inputs"}
@@ -54,7 +54,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": _TOOLS - {"serve", "tune"},
     "serve": _TOOLS - {"tune"},
     "tune": {*_FACE, "methods", "bench"},
-    "cli": {*_TOOLS, "cli"},
+    "ray": {*_FACE, "serve"},
+    "cli": {*_TOOLS, "ray"},
 }
 MAY_IMPORT_TRANSFORMERS = {"targets", "hf", "train", "audit", "bench", "bundled"}
 CORE_PACKAGES = {"torch", "numpy", "annotated_types"}

@@ -28,6 +28,7 @@ VERBS = {
     "datastore": "outpace.cli.datastore:app",
     "tune": "outpace.cli.tune:app",
     "serve": "outpace.cli.serve:serve",
+    "batch": "outpace.cli.batch:batch",
 }
 """Where each verb lives: ``module:function``, or ``module:app`` for a Typer app with verbs of its
 own. Imported when needed; a module imports torch only inside its functions."""
@@ -166,7 +167,7 @@ def outpace(
 
 def run() -> None:
     """Runs the command line and exits: 0, 2 for a user's mistake, 3 (`LOST`) where a process that
-    holds a part of the model is gone, 130 after Ctrl-C."""
+    holds a part of the model is gone, 4 where some lines of a batch failed, 130 after Ctrl-C."""
     # Python has no stream at all where the caller has closed one.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115

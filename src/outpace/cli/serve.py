@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -12,6 +13,7 @@ from outpace.arguments import EngineArgs
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.flags.groups import EngineFlags, SpeculationFlags
 from outpace.cli.loading import load_llm
+from outpace.cli.signals import sigterm_as_ctrl_c
 from outpace.errors import ConfigError
 from outpace.serve.settings import Settings, read_keys
 
@@ -63,6 +65,15 @@ class ServerFlags:
     no_playground: Annotated[bool, _switch("--no-playground", "Do not serve the page.")] = False
     log_prompts: bool
     allow_forget: bool
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Serve with N processes that share the requests, through Ray Serve.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +137,19 @@ def serve(
 
     `outpace serve --verify coupled` (the same text with speculation and without, seed by seed)
     """
-    _check_installed()
+    check_installed("serve")
     arguments = {**engine.speculating(speculation), **batch.arguments()}
-    _run(engine.model, arguments, _settings(engine.model, server, limits), batch.max_num_seqs)
+    settings = _settings(engine.model, server, limits)
+    if server.replicas is not None:
+        llm = {"model": engine.model, "max_num_seqs": batch.max_num_seqs, **arguments}
+        _serve_replicas(server.replicas, settings, llm)
+        return
+    _run(engine.model, arguments, settings, batch.max_num_seqs)
 
 
 def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Settings:
     return Settings(
-        model_name=server.served_model_name or _name_of(model),
+        model_name=server.served_model_name or name_of(model),
         host=server.host,
         port=server.port,
         api_keys=read_keys(server.api_key_file),
@@ -146,7 +162,7 @@ def _settings(model: str | None, server: ServerFlags, limits: LimitFlags) -> Set
     )
 
 
-def _name_of(model: str | None) -> str:
+def name_of(model: str | None) -> str:
     """How clients call a model that the flags give no other name."""
     if model is None:
         return "outpace"
@@ -154,13 +170,14 @@ def _name_of(model: str | None) -> str:
     return name if name not in ("", "..") else Path(model).resolve().name  # "." is a folder, too
 
 
-def _check_installed() -> None:
+def check_installed(verb: str) -> None:
+    """Raises ``ConfigError`` where a package is missing that the server needs."""
     try:
         import prometheus_client  # noqa: F401
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise ConfigError("outpace serve needs: pip install 'outpace[serve]'.") from error
+        raise ConfigError(f"outpace {verb} needs: pip install 'outpace[serve]'.") from error
 
 
 def _run(model: str | None, engine: dict[str, Any], settings: Settings, rows: int) -> None:
@@ -188,3 +205,26 @@ def _run(model: str | None, engine: dict[str, Any], settings: Settings, rows: in
     if not settings.api_keys and settings.hosts == ("*",):
         typer.echo("anybody who reaches it may use it: give --api-key-file.", err=True)
     run_until_stopped(runner, listening)
+
+
+@sigterm_as_ctrl_c()
+def _serve_replicas(count: int, settings: Settings, llm: dict[str, Any]) -> None:
+    """Serves through Ray until Ctrl-C or SIGTERM."""
+    ray = with_ray("--replicas")
+    from outpace.serve.listening import listen
+
+    with listen(settings) as listening:  # a port in use is refused at once
+        host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    with ray.served(count, host, port, llm, settings=vars(settings)):
+        typer.echo(f"outpace serves {settings.model_name} at {url}, {count} times", err=True)
+        threading.Event().wait()
+
+
+def with_ray(flag: str) -> Any:
+    """Returns `outpace.ray`; ``ConfigError`` where Ray is not installed."""
+    try:
+        import outpace.ray
+    except ImportError as error:
+        raise ConfigError(f"{flag}: {error}") from error
+    return outpace.ray
