@@ -14,9 +14,7 @@ from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-
+ROOT = Path(__file__).resolve().parents[1]
 COPIES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -47,6 +45,7 @@ def on_config(config: Any) -> Any:
         def extendMarkdown(self, md: Any) -> None:
             md.preprocessors.register(Examples(md), "examples", 50)  # before fences are read
 
+    sys.path[:0] = [str(ROOT), str(ROOT / "src")]  # mkdocs takes back what a hook's module adds
     config.markdown_extensions.append(ExamplesAsCode())
     config.extra_css.append(STYLE)
     return config

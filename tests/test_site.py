@@ -80,7 +80,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     comes with it, so that nothing is fetched from elsewhere."""
     for needed in ("mkdocs", "material", "mkdocstrings_handlers.python"):
         pytest.importorskip(needed, reason="needs: pip install -e '.[docs]'")
-    build = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
+    build = [sys.executable, "-P", "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
         build, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
