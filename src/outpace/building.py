@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from outpace.engine.capture import AsTheyCome, capture_for
 from outpace.engine.engine import Engine
 from outpace.engine.orders import ORDERS
 from outpace.engine.verifier import Verifier
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, IncompatibleRule
 from outpace.intake import Intake
 from outpace.methods.choosers.base import Several
 from outpace.policy.lengths.registry import length_options
@@ -64,6 +64,24 @@ class Speculation:
         length = None if named is None else length_options(named, config.length_options)
         return cls(config, drafter, options, rule, length)
 
+    def for_target(self, loaded: Loaded) -> Speculation:
+        """Returns the same for a target that is loaded: what it brings itself may draft."""
+        named = self.config.rule_name is not None
+
+        def verified(drafter: type[Drafter]) -> bool:
+            try:
+                for drawn in drafter.draws if named else ():
+                    self.rule.check(drawn, drafter.trees)
+            except IncompatibleRule:
+                return False
+            return True
+
+        options = self.drafter.for_target(self.options, loaded, verified)
+        if options is self.options:
+            return self
+        rule = self.rule if named else make_rule(self.drafter.usual_rule(options))
+        return replace(self, options=options, rule=rule)
+
 
 def capture_of(args: EngineArgs, device: torch.device) -> Callable[[nn.Module], FixedShapes] | None:
     """Returns how the passes of models on a device are compiled or recorded, None where they are
@@ -86,6 +104,7 @@ def build_engine(
 
     Raises ``ConfigError`` for what does not go with this model.
     """
+    speculation = speculation.for_target(loaded)
     capture = capture_of(args, loaded.device)
     by_itself = args.enable_prefix_caching is None  # then only where it can be done
     saved_texts, saved_tokens = args.saved_texts, args.max_batch_total_tokens

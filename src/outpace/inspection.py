@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,14 @@ from outpace.heads.folder import CONFIG, Folder
 from outpace.heads.gguf import names_head
 from outpace.heads.registry import format_of
 from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, fingerprint_of
+from outpace.targets.hf.gguf.file import read_model
+from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.kinds import is_encoder_decoder, sees_images
+from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.loaded import check_same_vocabulary
 from outpace.targets.hf.loading.lora import check_fits, read_adapter
-from outpace.targets.hf.loading.outline import Outline, headers, outline_model, weight_files
+from outpace.targets.hf.loading.nextn import check_file
+from outpace.targets.hf.loading.outline import Outline, outline_model
 from outpace.targets.hf.loading.source import ADAPTER, names_gguf
 
 EAGLE = "fc.weight"
@@ -141,6 +146,32 @@ def _head(path: str, target: str | None, against: Outline | None) -> Inspection:
     return found if against is None else _judged(found, lambda: _fit(head, against, path))
 
 
+def _modules_alone(path: str, target: str | None, against: Outline | None) -> Inspection | None:
+    """A GGUF file that holds the multi-token-prediction modules of a model, and not the model."""
+    source = Path(path)
+    if not is_gguf(source) or not (model := read_model(source)).alone:
+        return None
+    facts = {
+        "bytes": _size(source),
+        "blocks": list(model.kinds),
+        "hidden_size": model.number("embedding_length"),
+        "modules": len(model.nextn),
+    }
+    what = (
+        "a multi-token-prediction module without its model, in a GGUF file (architecture "
+        f"{model.architecture})"
+    )
+    words = (*_with_target(target), "--method", "mtp", "--draft", path)
+    found = Inspection(path, "head", what, facts, (_command(*words),), target)
+    if against is None:
+        return found
+
+    def check() -> None:
+        check_file(source, against.loaded.config)
+
+    return _judged(found, check)
+
+
 def _fit(head: Head, against: Outline, path: str) -> None:
     name = against.loaded.name
     fit(head, TargetShape.of(against.loaded.config, name), f"the head in {path!r}")
@@ -239,6 +270,9 @@ def _model(path: str, target: str | None, against: Outline | None, trust: bool) 
     try:
         found = outline_model(path, trust)
     except UnsupportedModel as error:
+        with suppress(UnsupportedModel):  # which is the one that is caught
+            if (alone := _modules_alone(path, target, against)) is not None:
+                return alone
         return replace(bare, facts={"bytes": _size(Path(path))}, why_not=str(error))
     commands = tuple(_model_commands(path, target, found))
     known = replace(bare, what=_kind_of(found), facts=dict(_model_facts(found)), commands=commands)

@@ -134,8 +134,9 @@ class LLM:
         """Returns how the target and its drafter are computed: kernels, threads, dtype,
         quantisation, and why they are slow where they are; and which tokens end a text, with who
         says so. ``str()`` of it is one line."""
-        found = describe(self.target, self.engine.drafter.loaded)
-        return replace(found, ends=self.intake.all_ends())
+        drafter = self.engine.drafter
+        found = describe(self.target, drafter.loaded)
+        return replace(found, ends=self.intake.all_ends(), drafts_with=drafter.of_target or None)
 
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
         """Writes what the drafter has learned: one that learns online as ``"model"`` or ``--draft``

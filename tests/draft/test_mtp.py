@@ -16,10 +16,11 @@ from torch import Tensor
 from devices import DEVICE, on_device
 from outpace import LLM
 from outpace.draft.base import Rows
-from outpace.errors import UnsupportedModel
-from outpace.methods.heads.mtp import MtpDrafter
-from outpace.targets.hf.kinds import older_than
-from targets.families import CONTEXT, PROMPTS, build, target
+from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.inspection import inspect
+from outpace.methods.heads.mtp import MtpDrafter, brought_module
+from outpace.targets.hf.loading.loaded import Loaded
+from targets.families import CONTEXT, PROMPTS, build, drafter, target
 from targets.generating import greedy, ids
 
 WIDTH = 32
@@ -90,19 +91,11 @@ def expected(family: str, model: Any, text: list[int]) -> Tensor:
     return model.lm_head(normed(x, after))[0, -1]
 
 
-READ_SINCE = {"qwen3": "5.20"}
-
-
 @pytest.mark.parametrize("family", list(PREFIXES))
 def test_the_module_of_a_folder_drafts(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = checkpoint(tmp_path, family)
-    if family in READ_SINCE and older_than(READ_SINCE[family]):
-        config = {"method": "mtp", "num_speculative_tokens": 3}
-        with pytest.raises(UnsupportedModel, match=r"or install transformers 5\.20 or later"):
-            LLM(model, speculative_config=config)
-        return
     seen: list[tuple[list[int], Tensor]] = []
     begin = MtpDrafter.walk
 
@@ -131,3 +124,85 @@ def test_a_target_without_a_module_says_so(tmp_path: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
     with pytest.raises(UnsupportedModel, match="brings no multi-token-prediction module"):
         LLM(model, speculative_config=config)
+
+
+def test_auto_drafts_with_what_the_target_brings(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path, "deepseek_v3")
+    limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+    plain = LLM(model, speculative_config={"method": "none"}, **limits)
+    expected = ids(plain.generate(PROMPTS, greedy(12)))
+    assert plain.describe().drafts_with is None
+    for config in ({}, {"num_speculative_tokens": 3}, {"verify": "match"}):
+        llm = LLM(model, speculative_config=config, **limits)
+        assert ids(llm.generate(PROMPTS, greedy(12))) == expected
+        assert llm.describe().drafts_with == "its multi-token-prediction module"
+        assert "its multi-token-prediction module drafts" in str(llm.describe())
+    chains = LLM(model, speculative_config={"verify": "token"}, **limits)  # modules draft trees
+    assert chains.describe().drafts_with is None
+    named = LLM(model, speculative_config={"model": drafter("deepseek_v3")}, **limits)
+    assert named.describe().drafts_with is None
+
+
+def test_auto_does_without_a_module_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = checkpoint(tmp_path, "deepseek_v3")
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.layers.2.self_attn.o_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    llm = LLM(model, max_model_len=CONTEXT)
+    assert llm.describe().drafts_with is None
+    assert "lacks 1 of its weights ('model.layers.0.self_attn.o_proj.weight' is one)" in caplog.text
+    with pytest.raises(ModelLoadError, match="lacks 1 of its weights"):
+        LLM(model, speculative_config={"method": "mtp"})
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "reason"),
+    [
+        ({"model.layers.2.hnorm.weight": None}, UnsupportedModel, "nothing that is called 'hnorm'"),
+        ({"model.layers.2.enorm.weight": torch.ones(3)}, ModelLoadError, "has the shapes"),
+        ({"model.layers.2.odd.weight": torch.ones(3)}, UnsupportedModel, "has no place for"),
+        (
+            {"model.layers.2.eh_proj.weight": torch.ones(WIDTH, 2 * WIDTH).to(torch.float8_e4m3fn)},
+            UnsupportedModel,
+            "is quantised in its part 'eh_proj'",
+        ),
+        (
+            {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1, 1)},
+            UnsupportedModel,
+            r"is quantised \('model.layers.2.self_attn.o_proj.weight_scale_inv' belongs to",
+        ),
+    ],
+)
+def test_modules_that_are_not_read_get_a_sentence(
+    change: dict[str, Any], kind: type[Exception], reason: str, tmp_path: Path
+) -> None:
+    model = checkpoint(tmp_path, "deepseek_v3")
+    weights = {**load_file(tmp_path / "model.safetensors"), **change}
+    kept = {name: weight for name, weight in weights.items() if weight is not None}
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(kind, match=reason):
+        LLM(model, speculative_config={"method": "mtp"})
+
+
+def test_embeddings_and_heads_of_their_own_are_used(tmp_path: Path) -> None:
+    model = checkpoint(tmp_path, "deepseek_v3")
+    weights = load_file(tmp_path / "model.safetensors")
+    own = {
+        "embed_tokens": weights["model.embed_tokens.weight"],
+        "shared_head.head": weights["lm_head.weight"],
+    }
+    for factor, same in ((1.0, True), (2.0, False)):
+        more = {f"model.layers.2.{name}.weight": own[name] * factor for name in own}
+        save_file({**weights, **more}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        head = brought_module(Loaded(model, None, "a model"))
+        assert (head.embed is None) == (head.lm_head is None) == same
+        assert head.shares_output == same
+
+
+def test_a_folder_says_that_it_brings_modules(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "qwen3")
+    found = inspect(str(tmp_path))
+    assert found.facts["multi_token_prediction"]
+    assert f"outpace generate -m {tmp_path} --method mtp" in found.commands

@@ -9,14 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
+from draft.mtp_checkpoints import loaded as loaded_checkpoint
+from draft.mtp_checkpoints import whole, write
+from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
+from outpace.methods.heads.mtp import brought_module
+from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.measures import Progress
 from outpace.train.run import TrainingRun
 from representatives import representatives
-from train.test_run import KINDS, run, settings
+from targets.families import CONTEXT, VOCABULARY
+from train.test_run import BLOCK, KINDS, run, settings
 
 
 def learned(out: Path, method: str, steps: int = 6, **more: object) -> TrainingRun:
@@ -120,3 +126,35 @@ def test_a_run_of_an_older_version_goes_on_though_it_wrote_what_unset_means(tmp_
     state = torch.load(tmp_path / STATE, weights_only=True)
     torch.save({**state, "settings": {**state["settings"], "start": "pruned"}}, tmp_path / STATE)
     assert run(tmp_path, settings("medusa", 2)).step == 1
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
+def test_a_module_that_a_target_brings_learns_on(family: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "target", family, whole(family))
+    model = loaded_checkpoint(folder)
+    target = Loaded(model, None, "a target")
+    tokens = torch.randint(VOCABULARY, (16, BLOCK), generator=torch.Generator().manual_seed(0))
+    asked = settings("mtp", 3, start=str(folder), head={})
+    trainer = TrainingRun(target, tokens, asked, tmp_path / "out")
+    before = brought_module(target).float()
+    begun = dict(before.named_parameters())
+    assert all(torch.equal(weight_of(trainer, name), begun[name]) for name in begun)
+    trainer.play(lambda progress: None, every=1)
+    assert any(not torch.equal(weight_of(trainer, name), begun[name]) for name in begun)
+    config = {"method": "mtp", "model": str(tmp_path / "out"), "check": False}
+    limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+    llm = LLM(model, speculative_config={**config, "num_speculative_tokens": 3}, **limits)
+    plain = LLM(model, speculative_config={"method": "none"}, **limits)
+    greedily = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    texts = [each.generate([[1, 2, 3], [4, 5]], greedily) for each in (llm, plain)]
+    assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
+
+
+def test_several_modules_do_not_learn_on(tmp_path: Path) -> None:
+    folder = write(tmp_path / "target", "mimo_v2_flash", whole("mimo_v2_flash"))
+    target = Loaded(loaded_checkpoint(folder), None, "a target")
+    tokens = torch.randint(VOCABULARY, (16, BLOCK), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ConfigError, match="brings several modules"):
+        TrainingRun(
+            target, tokens, settings("mtp", 3, start=str(folder), head={}), tmp_path / "out"
+        )

@@ -296,6 +296,8 @@ class Drafter(ABC):
     """The part of ``nbytes`` that is weights."""
     loaded: Loaded | None = None
     """The model that it runs, if it runs one of its own."""
+    of_target: str = ""
+    """The part of the target's checkpoint that drafts, if one does."""
 
     # What it remembers and learns.
 
@@ -341,6 +343,15 @@ class Drafter(ABC):
     def usual_rule(cls, options: Any) -> str:
         """Returns the rule that is used with these options when none is named."""
         return cls.default_rule
+
+    @classmethod
+    def for_target(
+        cls, options: Any, loaded: Loaded, verified: Callable[[type[Drafter]], bool]
+    ) -> Any:
+        """Returns the options for a target that is loaded: with what it brings itself to draft
+        with, where these leave that open. verified: whether the rule, if one is named, takes what a
+        drafter proposes."""
+        return options
 
     @classmethod
     @abstractmethod

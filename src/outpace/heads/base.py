@@ -161,6 +161,17 @@ class Head(nn.Module, ABC):
     def start(self, shared: Shared) -> None:
         """Starts training from the target's embeddings, where that helps."""
 
+    @classmethod
+    def lies_in(cls, path: str) -> bool:
+        """Returns whether a path leads to a model that may bring a head of this kind."""
+        return False
+
+    @classmethod
+    def brought_by(cls, loaded: Any, path: str) -> Head:
+        """Returns the head that a target brings, to learn from there, where it `lies_in` a path;
+        ``ConfigError`` where it cannot learn."""
+        raise NotImplementedError
+
     def let_learn(self) -> None:
         """Has gradients kept for all weights that learn, of a head that has learned before."""
         self.requires_grad_(True)

@@ -86,6 +86,8 @@ class Description:
     slow: str | None = None
     """Why the model is slower than it could be and what to do, where that is known."""
     drafter: Description | None = None
+    drafts_with: str | None = None
+    """The part of its own checkpoint that drafts for it: "its multi-token-prediction module"."""
     ends: tuple[End, ...] = ()
     """The tokens that end a text, with who names each of them."""
     processes: int = 1
@@ -107,6 +109,8 @@ class Description:
         line = f"{name} on {where}, {held}: {computed}"
         if self.slow is not None:
             line += f"; {self.slow}"
+        if self.drafts_with is not None:
+            line += f"; {self.drafts_with} drafts"
         if self.ends:
             line += f"; texts end with {', '.join(map(str, self.ends))}"
         if self.drafter is None:

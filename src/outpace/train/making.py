@@ -83,6 +83,9 @@ def learned_head(loaded: Loaded, settings: TrainSettings, begun: Path | None = N
     folder = settings.start if begun is None else begun
     if begun is None:
         check_start(settings)
+    kind = find_head(settings.method)
+    if begun is None and kind.lies_in(settings.start):
+        return kind.brought_by(loaded, settings.start).float()
     head = load_head(folder)
     _check_kind(settings, head.kind)
     fit(head, TargetShape.of(loaded.config, loaded.name), f"the head in {str(folder)!r}")
@@ -97,7 +100,8 @@ def check_start(settings: TrainSettings) -> None:
             f"{next(iter(settings.head))} cannot be set for a head that begins as another one: it "
             "has the sizes of that one; leave it out."
         )
-    _check_kind(settings, read_kind(settings.start) or settings.method)
+    if not find_head(settings.method).lies_in(settings.start):
+        _check_kind(settings, read_kind(settings.start) or settings.method)
 
 
 def _check_kind(settings: TrainSettings, kind: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from outpace.core.options import options_of
@@ -12,7 +14,7 @@ from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
 from outpace.draft.fingerprint import digest_of
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.draft.state import FileName, StateFile
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
 from outpace.methods.choosers.base import (
@@ -28,9 +30,15 @@ from outpace.methods.choosers.joining import cut
 from outpace.methods.models.options import DraftModelOptions, draft_model
 from outpace.methods.online.options import WeightsOptions
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.nextn import brings_modules
+
+LOGGER = logging.getLogger("outpace")
 
 LOOK_UPS = ("suffix", "ngram")
 """The look-ups that are asked unless others are named, as far as they exist: the best one first."""
+
+OF_TARGET: Mapping[str, Any] = MappingProxyType({"method": "mtp"})
+"""What drafts with the look-ups where nobody is named and the target brings modules for it."""
 
 OF_AUTO = ("model", "drafter", "lookups", "state")
 """Options that stand whatever drafts with the look-ups."""
@@ -44,7 +52,8 @@ class AutoOptions(DraftModelOptions):
     """What a user may set."""
 
     model: Any = None
-    """The draft model or trained head, if there is one; else look-ups draft alone."""
+    """The draft model or trained head. Unset: the multi-token-prediction modules that the target
+    brings, if it brings some; else look-ups draft alone."""
     drafter: Any = None
     """In the place of 'model': what drafts with the look-ups, as a speculative_config."""
     check: bool = True
@@ -151,11 +160,26 @@ class AutoDrafter(Several):
         return rule_of([*options.look_ups, *options.model_configs])
 
     @classmethod
+    def for_target(
+        cls, options: Any, loaded: Loaded, verified: Callable[[type[Drafter]], bool]
+    ) -> Any:
+        left_open = options.model is None and options.drafter is None
+        if left_open and verified(find_drafter(OF_TARGET["method"])) and brings_modules(loaded):
+            return replace(options, drafter=OF_TARGET)
+        return options
+
+    @classmethod
     def build(cls, setup: Setup) -> Drafter:
         children = [setup.child(config) for config in setup.options.look_ups]
         for child in children:
             check_look_up("lookups", child)
-        children += [setup.child(config) for config in setup.options.model_configs]
+        try:
+            children += [setup.child(config) for config in setup.options.model_configs]
+        except (UnsupportedModel, ModelLoadError) as error:
+            if setup.options.drafter is not OF_TARGET:
+                raise
+            LOGGER.warning("outpace: %s Until then look-ups draft alone.", error)
+            return cls.build(replace(setup, options=replace(setup.options, drafter=None)))
         names = [child.name for child in children]
         if setup.options.model_configs:
             _check_model(children[-1])

@@ -104,6 +104,7 @@ class Several(Drafter):
         self.aux_per_row = max(child.aux_per_row for child in children)
         self.joins_drafts = any(child.joins_drafts for child in children)
         self.loaded = next((child.loaded for child in children if child.loaded), None)
+        self.of_target = next((child.of_target for child in children if child.of_target), "")
 
     def _makes_trees(self, child: Drafter) -> bool:
         return child.trees and not (self._samples and child.draws == {Drawn.DETERMINISTIC})

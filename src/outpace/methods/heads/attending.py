@@ -118,7 +118,7 @@ class AttendingRecipe(Recipe):
 
 
 @dataclass
-class _Text:
+class Text:
     """The entries of a row that are not computed yet, after those in the cache."""
 
     unread: int
@@ -126,10 +126,12 @@ class _Text:
     states: list[Tensor] = field(default_factory=list)  # [layers * H] each
     tokens: list[int] = field(default_factory=list)
     """The token after each, the last one apart: that is the root, or not read yet."""
-    of_prompt: _Text | None = None
+    of_prompt: Text | None = None
     """What this was before the first round."""
     cached: int = 0
     """Entries in the cache before the first round, if this is before it."""
+    output: Tensor | None = None
+    """The head's output at the last entry in the cache, of a head whose entries go on from it."""
 
     def read(self, tokens: Sequence[int], states: Tensor) -> None:
         """Takes the tokens that come next and their states ``[T, layers * H]``."""
@@ -141,7 +143,7 @@ class _Text:
         """Drops the first ``count`` entries."""
         del self.states[:count], self.tokens[:count]
 
-    def copy(self) -> _Text:
+    def copy(self) -> Text:
         return replace(self, states=list(self.states), tokens=list(self.tokens))
 
     def compact(self) -> None:
@@ -160,20 +162,23 @@ class AttendingHeadDrafter(HeadDrafter):
     """
 
     Options: ClassVar[type[Any]] = TreeHeadOptions
+    chained: bool = False
+    """Whether each entry also goes on from the output of the one before it."""
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
+        self.Walk: type[HeadWalk] = HeadWalk
         self.head = cast(AttendingHead, self._head)
         share_head_products(self.head)
         self._cache: TextCache = TextCache(self.head, target.rows, ahead=1)
-        self._texts = PerRequest(lambda request: _Text(request.length - 1))
+        self._texts = PerRequest(lambda request: Text(request.length - 1))
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             twin = request.forked_from
             before = None if twin is None else self._texts[twin].of_prompt
             if before is None:
-                self._texts[request] = _Text(request.length - 1 - request.taken_over)
+                self._texts[request] = Text(request.length - 1 - request.taken_over)
             else:
                 self._texts[request] = replace(before.copy(), of_prompt=before)
             self.begin_row(request, 0 if before is None else before.cached)
@@ -213,7 +218,7 @@ class AttendingHeadDrafter(HeadDrafter):
     def knows(self, rows: Rows, row: int) -> bool:
         return bool(self._texts[rows.requests[row]].states)
 
-    def walk(self, rows: Rows) -> _Walk:
+    def walk(self, rows: Rows) -> HeadWalk:
         """Computes the entries that wait and those of the roots. These stay in the cache for this
         draft only: they wait on, as a round that comes to nothing is played again."""
         texts = [self._texts[request] for request in rows.requests]
@@ -221,10 +226,10 @@ class AttendingHeadDrafter(HeadDrafter):
             [*text.tokens, *rows.since(row, rows.length(row) - 1)] if text.states else []
             for row, text in enumerate(texts)
         ]
-        outputs = self._compute(rows.requests, tokens)
+        outputs = self._compute(rows.requests, tokens, dropped=1)
         last = to_device([max(0, len(each) - 1) for each in tokens], outputs.device)
         outputs = outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1]))
-        walk = _Walk(self.head, self._target, self._vocabulary, self._cache, outputs)
+        walk = self.Walk(self.head, self._target, self._vocabulary, self._cache, outputs)
         for row, text in enumerate(texts):
             if text.states:
                 text.forget(len(text.tokens))
@@ -232,9 +237,12 @@ class AttendingHeadDrafter(HeadDrafter):
         return walk
 
     @torch.inference_mode()
-    def _compute(self, requests: Sequence[Request], tokens: Sequence[Sequence[int]]) -> Tensor:
+    def _compute(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], dropped: int = 0
+    ) -> Tensor:
         """Puts the first entries that wait into the cache, those that have these tokens after
-        them; returns their outputs ``[B, W, H]``, each row's first."""
+        them; returns their outputs ``[B, W, H]``, each row's first. dropped: how many of them the
+        caller takes out again."""
         following = padded(tokens, self._target.device)  # [B, W]
         texts = [self._texts[request] for request in requests]
         blank = self._no_states(texts)
@@ -247,11 +255,20 @@ class AttendingHeadDrafter(HeadDrafter):
         )
         rows = self._rows.of(requests)
         sight = self._cache.next_of(rows, following.shape[1])
-        outputs, entries = self.head.step(self.head.guide(states), following, sight, self._target)
+        outputs, entries = self._step(texts, self.head.guide(states), following, sight)
         self._cache.append(rows, entries, [len(each) for each in tokens])
+        for row, text in enumerate(texts):
+            if self.chained and len(tokens[row]) > dropped:
+                text.output = outputs[row, len(tokens[row]) - dropped - 1].clone()
         return outputs
 
-    def _no_states(self, texts: Sequence[_Text]) -> Tensor:
+    def _step(
+        self, texts: Sequence[Text], guides: Tensor, tokens: Tensor, sight: Sight
+    ) -> tuple[Tensor, Entries]:
+        """Returns the outputs of the next entries of some texts, and the entries themselves."""
+        return self.head.step(guides, tokens, sight, self._target)
+
+    def _no_states(self, texts: Sequence[Text]) -> Tensor:
         """Returns what stands for the states of a text that has none, ``[1, layers * H]``."""
         for text in texts:
             for one in text.states:
@@ -260,7 +277,7 @@ class AttendingHeadDrafter(HeadDrafter):
         return torch.zeros(1, width, dtype=self._target.dtype, device=self._target.device)
 
 
-class _Walk:
+class HeadWalk:
     """The steps of a head through one draft."""
 
     def __init__(

@@ -6,21 +6,34 @@ again, on its own outputs, is FastMTP (Cai et al. 2025, arXiv 2509.18362).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+import copy
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.options import Reads
-from outpace.draft.base import Setup
-from outpace.errors import ConfigError
+from outpace.core.request import Request
+from outpace.draft.base import Drafter, Setup
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
+from outpace.heads.checkpoint import kind_in
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
-from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
+from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter, Text
 from outpace.methods.heads.base import TreeHeadOptions, trained_head
+from outpace.methods.heads.mtp_modules import ModulesWalk, step_all
+from outpace.targets.base import Target
+from outpace.targets.cpu.native_layers.blocks import widen_blocks
+from outpace.targets.hf.loading.files import weight_files
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.nextn import NextNBlock, read_nextn
+from outpace.targets.hf.loading.nextn import decoder_of, read_modules
+from outpace.targets.hf.loading.source import names_gguf
+from outpace.targets.hf.nextn import NextN, NextNLayers
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -31,6 +44,11 @@ class MtpConfig(LayerConfig):
 
     depths: int = 3
     """Tokens after the root that it is trained for; it drafts as far as it is asked to."""
+    family: dict[str, Any] = field(default_factory=dict)
+    """The configuration of a text model of the target's family that has its layers; empty: a layer
+    of Qwen3's kind."""
+    states_first: bool = False
+    """Whether it joins the state and the embedding in this order."""
 
 
 class Block(Protocol):
@@ -56,13 +74,27 @@ class Parts:
     block: Block
     post_norm: nn.Module
     """Makes of the layer's output what the target's head reads."""
+    embed: nn.Module | None = None
+    """The embeddings that it reads; None: the target's."""
+    head: nn.Linear | None = None
+    """The output matrix that makes its logits; None: the target's."""
 
     @classmethod
-    def new(cls, size: int, config: LayerConfig) -> Parts:
-        """Returns those of a module with a layer of Qwen3's kind."""
+    def new(cls, size: int, config: MtpConfig) -> Parts:
+        """Returns those of a module with new weights."""
+        if config.family:
+            layers = NextNLayers(decoder_of(config.family))
+            enorm, hnorm = (copy.deepcopy(layers.norm) for _ in range(2))
+            return cls.brought(NextN(enorm, hnorm, nn.Linear(2 * size, size, bias=False), layers))
         enorm, hnorm, post_norm = (Norm(size, eps=config.norm_eps) for _ in range(3))
         joined = nn.Linear(2 * size, size, bias=False)
         return cls(enorm, hnorm, joined, DecoderLayer(size, config, normed=True), post_norm)
+
+    @classmethod
+    def brought(cls, found: NextN) -> Parts:
+        """Returns those of a module that a checkpoint brings."""
+        block, after = _OfTarget(found.layers), nn.Identity()
+        return cls(found.enorm, found.hnorm, found.eh_proj, block, after, found.embed, found.head)
 
 
 class Mtp(TargetOutput, AttendingHead):
@@ -73,6 +105,7 @@ class Mtp(TargetOutput, AttendingHead):
     """
 
     kind: ClassVar[str] = "mtp"
+    config: MtpConfig
     Config: ClassVar[type[HeadConfig]] = MtpConfig
 
     def __init__(
@@ -80,34 +113,55 @@ class Mtp(TargetOutput, AttendingHead):
         target: TargetShape,
         config: MtpConfig,
         parts: Parts | None = None,
-        states_first: bool = False,
     ) -> None:
-        """parts: of a module that there is already. states_first: whether its ``eh_proj`` reads the
-        state before the embedding."""
+        """parts: of a module that there is already."""
         super().__init__(target, config)
         size = target.hidden_size
         parts = parts or Parts.new(size, config)
         self.enorm, self.hnorm, self.eh_proj = parts.enorm, parts.hnorm, parts.eh_proj
         self.block, self.post_norm = parts.block, parts.post_norm
-        self._states_first = states_first
-        self.lm_head = self.copy_of_rows()
+        self.embed = parts.embed
+        self.lm_head = self.copy_of_rows() if parts.head is None else parts.head
+        self.later = nn.ModuleList()
+        """The modules after this one, of a checkpoint that brings one for each depth."""
+
+    @property
+    def modules_in_order(self) -> list[Mtp]:
+        """This module and those after it."""
+        return [self, *cast(list[Mtp], list(self.later))]
 
     def guide(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
 
     def begin(self, rows: int) -> Entries:
-        return self.block.begin(rows)
+        return Entries.of_layers([each.block.begin(rows) for each in self.modules_in_order])
 
     def step(
         self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
-        pair = [self.enorm(shared.embed(tokens).to(guides.dtype)), self.hnorm(guides)]
-        joined = self.eh_proj(torch.cat(pair[::-1] if self._states_first else pair, -1))
+        embedded = shared.embed(tokens) if self.embed is None else self.embed(tokens)
+        pair = [self.enorm(embedded.to(guides.dtype)), self.hnorm(guides)]
+        joined = self.eh_proj(torch.cat(pair[::-1] if self.config.states_first else pair, -1))
         x, entries = self.block(joined, sight)
         return self.post_norm(x), entries
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
         return self.read_out(outputs, shared)
+
+    @classmethod
+    def lies_in(cls, path: str) -> bool:
+        return holds_model(path)
+
+    @classmethod
+    def brought_by(cls, loaded: Loaded, path: str) -> Mtp:
+        head = brought_module(loaded, path)
+        if head.later or head.embed is not None or head.lm_head is not None:
+            raise ConfigError(
+                f"{path} brings several modules, or one with embeddings or an output matrix of its "
+                "own, and training takes a single one that has the target's: leave --start out."
+            )
+        widen_blocks(head, torch.float32)
+        return head
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
@@ -124,7 +178,8 @@ class MtpOptions(TreeHeadOptions):
     """What a user may set."""
 
     model: Annotated[Any, Reads(trained_head)] = None
-    """A module of 'outpace train mtp'; unset: the one that the target's folder brings."""
+    """A module of 'outpace train mtp', a GGUF file with modules alone (``mtp-*.gguf``), or a folder
+    or file of the target with some; unset: what the target's own folder or file brings."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,61 +190,107 @@ class MtpOptions(TreeHeadOptions):
             )
 
 
-class MtpDrafter(AttendingHeadDrafter):
-    """Drafts with an `Mtp` module, over and over on its own outputs.
+MODULE = "its multi-token-prediction module"
+"""What drafts, as `LLM.describe` calls it."""
 
-    Of a checkpoint with several modules the first one is used, which is what all of them are in
-    most checkpoints; the others foresee tokens that are further away only.
-    """
+
+class MtpDrafter(AttendingHeadDrafter):
+    """Drafts with an `Mtp` module, over and over on its own outputs; where a checkpoint brings
+    several, with one for each depth."""
 
     name: ClassVar[str] = "mtp"
     Options: ClassVar[type[Any]] = MtpOptions
 
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self._modules = cast(Mtp, head).modules_in_order
+        self.chained = len(self._modules) > 1
+        if self.chained:
+            self.Walk = ModulesWalk
+
+    @property
+    def deepest(self) -> int | None:
+        return len(self._modules) if self.chained else None
+
+    def takes_over(self, request: Request) -> int:
+        # What is kept of ended texts lacks the outputs that entries of later modules go on from.
+        return 0 if self.chained else super().takes_over(request)
+
+    def _step(
+        self, texts: Sequence[Text], guides: Tensor, tokens: Tensor, sight: Sight
+    ) -> tuple[Tensor, Entries]:
+        if not self.chained:
+            return super()._step(texts, guides, tokens, sight)
+        none = guides.new_zeros(len(self._modules) * guides.shape[-1])
+        before = torch.stack([none if text.output is None else text.output for text in texts])
+        return step_all(self._modules, guides, before, tokens, sight, self._target)
+
+    @classmethod
+    def build(cls, setup: Setup) -> Drafter:
+        made = super().build(setup)
+        if setup.options.model is None:
+            made.of_target = MODULE
+        return made
+
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
-        if setup.options.model is not None:
+        given = setup.options.model
+        if given is None:
+            return brought_module(setup.loaded)
+        if isinstance(given, Head) or not holds_model(given):
             return super().head_for(setup)
-        return brought_module(setup.loaded)
+        return brought_module(setup.loaded, str(given))
 
 
-def brought_module(loaded: Loaded) -> Mtp:
-    """Returns the module in a target's folder; ``UnsupportedModel`` where there is none."""
-    found = read_nextn(loaded)
-    size = loaded.config.hidden_size
-    parts = Parts(
-        found.enorm, found.hnorm, found.eh_proj, _OfTarget(found.block, size), found.post_norm
-    )
+def holds_model(given: Any) -> bool:
+    """Returns whether a path leads to a model or a GGUF file, and to no trained head."""
+    named = isinstance(given, (str, os.PathLike)) and kind_in(given) is None
+    return named and (names_gguf(given) or bool(weight_files(Path(given))))
+
+
+def brought_module(loaded: Loaded, named: str | None = None) -> Mtp:
+    """Returns the module in a target's folder or file, or in another one that is named. Raises
+    ``UnsupportedModel`` where there is none, and ``ModelLoadError`` where its weights are missing
+    or damaged."""
     shape = TargetShape.of(loaded.config, loaded.name)
-    head = Mtp(shape, MtpConfig(), parts, states_first=found.states_first)
+    head, *later = [
+        Mtp(shape, config_with(each), Parts.brought(each)) for each in read_modules(loaded, named)
+    ]
+    if any(not _alike(head.begin(1), each.begin(1)) for each in later):
+        raise UnsupportedModel(
+            f"the multi-token-prediction modules of {loaded.name} have keys of different sizes, "
+            "and only modules that are alike draft together: use another drafter."
+        )
+    head.later.extend(later)
     return head.to(loaded.device).eval().requires_grad_(False)
 
 
-class _OfTarget(nn.Module):
-    """A layer of the target's own kind, as heads use layers."""
+def config_with(found: NextN) -> MtpConfig:
+    """Returns the configuration of a module that a checkpoint brings, by which it can be saved."""
+    decoder: Any = found.layers.decoder
+    known = json.loads(decoder.config.to_json_string(use_diff=False))
+    return MtpConfig(family=known, states_first=found.states_first)
 
-    def __init__(self, block: NextNBlock, size: int) -> None:
+
+def _alike(one: Entries, two: Entries) -> bool:
+    return one.keys.shape == two.keys.shape and one.values.shape == two.values.shape
+
+
+class _OfTarget(nn.Module):
+    """Layers of the target's own kind, as heads use layers."""
+
+    def __init__(self, layers: NextNLayers) -> None:
         super().__init__()
-        self.block = block
-        # Its keys and values may differ in width: one column shows it.
-        weight = next(block.parameters())
-        with torch.no_grad():
-            _, (keys, values) = block(
-                weight.new_zeros(1, 1, size),
-                torch.zeros(1, 1, dtype=torch.long, device=weight.device),
-                None,
-                torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device),
-            )
-        self._none = Entries(keys[:, :, :0], values[:, :, :0])
+        self.layers = layers
 
     def begin(self, rows: int) -> Entries:
         """Returns no entries of ``rows`` rows."""
-        none = self._none
-        return Entries(
-            none.keys.expand(rows, -1, -1, -1).clone(), none.values.expand(rows, -1, -1, -1).clone()
-        )
+        return Entries(*self.layers.begin(rows))
 
     def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
-        """As `heads.layers.DecoderLayer`."""
-        before = sight.before.keys, sight.before.values
-        found, own = self.block(x, sight.positions, before, sight.visible)
-        return found, Entries(*own)
+        """As `heads.layers.DecoderLayer`, with the norm after it."""
+        before = sight.before
+        found, keys, values = self.layers(
+            x, sight.positions, before.keys, before.values, sight.visible
+        )
+        return found, Entries(keys, values)

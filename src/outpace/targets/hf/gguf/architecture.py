@@ -206,6 +206,11 @@ def _check_layers(model: GGUFModel) -> None:
     are looked at."""
     numbers = {name.split(".")[1] for name in model.tensors if name.startswith("blk.")}
     said = model.number("block_count")
+    if model.alone:
+        raise UnsupportedModel(
+            f"{model.path} holds the multi-token-prediction modules of a model, and not the model: "
+            'name the model, and this file as {"method": "mtp", "model": FILE}.'
+        )
     if said != len(numbers):
         raise ModelLoadError(
             f"{model.path} says that it has {said} layers, and holds {len(numbers)}: download it "

@@ -47,6 +47,8 @@ class GGUFModel:
     """As it was named."""
     values: dict[str, Any]
     tensors: dict[str, Stored]
+    nextn: tuple[dict[str, Stored], ...] = ()
+    """The tensors of each of its multi-token-prediction modules, as those of a layer 0."""
 
     @property
     def architecture(self) -> str:
@@ -81,6 +83,11 @@ class GGUFModel:
         raise ModelLoadError(
             f"{self.path} says that its {name} is {shown(value)}, not a number: download it again."
         )
+
+    @property
+    def alone(self) -> bool:
+        """Whether it holds modules, and no layers of the model."""
+        return bool(self.nextn) and not any(LAYER.match(name) for name in self.tensors)
 
     @property
     def head_size(self) -> int:
@@ -178,25 +185,29 @@ def read_model(path: Path) -> GGUFModel:
     _check_kind_of_file(path, values)
     model = GGUFModel(path, values, tensors)
     _check_tensors(model)
-    return _without_heads(model)
+    return _apart(model)
 
 
-def _without_heads(model: GGUFModel) -> GGUFModel:
-    """Returns a model without the layers after its last one, which guess further tokens."""
+def _apart(model: GGUFModel) -> GGUFModel:
+    """Returns a model with the layers after its last one, which guess further tokens, put apart."""
     more, count = model.number("nextn_predict_layers"), model.number("block_count")
     if not (is_whole(more) and is_whole(count) and 0 < more < count):
         return model
     last = count - more
-    kept = {
-        name: tensor
-        for name, tensor in model.tensors.items()
-        if not (match := LAYER.match(name)) or int(match[1]) < last
-    }
+    own: dict[str, Stored] = {}
+    after: list[dict[str, Stored]] = [{} for _ in range(more)]
+    for name, tensor in model.tensors.items():
+        match = LAYER.match(name)
+        if match is None or int(match[1]) < last:
+            own[name] = tensor
+        elif int(match[1]) < count:
+            renamed = f"blk.0.{name[match.end() :]}"
+            after[int(match[1]) - last][renamed] = replace(tensor, name=renamed)
     values = {**model.values, f"{model.architecture}.block_count": last}
     for name, value in model.values.items():
         if isinstance(value, np.ndarray) and len(value) == count and name[:9] != "tokenizer":
             values[name] = value[:last]
-    return GGUFModel(model.path, values, kept)
+    return GGUFModel(model.path, values, own, tuple(filter(None, after)))
 
 
 def of_layers(model: GGUFModel, kept: Sequence[int]) -> GGUFModel:

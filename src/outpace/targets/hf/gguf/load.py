@@ -73,9 +73,9 @@ def load_gguf(
     report: Callable[[str, float], None],
     check: Callable[[Any], None] = support.check_config,
     adapter: Adapter | None = None,
-) -> tuple[nn.Module, Any, dict[int, list[str]]]:
-    """Returns the model of a GGUF file, its tokenizer unless one is given, and the tokens that end
-    a text, with who names each of them.
+) -> tuple[nn.Module, Any, dict[int, list[str]], int]:
+    """Returns the model of a GGUF file, its tokenizer unless one is given, the tokens that end a
+    text, with who names each of them, and how many multi-token-prediction modules come with it.
 
     dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
     stay so, in memory that the file is mapped to; on a GPU they are widened. attention: says which
@@ -107,7 +107,7 @@ def load_gguf(
     if packed and model.packed:  # and now that its sizes are known to be those of its weights
         _try_likeness(model, config, kind, attention(config))
     _say_what_is_widened(model, built, packed, adapter is not None)
-    return built.to(device), known, end_tokens(model)
+    return built.to(device), known, end_tokens(model), len(model.nextn)
 
 
 def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype, attention: str | None) -> None:

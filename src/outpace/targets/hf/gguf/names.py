@@ -80,7 +80,7 @@ class Arrangement:
             if blocks is not None:
                 yield name, blocks
                 continue
-            found = self._processed(stored.name, _numbers(stored), merged)
+            found = self._processed(stored.name, numbers_of(stored), merged)
             if found is not None:
                 yield name, torch.from_numpy(np.ascontiguousarray(found))
         yield from merged["tensors"].items()
@@ -143,7 +143,7 @@ class Arrangement:
         return result.weights if result.name is not None else None
 
 
-def _numbers(stored: Stored) -> Any:
+def numbers_of(stored: Stored) -> Any:
     """Returns a tensor as a float32 array of its shape."""
     kind = gguf.GGMLQuantizationType[stored.kind]
     size, nbytes = gguf.GGML_QUANT_SIZES[kind]

@@ -319,7 +319,7 @@ def _from_gguf(
     looked: _Looked,
 ) -> Loaded:
     adapter = looked.adapter
-    model, known, ends = load_gguf(
+    model, known, ends, modules = load_gguf(
         source, tokenizer, dtype, device, attention_for, looked.report, looked.check, adapter
     )
     packed = bool(block_bytes(model))
@@ -329,7 +329,7 @@ def _from_gguf(
             "model's Hugging Face folder."
         )
     lora = None if adapter is None else adapter.path
-    return Loaded(model, known, name, packed=packed, ends=ends, lora=lora)
+    return Loaded(model, known, name, packed=packed, ends=ends, lora=lora, modules=modules)
 
 
 # -- where a model runs, and in which numbers ------------------------------------------------------

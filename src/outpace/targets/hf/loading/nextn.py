@@ -1,157 +1,399 @@
 """The multi-token-prediction modules that some checkpoints bring along after their last layer.
 
-They are layers of the model's own kind (with experts, latent attention and whatever it has), so
-that transformers' classes hold and convert them (`transformers.modeling_layers.MtpModel`); here
-they get masks, positions and slots as drafting needs them.
+transformers leaves them out when it loads a model.
 """
 
 from __future__ import annotations
 
 import copy
-import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import HFValidationError
+from safetensors import safe_open
 from torch import Tensor, nn
-from transformers.modeling_layers import MtpModel
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
-from outpace.errors import UnsupportedModel
-from outpace.targets.hf.kinds import older_than
+from outpace.errors import ModelLoadError, UnsupportedModel, reason_of
+from outpace.targets.hf.gguf.families import FAMILIES
+from outpace.targets.hf.gguf.file import GGUFModel, read_model
+from outpace.targets.hf.gguf.header import is_gguf
+from outpace.targets.hf.gguf.nextn import read_gguf_modules
+from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.nextn_names import STATES_FIRST, Named, modules_in, place_of
+from outpace.targets.hf.loading.quantized import NOTES
+from outpace.targets.hf.loading.reading import attention_for, without_loading_bars
+from outpace.targets.hf.loading.source import downloaded, locate, names_gguf
+from outpace.targets.hf.nextn import NORMS, NextN, NextNLayers, last_norm
 
-FULL = "full_attention"
-OR_LATER = ", or install transformers 5.20 or later, which reads more of them"
-
-
-@dataclass(frozen=True, eq=False)
-class NextN:
-    """The first module of a checkpoint, which foresees the token after the next one."""
-
-    enorm: nn.Module
-    hnorm: nn.Module
-    eh_proj: nn.Module
-    block: NextNBlock
-    post_norm: nn.Module
-    states_first: bool
-    """Whether ``eh_proj`` reads the state before the embedding."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+TRAIN = "train one with 'outpace train mtp' and name it as 'model'"
 
 
-class NextNBlock(nn.Module):
-    """The decoder layer of a module, which keeps no state of its own."""
-
-    def __init__(self, layer: nn.Module, rotary: nn.Module | None, eager: bool) -> None:
-        super().__init__()
-        self.layer = layer
-        self._rotary = [rotary]  # the target's own: no part of this one
-        self._eager = eager
-
-    def forward(
-        self, x: Tensor, positions: Tensor, before: tuple[Tensor, Tensor] | None, visible: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Returns the outputs ``[B, W, H]``, and the new keys and values ``[B, G, W, D]``.
-
-        x: ``[B, W, H]``; positions: ``[B, W]``; before: keys and values ``[B, G, L, D]`` of what
-        comes before; visible: ``[B, W, L + W]`` bool, what each column attends to.
-        """
-        slots = _Slots(before)
-        rotary = self._rotary[0]
-        turn = None if rotary is None else rotary(x, position_ids=positions)
-        mask = visible[:, None]
-        if self._eager:
-            mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(
-                ~mask, torch.finfo(x.dtype).min
-            )
-        found: Tensor = self.layer(
-            x,
-            attention_mask=mask,
-            position_embeddings=turn,
-            position_ids=positions,
-            past_key_values=slots,
-            use_cache=True,
-        )
-        return found, slots.new
+def brings_modules(loaded: Loaded) -> bool:
+    """Returns whether the folder or file of a target holds modules, by the names of its weights."""
+    if loaded.modules:
+        return True
+    source = _source_of(loaded)
+    if source is None or is_gguf(source):
+        return False
+    try:
+        names, _ = headers(weight_files(source))
+    except ModelLoadError:  # the model is loaded: what has become of its folder is no matter
+        return False
+    return bool(modules_in(names, loaded.model.config))
 
 
-class _Slots:
-    """What a layer takes for its cache."""
+def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
+    """Returns the modules in the folder or file of a target.
 
-    new: tuple[Tensor, Tensor]
-
-    def __init__(self, before: tuple[Tensor, Tensor] | None) -> None:
-        self._before = before
-
-    def update(
-        self, keys: Tensor, values: Tensor, *args: Any, **more: Any
-    ) -> tuple[Tensor, Tensor]:
-        """Returns all keys and values, those of the new columns after the others."""
-        self.new = keys, values
-        if self._before is None:
-            return keys, values
-        return torch.cat([self._before[0], keys], 2), torch.cat([self._before[1], values], 2)
-
-
-def read_nextn(loaded: Loaded) -> NextN:
-    """Returns the first module in the folder of a target.
-
-    Raises ``UnsupportedModel`` where there is none, or one of a kind that cannot be drafted with.
+    named: another folder or file of the same model, or a file with modules alone. Raises
+    ``UnsupportedModel`` where there are none, or some that cannot be drafted with, and
+    ``ModelLoadError`` where weights are missing or damaged.
     """
-    model: Any = loaded.model
-    if not model.config.name_or_path:
+    source = _source_of(loaded) if named is None else Path(locate(named))
+    if source is None:
         raise UnsupportedModel(
             "a model that comes from no folder brings no multi-token-prediction module: name a "
             "folder of 'outpace train mtp' as 'model'."
         )
-    text = model.config.get_text_config()
-    lent = copy.copy(model)  # so that nothing of the target itself is changed
-    lent.config = _for_one_module(model.config, loaded.name)
-    lent._keys_to_ignore_on_load_unexpected = _patterns(text.num_hidden_layers)
-    try:
-        found = MtpModel.from_pretrained(lent)
-    except (OSError, RuntimeError, ValueError, AttributeError, StopIteration) as error:
+    if is_gguf(source):
+        return _in_file(loaded, source)
+    files = _Files(source)
+    model: Any = loaded.model
+    found = modules_in(files.where, model.config)
+    if not found:
         raise UnsupportedModel(
-            f"{Path(loaded.name).name} brings no multi-token-prediction module that can be read "
-            f"({' '.join(str(error).split())[:200]}): train one with 'outpace train mtp' and name "
-            f"it as 'model'{OR_LATER if older_than('5.20') else ''}."
-        ) from error
-    part: Any = found.layers[0].to(device=loaded.device, dtype=loaded.dtype).eval()
-    part.requires_grad_(False)
-    eager = found.config._attn_implementation == "eager"
-    block = NextNBlock(part.mtp_block, getattr(found, "rotary_emb", None), eager)
-    first = bool(getattr(found.config, "mtp_hidden_states_first", False))
-    norm = part.post_norm if part.post_norm is not None else nn.Identity()
-    return NextN(part.enorm, part.hnorm, part.eh_proj, block, norm, first)
-
-
-def in_first_module(name: str, layers: int) -> bool:
-    """Returns whether the name of a weight is one of the first module, after n layers."""
-    return any(re.match(pattern, name) for pattern in _patterns(layers))
-
-
-def _patterns(layers: int) -> list[str]:
-    """The names of the first module's weights: those of one more layer, or below ``mtp``."""
-    inside = r"^(?:model\.)?(?:language_model\.)?"
-    return [rf"{inside}layers\.{layers}\.", rf"{inside}mtp\.(?!layers\.[1-9])"]
-
-
-def _for_one_module(config: Any, name: str) -> Any:
-    """A copy of a target's configuration that asks for one module, with plain attention."""
-    found = copy.deepcopy(config)
-    text = found.get_text_config()
-    kinds = getattr(text, "mtp_layer_types", None)
-    if kinds and kinds[0] != FULL:
-        raise UnsupportedModel(
-            f"the multi-token-prediction module of {name} has attention of the type {kinds[0]!r}, "
-            f"and only {FULL!r} can be drafted with: use another drafter."
+            f"{source.name} brings no multi-token-prediction module that is known here: {TRAIN}."
         )
+    return [_Reading(loaded, files, each, number).module() for number, each in enumerate(found)]
+
+
+def _source_of(loaded: Loaded) -> Path | None:
+    """The folder or file that a target was loaded from; None where there is none here."""
+    own = str(getattr(loaded.model.config, "name_or_path", "") or "")
+    if names_gguf(loaded.name):
+        return Path(locate(loaded.name))
+    if not own or Path(own).is_dir():
+        return Path(own) if own else None
+    try:
+        found = downloaded(own)
+    except HFValidationError:  # a folder that is gone
+        return None
+    return found if found is not None and found.is_dir() else None
+
+
+def check_file(source: Path, config: Any) -> GGUFModel:
+    """Returns what a file with modules says; raises ``UnsupportedModel`` where it holds none, or
+    some for another target than one of this configuration."""
+    model = read_model(source)
+    kind = FAMILIES[model.architecture].type_of(model) if model.architecture in FAMILIES else None
+    width = model.number("embedding_length")
+    if not model.nextn:
+        raise UnsupportedModel(
+            f"{source.name} brings no multi-token-prediction module: {TRAIN}, or name a file that "
+            "has some."
+        )
+    if kind != config.model_type or width != config.hidden_size:
+        raise UnsupportedModel(
+            f"the multi-token-prediction module in {source.name} is one of a {model.architecture} "
+            f"of width {width}, and this target is a {config.model_type} of width "
+            f"{config.hidden_size}: name a file for this target."
+        )
+    return model
+
+
+def _in_file(loaded: Loaded, source: Path) -> list[NextN]:
+    model = check_file(source, loaded.config)
+    packed = loaded.device.type == "cpu" and loaded.dtype == torch.float32
+    return read_gguf_modules(model, loaded.dtype, loaded.device, packed, attention_for)
+
+
+class _Files:
+    """The weights in a folder, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.where = {name: file for file in weight_files(folder) for name in headers([file])[0]}
+
+    def read(self, name: str) -> Tensor:
+        try:
+            with safe_open(self.where[name], "pt") as opened:
+                found: Tensor = opened.get_tensor(name)
+        except Exception as error:  # of the library, which has one of its own
+            raise ModelLoadError(
+                f"the weights in {str(self.where[name])!r} are damaged or cut short "
+                f"({reason_of(error)}): download or save the model again."
+            ) from error
+        return found
+
+    def same(self, name: str, other: str) -> bool:
+        """Whether two matrices are the same, by some of their rows: checkpoints hold copies of the
+        target's embeddings and output matrix, which need no memory of their own."""
+        if other not in self.where:
+            return False
+        with safe_open(self.where[name], "pt") as one, safe_open(self.where[other], "pt") as two:
+            own, theirs = one.get_slice(name), two.get_slice(other)
+            if own.get_shape() != theirs.get_shape():
+                return False
+            rows = own.get_shape()[0]
+            return all(
+                torch.equal(own[row : row + 1], theirs[row : row + 1])
+                for row in range(0, rows, max(1, rows // 64))
+            )
+
+
+class _Reading:
+    """Makes one module of the weights in a folder."""
+
+    def __init__(self, loaded: Loaded, files: _Files, named: Named, number: int) -> None:
+        self._loaded, self._files, self._named, self._number = loaded, files, named, number
+        self._what = f"the multi-token-prediction module in {files.folder.name}"
+        self._model: Any = loaded.model
+
+    def module(self) -> NextN:
+        parts = self._named.parts
+        lacking = [part for part in ("enorm", "hnorm", "eh_proj", "layer 0") if part not in parts]
+        if lacking or "unknown" in parts:
+            odd = next(iter(parts["unknown"].values()), "") if "unknown" in parts else ""
+            why = f"holds {odd!r}" if odd else f"has nothing that is called {lacking[0]!r}"
+            raise UnsupportedModel(f"{self._what} {why}, and is not known here: {TRAIN}.")
+        notes = [name for own in parts.values() for name in own.values() if NOTES.search(name)]
+        if notes:
+            raise UnsupportedModel(
+                f"{self._what} is quantised ({notes[0]!r} belongs to one of its weights), which is "
+                f"not read: {TRAIN}."
+            )
+        decoder = self._decoder()
+        norm = last_norm(decoder)
+        if "post_norm" not in parts:  # Ernie 4.5 has the target's own last norm there
+            with torch.no_grad():
+                norm.load_state_dict(last_norm(self._model.get_decoder()).state_dict())
+        made = NextN(
+            self._norm(norm, "enorm"),
+            self._norm(norm, "hnorm"),
+            self._joined(),
+            NextNLayers(decoder),
+            self._is_states_first(),
+            self._table("embed", nn.Embedding),
+            self._table("head", nn.Linear),
+        )
+        return made
+
+    def _is_states_first(self) -> bool:
+        return any(f".{STATES_FIRST}." in name for name in self._named.parts["eh_proj"].values())
+
+    # -- its layers ----------------------------------------------------------------------------
+
+    def _decoder(self) -> nn.Module:
+        parts = self._named.parts
+        config = self._config()
+        known: Any = AutoModelForCausalLM._model_mapping
+        whole = type(config) in known
+        kind = known[type(config)] if whole else type(self._model.get_decoder())
+        inside = "model." if whole else ""
+        names = {
+            f"{inside}layers.{part[6:]}.{name}": theirs
+            for part, own in parts.items()
+            if part.startswith("layer ")
+            for name, theirs in own.items()
+        }
+        weights = {ours: self._files.read(theirs) for ours, theirs in names.items()}
+        if "post_norm" in parts:
+            norm = next(n for n in NORMS if hasattr(self._model.get_decoder(), n))
+            weights |= {
+                f"{inside}{norm}.{name}": self._files.read(theirs)
+                for name, theirs in parts["post_norm"].items()
+            }
+        made, report = self._made(kind, config, weights)
+        self._check(report, inside)
+        decoder: nn.Module = made.get_decoder() if whole else made
+        return decoder.to(self._loaded.device)
+
+    def _made(self, kind: Any, config: Any, weights: dict[str, Tensor]) -> tuple[Any, Any]:
+        eager = self._model.config.get_text_config()._attn_implementation == "eager"
+        try:
+            with without_loading_bars(), _without_report():
+                made, report = kind.from_pretrained(
+                    None,
+                    config=config,
+                    state_dict=weights,
+                    dtype=self._loaded.dtype,
+                    attn_implementation="eager" if eager else None,
+                    output_loading_info=True,
+                )
+        except Exception as error:  # transformers raises all sorts over the files of others
+            raise UnsupportedModel(
+                f"{self._what} cannot be read ({reason_of(error)[:200]}): {TRAIN}."
+            ) from error
+        return made, report
+
+    def _check(self, report: Any, inside: str) -> None:
+        odd = sorted(each for each in report["unexpected_keys"] if "rotary_emb" not in each)
+        if odd:
+            raise UnsupportedModel(
+                f"{self._what} holds weights that transformers' class has no place for "
+                f"({odd[0]!r} is one): {TRAIN}."
+            )
+        missing = [
+            name
+            for name in sorted(report["missing_keys"])
+            if f"{inside}layers." in name
+            or (
+                name.removeprefix(inside).partition(".")[0] in NORMS
+                and "post_norm" in self._named.parts
+            )
+        ]
+        if missing:
+            raise ModelLoadError(
+                f"{self._what} lacks {len(missing)} of its weights ({missing[0]!r} is one): "
+                "download the model again."
+            )
+
+    def _config(self) -> Any:
+        sparse = any("experts." in name for name in self._layer_names())
+        return module_config(self._model.config, self._number, sparse)
+
+    def _layer_names(self) -> Sequence[str]:
+        parts = self._named.parts
+        return [name for part in parts if part.startswith("layer ") for name in parts[part]]
+
+    # -- what stands around them ---------------------------------------------------------------
+
+    def _norm(self, like: nn.Module, part: str) -> nn.Module:
+        made = copy.deepcopy(like)
+        self._fill(made, part)
+        return made
+
+    def _joined(self) -> nn.Module:
+        size = int(self._loaded.config.hidden_size)
+        bias = "bias" in self._named.parts["eh_proj"]
+        made = nn.Linear(2 * size, size, bias=bias, device=self._loaded.device)
+        return self._fill(made.to(self._loaded.dtype), "eh_proj")
+
+    def _table(self, part: str, kind: type[nn.Module]) -> nn.Module | None:
+        """A matrix of a row for each token, where a module has one of its own."""
+        name = self._named.parts.get(part, {}).get("weight")
+        if name is None or any(self._files.same(name, other) for other in self._tables(part)):
+            return None
+        config = self._loaded.config
+        rows, size = int(config.vocab_size), int(config.hidden_size)
+        made: nn.Module
+        if kind is nn.Embedding:
+            made = nn.Embedding(rows, size)
+        else:
+            made = nn.Linear(size, rows, bias=False)
+        return self._fill(made.to(self._loaded.device, self._loaded.dtype), part)
+
+    def _tables(self, part: str) -> list[str]:
+        """The names of the target's own matrices of a kind: where the two are one, either."""
+        endings = ("lm_head.weight",) if part == "head" else ()
+        if part == "embed" or self._loaded.config.tie_word_embeddings:
+            endings = (*endings, "embed_tokens.weight", "word_embeddings.weight")
+        own = self._named.parts[part].values()
+        return [
+            name
+            for name in self._files.where
+            if name.endswith(endings)
+            and name not in own
+            and place_of(name, int(self._loaded.config.num_hidden_layers)) is None
+        ]
+
+    def _fill(self, made: nn.Module, part: str) -> nn.Module:
+        weights = {name: self._files.read(own) for name, own in self._named.parts[part].items()}
+        wide = [w for w in weights.values() if w.is_floating_point() and w.element_size() > 1]
+        if len(wide) < len(weights):
+            raise UnsupportedModel(
+                f"{self._what} is quantised in its part {part!r}, which is not read: {TRAIN}."
+            )
+        wanted = {name: tuple(weight.shape) for name, weight in made.state_dict().items()}
+        given = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if given != wanted:
+            raise ModelLoadError(
+                f"{self._what} has the shapes {given} in its part {part!r}, and its config.json "
+                f"calls for {wanted}: download the model again."
+            )
+        made.load_state_dict(weights)
+        return made
+
+
+def decoder_of(known: Mapping[str, Any]) -> nn.Module:
+    """Returns a text model of new weights, by its configuration; ``ValueError`` where that makes no
+    sense."""
+    try:
+        config = AutoConfig.for_model(**known)
+        make: Any = AutoModelForCausalLM
+        model = make.from_config(config, dtype=torch.float32)
+    except Exception as error:  # models raise all sorts over configurations that make no sense
+        raise ValueError(f"family describes no text model: {reason_of(error)}") from error
+    return model.get_decoder()  # type: ignore[no-any-return]
+
+
+NOT_OF_LAYERS = (
+    "num_nextn_predict_layers", "num_mtp_layers", "quantization_config", "per_layer_config",
+    "model_type", "transformers_version", "architectures", "dtype",
+)  # fmt: skip
+"""Entries of a configuration that a module's has not."""
+
+
+def module_config(config: Any, number: int, sparse: bool) -> Any:
+    """Returns the configuration of a text model that has the layers of one module.
+
+    sparse: whether they have experts.
+    """
+    text = config.get_text_config(decoder=True)
+    known: Mapping[str, Any] = text.to_dict()
+    several = getattr(text, "mtp_layers_block_type", None)
+    kinds = several or [_kind_of_attention(text, number)]
+    changes: dict[str, Any] = {
+        "num_hidden_layers": len(kinds),
+        "vocab_size": 2,  # embeddings and head are the target's
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        # Which layers have experts: each family says it in its own way.
+        "first_k_dense_replace": 0 if sparse else 1,
+        "mlp_only_layers": [] if sparse else [0],
+        "decoder_sparse_step": 1,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 0 if sparse else 1,
+        "moe_layer_end_index": 0,
+        "swiglu_limits": None,
+        "swiglu_limits_shared": None,
+    }
     if getattr(text, "layer_types", None) is not None:
-        text.mtp_layer_types = [FULL]
-    inner = getattr(text, "mlp_layer_types", None)
-    if inner is not None:
-        text.mtp_mlp_layer_types = (getattr(text, "mtp_mlp_layer_types", None) or inner[-1:])[:1]
-    text.num_mtp_layers = 1
-    eager = config._attn_implementation == "eager"
-    for each in (found, text):
-        each._attn_implementation = "eager" if eager else "sdpa"
-    return found
+        changes["layer_types"] = list(kinds)
+    if getattr(text, "mlp_layer_types", None) is not None:
+        changes["mlp_layer_types"] = ["sparse" if sparse else "dense"]
+    own = {theirs: ours for theirs, ours in (getattr(text, "attribute_map", None) or {}).items()}
+    named = {own.get(name, name): value for name, value in changes.items()}
+    kept = {name: value for name, value in known.items() if name not in NOT_OF_LAYERS}
+    return type(text)(**{**kept, **{n: v for n, v in named.items() if n in known}})
+
+
+def _kind_of_attention(text: Any, number: int) -> str:
+    """The type of the layer of a module, where a configuration has types."""
+    types = list(getattr(text, "layer_types", None) or [FULL])
+    named = getattr(text, "mtp_layer_types", None)
+    if named:
+        return str(named[min(number, len(named) - 1)])
+    if text.model_type == "mimo_v2_flash":
+        return SLIDING  # so its own code, and vLLM's
+    return FULL if FULL in types else types[-1]
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Silences what transformers says of embeddings that are missing: they are the target's."""
+    said: Any = logging
+    before = said.get_verbosity()
+    said.set_verbosity_error()
+    try:
+        yield
+    finally:
+        said.set_verbosity(before)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from transformers.initialization import no_init_weights
 
@@ -22,9 +19,10 @@ from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.gguf.names import arrangement_of
+from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.load import pick_device
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.nextn import in_first_module
+from outpace.targets.hf.loading.nextn_names import modules_in
 from outpace.targets.hf.loading.quantized import check_readable, method_of
 from outpace.targets.hf.loading.reading import (
     attention_for,
@@ -32,14 +30,7 @@ from outpace.targets.hf.loading.reading import (
     read_config,
     read_tokenizer_of,
 )
-from outpace.targets.hf.loading.source import (
-    INDEXES,
-    WEIGHTS,
-    WHOLE,
-    check_path,
-    downloaded,
-    locate,
-)
+from outpace.targets.hf.loading.source import check_path, downloaded, locate
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +64,12 @@ def outline_model(name: str, trust: bool = False) -> Outline:
     known = read_tokenizer_of(source, name, trust)
     files = weight_files(Path(source))
     names, dtypes = headers(files)
-    layers = int(getattr(config.get_text_config(), "num_hidden_layers", 0))
     return Outline(
         Loaded(_empty(config, name, trust), known, name),
         sum(file.stat().st_size for file in files),
         dtypes,
         method_of(config),
-        foresees=any(in_first_module(each, layers) for each in names),
+        foresees=bool(modules_in(names, config)),
     )
 
 
@@ -104,7 +94,9 @@ def _outline_gguf(source: str, name: str) -> Outline:
     arrangement_of(model, built)
     known, kinds = read_gguf_tokenizer(source), model.kinds
     loaded = Loaded(built, known, name, packed=model.packed)
-    return Outline(loaded, sum(kinds.values()), tuple(kinds), gguf=model)
+    return Outline(
+        loaded, sum(kinds.values()), tuple(kinds), gguf=model, foresees=bool(model.nextn)
+    )
 
 
 def _empty(config: Any, name: str, trust: bool) -> nn.Module:
@@ -126,57 +118,3 @@ def _made(make: Any, name: str) -> nn.Module:
             "download it again, or use another one."
         ) from error
     return built
-
-
-# -- files with weights ----------------------------------------------------------------------------
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Returns the files that hold a model's weights; ``ModelLoadError`` where some are missing."""
-    if (folder / WHOLE).is_file():  # which transformers looks for first
-        return [folder / WHOLE]
-    for index in INDEXES:
-        if (folder / index).is_file():
-            return _indexed(folder, folder / index)
-    for pattern in WEIGHTS:
-        if found := sorted(folder.glob(pattern)):
-            return found
-    return []
-
-
-def _indexed(folder: Path, index: Path) -> list[Path]:
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        files = sorted(folder / name for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ModelLoadError(
-            f"cannot read {index} ({reason_of(error, named=True)}): download or save the model "
-            "again."
-        ) from error
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ModelLoadError(
-            f"{folder} lacks {len(missing)} of {len(files)} files with weights ({missing[0]} is "
-            "one): download them into it."
-        )
-    return files
-
-
-def headers(files: list[Path]) -> tuple[list[str], tuple[str, ...]]:
-    """Returns the names of the weights in files, and the types of their numbers; of pickled files
-    nothing is known. Raises ``ModelLoadError`` for a file that is damaged or cut short."""
-    found = [entry for file in files if file.suffix == ".safetensors" for entry in _header(file)]
-    names = [name for name, _ in found]
-    return names, tuple(sorted({dtype for _, dtype in found}))
-
-
-def _header(file: Path) -> Iterator[tuple[str, str]]:
-    try:
-        with safe_open(file, "pt") as opened:
-            for name in opened.keys():  # noqa: SIM118  # it is no dict
-                yield name, str(opened.get_slice(name).get_dtype())
-    except Exception as error:  # of the library, which has one of its own
-        raise ModelLoadError(
-            f"the weights in {str(file)!r} are damaged or cut short ({reason_of(error)}): download "
-            "or save the model again."
-        ) from error

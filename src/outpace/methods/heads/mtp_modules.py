@@ -1,0 +1,126 @@
+"""Several multi-token-prediction modules, one for each depth of a draft.
+
+DeepSeek-AI 2024, "DeepSeek-V3", arXiv 2412.19437, section 2.2: module k foresees the k-th token
+after the next one. It joins the output of module k - 1 at a token with the token k + 1 places
+later. Here an entry of all modules is named by the token that they read, so that module k goes on
+from the output of module k - 1 at the entry before it:
+
+    entry j:  module 0 reads state j             and token j + 1
+              module k reads output k - 1 at j - 1 and token j + 1
+
+After the text module 0 has no states: at depth d only modules d - 1 and later go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outpace.core.trees.tree import Tree
+from outpace.heads.base import Shared
+from outpace.heads.layers import Entries, Sight
+from outpace.methods.heads.attending import HeadWalk
+from outpace.methods.heads.base import of_parents
+
+if TYPE_CHECKING:
+    from outpace.methods.heads.mtp import Mtp
+
+
+def step_all(
+    modules: Sequence[Mtp], guides: Tensor, before: Tensor, tokens: Tensor, sight: Sight, to: Shared
+) -> tuple[Tensor, Entries]:
+    """Returns the outputs ``[B, W, N H]`` of N modules at entries of a text, side by side, and the
+    entries.
+
+    guides: the target's states, ``[B, W, H]``; before: the outputs at the entry before the first,
+    ``[B, N H]``; tokens: ``[B, W]``.
+    """
+    columns = torch.arange(len(sight.before), device=tokens.device).expand(len(tokens), -1)
+    found, entries = [], []
+    for number, (module, own) in enumerate(
+        zip(modules, sight.before.by_layer(len(modules)), strict=True)
+    ):
+        visible = _without_first(sight, columns, number)
+        output, new = module.step(guides, tokens, Sight(sight.positions, own, visible), to)
+        found.append(output)
+        entries.append(new)
+        last = before.chunk(len(modules), -1)[number]
+        guides = torch.cat([last[:, None], output[:, :-1]], 1)
+    return torch.cat(found, -1), Entries.of_layers(entries)
+
+
+def _without_first(sight: Sight, columns: Tensor, number: int) -> Tensor:
+    """What entries of a module see: the first ``number`` of a text have nothing to go on from.
+
+    columns: which entries of their texts those before are, ``[B, L]``.
+    """
+    if not number:
+        return sight.visible
+    first = torch.cat([columns, sight.positions], 1) < number  # [B, L + W]
+    width = sight.positions.shape[1]
+    itself = torch.eye(width, dtype=torch.bool, device=first.device)
+    itself = torch.nn.functional.pad(itself, (columns.shape[1], 0))  # [W, L + W]
+    return (sight.visible & ~first[:, None]) | itself
+
+
+class ModulesWalk(HeadWalk):
+    """The steps of several modules through one draft."""
+
+    _columns: Tensor | None = None
+    """Which entries of their texts those before are, ``[B, L]``."""
+    _depth = 1
+
+    @property
+    def _modules(self) -> list[Mtp]:
+        head: Mtp = self._head  # type: ignore[assignment]
+        return head.modules_in_order
+
+    def first(self) -> Tensor:
+        return self._logits(self._outputs, 0)[:, 0]
+
+    @torch.inference_mode()
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        width, modules = parents.shape[-1], self._modules
+        if self._columns is None:
+            count = torch.arange(len(self._entries), device=fed.device)
+            self._columns = count.expand(len(fed), -1)
+        related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
+        visible = torch.cat([self._own[:, None].expand(-1, width, -1), related], -1)
+        positions = self._position.expand(-1, width)
+        outputs = list(of_parents(self._outputs, parents).chunk(len(modules), -1))
+        before, tokens = self._entries.by_layer(len(modules)), fed[:, -width:]
+        found: list[Tensor] = []
+        new: list[Entries] = []
+        for number, module in enumerate(modules):
+            if number < self._depth:  # nothing after the text for it to go on from
+                found.append(torch.zeros_like(outputs[0]))
+                new.append(_blank(before[number], width))
+                continue
+            sight = Sight(positions, before[number], visible)
+            seen = _without_first(sight, self._columns, number)
+            sight = Sight(positions, before[number], seen)
+            made = module.step(outputs[number - 1], tokens, sight, self._target)
+            found.append(made[0])
+            new.append(made[1])
+        self._outputs = torch.cat(found, -1)
+        self._entries = self._entries.then(Entries.of_layers(new))
+        self._columns = torch.cat([self._columns, positions], 1)
+        self._position = self._position + 1
+        self._depth += 1
+        return self._logits(self._outputs, self._depth - 1)
+
+    def _logits(self, outputs: Tensor, number: int) -> Tensor:
+        modules = self._modules
+        own = outputs.chunk(len(modules), -1)[number]
+        return self._vocabulary.logits(modules[number].logits(own, self._target))
+
+
+def _blank(like: Entries, width: int) -> Entries:
+    """Entries that nobody attends to."""
+    keys, values = (
+        part.new_zeros(*part.shape[:2], width, part.shape[3]) for part in (like.keys, like.values)
+    )
+    return Entries(keys, values)
