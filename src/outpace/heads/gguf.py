@@ -55,7 +55,7 @@ NAMES = {
     "conf_proj": "confidence_head.proj",
 }
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Of the kinds of numbers that are in no blocks."""
+"""The dtypes of the kinds of numbers that are in no blocks."""
 IN_LAYER = {
     "attn_norm": "input_layernorm",
     "attn_norm_2": "hidden_norm",
