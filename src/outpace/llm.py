@@ -135,8 +135,12 @@ class LLM:
         quantisation, and why they are slow where they are; and which tokens end a text, with who
         says so. ``str()`` of it is one line."""
         drafter = self.engine.drafter
-        found = describe(self.target, drafter.loaded)
-        return replace(found, ends=self.intake.all_ends(), drafts_with=drafter.of_target or None)
+        return replace(
+            describe(self.target, drafter.loaded),
+            ends=self.intake.all_ends(),
+            drafts_with=drafter.of_target or None,
+            kv_cache_dtype=self.engine.target.kv_cache_dtype,
+        )
 
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
         """Writes what the drafter has learned: one that learns online as ``"model"`` or ``--draft``
