@@ -120,7 +120,7 @@ def test_a_session_stays_with_its_replica(client: OpenAI) -> None:
     address = f"{str(client.base_url).removesuffix('/v1/')}/sessions/v1"
     sticky = OpenAI(base_url=address, api_key="none")
     for at in range(8):
-        prompt = f"{at} horses and {at} other horses met at the river. They"
+        prompt = f"{at} horses met at the river. " * 20
         headers = {"x-session-id": f"session {at}"}
         for turn in range(2):
             answer = sticky.completions.create(
