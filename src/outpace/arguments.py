@@ -163,6 +163,13 @@ class EngineArgs:
     the quantised model. Unset: not at all.
 
     A drafter has its own "quantization" in ``speculative_config``."""
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """auto: keys and values are cached as the model computes them; int8 or fp8: in 8 bits, each
+    vector with a scale of its own, for longer contexts in the same memory. Speculation is then
+    exact with respect to the model with such a cache.
+
+    A draft model has its own "kv_cache_dtype" in ``speculative_config``
+    (docs/targets/kv_cache.md)."""
     max_num_batched_tokens: Annotated[int, Ge(1)] = 2048
     """Prompt tokens that are read between two rounds, so that a long prompt does not hold up the
     texts that are being written."""

@@ -140,7 +140,7 @@ def _target(
 ) -> Target:
     """Returns the target of a loaded model. saved: the arguments of its `SavedTexts`."""
     if isinstance(loaded, SplitModel):
-        return Leader(loaded, args.max_num_seqs, max_length, saved)
+        return Leader(loaded, args.max_num_seqs, max_length, saved, args.kv_cache_dtype)
     capture = capture_of(args, loaded.device)
     fixed = None if capture is None else capture(loaded.model)
     if args.batch_invariant and fixed is None and not tokens_alike(loaded.model):
@@ -152,6 +152,7 @@ def _target(
         fixed=fixed,
         saved=SavedTexts(*saved),
         invariant=args.batch_invariant,
+        kv_cache_dtype=args.kv_cache_dtype,
     )
 
 

@@ -135,7 +135,8 @@ class LLM:
         quantisation, and why they are slow where they are; and which tokens end a text, with who
         says so. ``str()`` of it is one line."""
         found = describe(self.target, self.engine.drafter.loaded)
-        return replace(found, ends=self.intake.all_ends())
+        kind = self.engine.target.kv_cache_dtype
+        return replace(found, ends=self.intake.all_ends(), kv_cache_dtype=kind)
 
     def save_drafter(self, folder: str | os.PathLike[str]) -> None:
         """Writes what the drafter has learned: one that learns online as ``"model"`` or ``--draft``

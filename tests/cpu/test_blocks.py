@@ -207,15 +207,15 @@ extern "C" void product(int kind, const float *x, long rows, long k, const uint8
 """
 
 
-def compiled_for(flags: str, folder: Path) -> Any:
-    """The products as another processor of the same family computes them."""
+def compiled_for(flags: str, folder: Path, source: str = PRODUCT) -> Any:
+    """A library with some of our functions, as another processor of the same family has them."""
     found = find_compiler()
     kept = [word for word in found.command if not word.startswith(("-march", "-mcpu", "-O"))]
     sources = f"-I{building.SOURCE.parent}"
     compiler = Compiler((*kept, "-O1", sources, *flags.split()), found.version)
-    (folder / "product.cpp").write_text(PRODUCT)
-    compiler.compile(folder / "product.cpp", folder / "product.so")
-    return ctypes.CDLL(str(folder / "product.so")).product
+    (folder / "some.cpp").write_text(source)
+    compiler.compile(folder / "some.cpp", folder / "some.so")
+    return ctypes.CDLL(str(folder / "some.so"))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86-64")
@@ -235,7 +235,7 @@ def test_processors_agree(flags: str, needs: str, same: bool, tmp_path: Path) ->
     """To the last bit where they round a multiplication and addition once."""
     if needs not in building.find_compiler().identity.decode(errors="replace"):
         pytest.skip(f"this processor lacks {needs}")
-    product = compiled_for(flags, tmp_path)
+    product = compiled_for(flags, tmp_path).product
     rows = 40  # so many that AMX computes them, where there is AMX
     x, y = torch.randn(rows, 768), torch.empty(rows, 37)
     x[0] *= 1e30

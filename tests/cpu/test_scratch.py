@@ -20,6 +20,10 @@ MANY = 18
 """Threads that share the hidden states of `TOKENS`, where fewer keep a copy each."""
 
 ROWS, COLUMNS = 3, 20
+COUNTS = 1, 3, MANY
+ATTENDING = (2 * 64 + 8 * 2) * 64
+"""Floats for the attention of each thread: 64 keys and values, and what two queries of eight tokens
+see, of heads of 64 numbers."""
 
 
 @pytest.fixture
@@ -59,21 +63,21 @@ def test_threads_that_share_states_change_no_bit(
     model = unrounded(panels=True) if form == "panels" else played("llama", form == "blocks")
     guarded = Guarded(monkeypatch)
     torch.manual_seed(2)
-    tokens, found = torch.randint(0, 101, (ROWS, COLUMNS)), []
+    tokens, found, held = torch.randint(0, 101, (ROWS, COLUMNS)), [], []
     runner = Runner(model, rows=ROWS, max_length=64)
     runner.admit(ROWS)
-    for count in (1, 3, MANY):
+    for count in COUNTS:
         torch.set_num_threads(count)
         runner.lengths = [0, 4, 9]
         with_states = runner.forward(tokens, keep=keep, output_hidden_states=True)
         logits = runner.forward(tokens, keep=keep).logits
         found.append([logits, with_states.logits, *with_states.hidden_states])
+        held.append(guarded.held[-1] - count * ATTENDING)
     for other in found[1:]:
         for one, same in zip(found[0], other, strict=True):
             assert torch.equal(one, same)
-    held = sorted(set(guarded.held))
-    assert held[0] == held[1] - 4 * ROWS * COLUMNS * SIZES["hidden_size"], "as one, or three copies"
-    assert len(held) == 2, "many threads work in as much as one"
+    assert held[1] - held[0] == 4 * ROWS * COLUMNS * SIZES["hidden_size"], "one, or three copies"
+    assert held[2] == held[0], "many threads work in as much as one"
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16, 2048])
@@ -81,7 +85,23 @@ def test_what_a_pass_works_in_does_not_grow_with_threads(tokens: int) -> None:
     """On 64 threads a prompt of 2,048 tokens took 2 x 64 x 2,048 x hidden floats more."""
     library: Any = native()
     layers = played("llama").forward._stack._description().layers
-    alone = library.scratch(layers, tokens, 1)
-    most = max(library.scratch(layers, tokens, count) for count in (2, 8, 64, 256, 4096))
-    assert most - alone <= 2 * 1024 * SIZES["hidden_size"]
-    assert library.scratch(layers, 2048, 256) == library.scratch(layers, 2048, 1)
+
+    def held(count: int) -> int:
+        return int(library.scratch(layers, 1, tokens, 4096, count)) - count * ATTENDING
+
+    assert max(map(held, (2, 8, 64, 256, 4096))) - held(1) <= 2 * 1024 * SIZES["hidden_size"]
+    assert tokens < 2048 or held(256) == held(1)
+
+
+def test_what_is_seen_of_a_long_text_takes_bounded_memory() -> None:
+    library: Any = native()
+    layers = played("llama").forward._stack._description().layers
+
+    def held(rows: int, columns: int, view: int) -> int:
+        alone = library.scratch(layers, rows, columns, 1, 1)
+        return int(library.scratch(layers, rows, columns, view, 1)) - int(alone)
+
+    assert held(1, 8, 512) == 0, "one piece"
+    assert held(1, 8, 32768) == 8 * 4 * 64 * (64 + 2)
+    assert held(1, 9, 32768) == 0, "as many tokens as there are threads"
+    assert max(held(rows, 8, 1 << 20) for rows in (1, 2, 16, 1024)) <= 1 << 24

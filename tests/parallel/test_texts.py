@@ -127,6 +127,11 @@ def test_every_way_to_draft(method: str, llama: SplitModel) -> None:
         assert sum(output.metrics.num_draft_tokens for output in found)
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_each_process_rounds_the_keys_and_values_of_its_heads(kind: str, llama: SplitModel) -> None:
+    same(llms(target("llama"), llama, kv_cache_dtype=kind, speculative_config={"method": "suffix"}))
+
+
 @pytest.mark.parametrize("method", ["layer_skip", "early_exit"])
 def test_parts_of_the_target_draft_for_none_that_is_split(method: str, llama: SplitModel) -> None:
     specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))

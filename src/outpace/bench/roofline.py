@@ -103,8 +103,9 @@ class Traffic:
         return self.weights + batch * context * self.per_cached_token
 
 
-def traffic_of(config: Any, itemsize: int) -> Traffic:
-    """Returns the traffic of a model with this configuration and bytes per number.
+def traffic_of(config: Any, itemsize: int, kv_cache_dtype: str = "auto") -> Traffic:
+    """Returns the traffic of a model with this configuration and bytes per number. kv_cache_dtype:
+    as for `LLM`; in 8 bits each key and value comes with a scale.
 
     Counted on a model without storage, so that what an engine does to its weights (packing,
     copying) does not change the bound that it is measured against.
@@ -114,17 +115,20 @@ def traffic_of(config: Any, itemsize: int) -> Traffic:
     with torch.device("meta"):
         model = auto.from_config(config)
     weights = _numbers(model) * itemsize
-    return Traffic(weights, _cached_numbers(text) * itemsize)
+    vectors, size = _cached_vectors(text)
+    each = size * itemsize if kv_cache_dtype == "auto" else size + itemsize
+    return Traffic(weights, vectors * each)
 
 
-def _cached_numbers(text: Any) -> int:
-    """Keys and values of one token; none in a model that keeps states instead, as Mamba does."""
+def _cached_vectors(text: Any) -> tuple[int, int]:
+    """The keys and values of one token, and the numbers of each; none in a model that keeps states
+    instead, as Mamba does."""
     attending = getattr(text, "num_attention_heads", 0)
     heads = key_heads(text) or attending
     if not heads or not attending:
-        return 0
+        return 0, 0
     size = getattr(text, "head_dim", None) or text.hidden_size // attending
-    return int(2 * text.num_hidden_layers * heads * size)
+    return int(2 * text.num_hidden_layers * heads), int(size)
 
 
 def _numbers(model: nn.Module) -> int:
@@ -164,7 +168,7 @@ def has_one_price(llm: LLM) -> bool:
 
 def target_traffic(llm: LLM) -> Traffic:
     """Returns the traffic of an engine's target."""
-    return _traffic(llm.target)
+    return _traffic(llm.target, llm.engine.target.kv_cache_dtype)
 
 
 def drafter_traffic(llm: LLM) -> Traffic | None:
@@ -179,8 +183,8 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
     return replace(found, weights=drafter.pass_bytes) if loaded.packed else found
 
 
-def _traffic(loaded: Loaded) -> Traffic:
-    found = traffic_of(loaded.model.config, loaded.dtype.itemsize)
+def _traffic(loaded: Loaded, kv_cache_dtype: str = "auto") -> Traffic:
+    found = traffic_of(loaded.model.config, loaded.dtype.itemsize, kv_cache_dtype)
     rounded = loaded.packed or loaded.quantization is not None
     # What rounded weights take, scales and all, is the same whatever computes with them.
     return replace(found, weights=pass_bytes(loaded.model)) if rounded else found

@@ -163,6 +163,7 @@ REMEDIES = {
     "pass tokenizer=, or give token ids": "name a model that has one",
     "leave compile out": "leave --compile out",
     "leave batch_invariant out": "leave --batch-invariant out",
+    "leave kv_cache_dtype out": "leave --kv-cache-dtype out",
     "leave enable_prefix_caching or batch_invariant out": "use --no-prefix-caching, or leave "
     "--batch-invariant out",
     "leave max_batch_total_tokens or batch_invariant out": "leave --max-batch-total-tokens or "

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from outpace.core.proposal import AuxTokens, Precomputed
 from outpace.core.request import Media, Source
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import LARGEST
+
+KVCacheDtype = Literal["auto", "int8", "fp8"]
+"""In what keys and values are held: as the model computes them, or in 8 bits."""
 
 States = Mapping[int, Tensor]
 """Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
@@ -103,6 +107,8 @@ class Target(ABC):
     """Drafted nodes that a pass can score in a row, at most."""
     chains_only: bool = False
     """Whether its passes score chains, and no other trees and no auxiliary tokens."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """In what it holds keys and values."""
     reuses: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 

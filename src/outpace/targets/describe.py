@@ -90,6 +90,9 @@ class Description:
     """The tokens that end a text, with who names each of them."""
     processes: int = 1
     """Over how many of them its weights are split."""
+    kv_cache_dtype: str = "auto"
+    """In what its keys and values are cached: "auto" (the dtype of its activations), "int8" or
+    "fp8"."""
 
     def __str__(self) -> str:
         where = self.device
@@ -103,6 +106,8 @@ class Description:
             computed += f", {self.native_layers} of {self.layers} layers in native code"
         if self.whole_model:
             computed += ", in one call"
+        if self.kv_cache_dtype != "auto":
+            held += f" with {self.kv_cache_dtype} keys and values"
         name = self.name if self.lora is None else f"{self.name} with the adapter {self.lora}"
         line = f"{name} on {where}, {held}: {computed}"
         if self.slow is not None:

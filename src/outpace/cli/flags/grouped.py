@@ -27,6 +27,7 @@ METAVARS: Mapping[str, str] = {
     "dtype": "TYPE",
     "device": "DEVICE",
     "quantization": "KIND",
+    "kv_cache_dtype": "KIND",
     "lora": "ID_OR_PATH",
     "generation_config": "WHICH",
     "max_model_len": "TOKENS",

@@ -85,6 +85,7 @@ class EngineFlags(SplitFlags):
     max_model_len: int | None
     generation_config: str
     compile: bool | str
+    kv_cache_dtype: str
     batch_invariant: bool
 
     def speculating(self, speculation: SpeculationFlags) -> dict[str, Any]:

@@ -170,7 +170,8 @@ class DraftModel(Drafter):
                 "the other: leave the drafter's device out, or move its model to the target's."
             )
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
-        return Runner(drafter.model, setup.rows, drafter.max_length, fixed)
+        kind = setup.options.kv_cache_dtype
+        return Runner(drafter.model, setup.rows, drafter.max_length, fixed, kind)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

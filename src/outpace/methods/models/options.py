@@ -49,6 +49,8 @@ class DraftModelOptions(WeightsOptions):
     """Where it runs: where the target does, as unset."""
     lora: Annotated[str | os.PathLike[str] | None, Reads(folder)] = None
     """A LoRA adapter's folder or hub name: it is merged into the draft model as that is loaded."""
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"
+    """In what its keys and values are cached, as for the target."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""
     vocabulary: Literal["auto", "same", "intersection", "text"] = "auto"

@@ -2,7 +2,9 @@
 //
 // Queries that share a key head read the same keys and values, so that several of them go through
 // these together: a key that was loaded meets several queries, and a value several scores. A query's
-// own sums run in one order whatever goes with it: over dimensions, then over slots.
+// own sums run in one order whatever goes with it: over dimensions, then over slots. They begin anew
+// after every PIECE slots that the query sees, and what these sums have come to is merged in order:
+// so several threads may share the slots of a long text, and none of its bits tells.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +16,8 @@
 
 namespace {
 
-constexpr int BLOCK = 64; // slots whose scores are worked out before their values are added
+constexpr int BLOCK = 64;           // slots whose scores are worked out before their values are added
+constexpr int64_t PIECE = 8 * BLOCK; // slots whose sums are added up by themselves
 
 // Queries and keys whose products are added up at the same time, and vectors of values.
 #if AVX == 512
@@ -162,6 +165,21 @@ inline void attend(Query *queries, int64_t count, const Slots &slots) {
   if (count == 2) attend<2>(queries, slots), count = 0;
 #endif
   if (count) attend<1>(queries, slots);
+}
+
+// Adds what a query has seen of further slots. With `more` it began anew there.
+inline void merge(Query &into, const Query &more, int64_t dim) {
+  if (more.weights == 0.f) return; // it sees none of them
+  const float highest = std::max(into.highest, more.highest);
+  const float fading = exponential(into.highest - highest);
+  const float share = exponential(more.highest - highest);
+  for (int64_t d = 0; d < dim; d += LANES) {
+    floats value = load<floats>(into.values + d) * fading;
+    value = fused(load<floats>(more.values + d), all(share), value);
+    std::memcpy(into.values + d, &value, sizeof value);
+  }
+  into.weights = into.weights * fading + more.weights * share;
+  into.highest = highest;
 }
 
 // What a query has seen, in the end.

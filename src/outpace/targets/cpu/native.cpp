@@ -15,6 +15,7 @@
 
 #include "attention.h"
 #include "block_amx.h"
+#include "cached.h"
 #include "experts.h"
 #include "lanes.h"
 #include "part.h"
@@ -38,6 +39,7 @@ constexpr int MOST_EACH = 64;    // query heads that may share a key head (as in
 constexpr int64_t SHARE = 32;    // blocks of one row that a thread takes at once
 constexpr int64_t GRAIN = 4;     // blocks of activations that a thread takes at once, at least
 constexpr int64_t COPIES = 1024; // tokens whose states threads hold, counted once for each
+constexpr int64_t MOST_PARTIALS = 1 << 24; // floats of what threads have seen of a layer's pieces
 constexpr uintptr_t LARGE_PAGE = 1 << 21; // bytes of a page, where they are large (as in Python)
 
 // -- products: y[r, n] = sum over k of x[r, k] w[n, k] ---------------------------------------------
@@ -449,26 +451,84 @@ struct Pass {
 
 // A token, and how far it has gone through the slots.
 struct Seeing {
-  Query queries[MOST_EACH];
   const uint8_t *mask; // [view], or null
+  int64_t view;        // slots that it may see
   int64_t next;
+  int32_t seen[BLOCK]; // those that it looks at now
+  int count;
 
-  // Returns how many of the next slots below `view` it sees, at most BLOCK, and which.
-  int look(int64_t view, int32_t *seen) {
-    int count = 0;
-    for (; next < view && count < BLOCK; next++)
-      if (!mask || mask[next]) seen[count++] = int32_t(next);
-    return count;
+  // How many of the eight slots from the next one on it sees, if there are eight and `most` allows.
+  int64_t of_eight(int64_t most) const {
+    if (next + 8 > view || most < 8) return -1;
+    return mask ? int64_t(load<uint64_t>(mask + next) * 0x0101010101010101u >> 56) : 8;
+  }
+
+  // Looks at the next slots that it sees, at most BLOCK.
+  void look() {
+    for (count = 0; next < view && count < BLOCK;) {
+      const int64_t eight = of_eight(BLOCK - count);
+      if (eight == 8)
+        for (int i = 0; i < 8; i++) seen[count++] = int32_t(next++);
+      else if (!eight)
+        next += 8;
+      else if (!mask || mask[next])
+        seen[count++] = int32_t(next++);
+      else
+        next++;
+    }
+  }
+
+  // Leaves out the next slots that it sees, this many.
+  void skip(int64_t left) {
+    while (next < view && left) {
+      const int64_t eight = of_eight(left);
+      left -= eight < 0 ? !mask || mask[next] : eight;
+      next += eight < 0 ? 1 : 8;
+    }
+  }
+
+  bool looks_at_the_same(const Seeing &other) const {
+    return count == other.count && !std::memcmp(seen, other.seen, count * sizeof *seen);
   }
 };
+
+constexpr int32_t IN_ORDER[BLOCK] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                     16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+                                     32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47,
+                                     48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
 struct Attention {
   const Layer *layer;
   const Pass *pass;
   float *queries, *keys, *values; // products: [rows columns, heads dim] or [..., groups dim]
-  float *key_cache, *value_cache; // [groups, slots, dim], slots of all rows
+  Vectors key_cache, value_cache; // [groups, slots, dim], slots of all rows
   float *result;
+  float *room;     // of this thread
+  float *partials; // of all threads; null where the slots of a row are not shared out
+
+  // The part of a cache that belongs to a row and a key head.
+  Vectors part(const Vectors &cache, int64_t row, int64_t group) const {
+    const int64_t slot = pass->firsts[row] + group * pass->slots;
+    const int64_t bytes = slot * cache.dim * (cache.kind == WHOLE ? int64_t(sizeof(float)) : 1);
+    return {static_cast<uint8_t *>(cache.numbers) + bytes, cache.scales ? cache.scales + slot : nullptr,
+            cache.kind, cache.dim};
+  }
+
+  // Slots that a row's tokens may see: those of a short row do not depend on how long others are.
+  int64_t view(int64_t row) const {
+    return std::min(pass->view, pass->starts[row] + pass->columns);
+  }
+
+  // Query heads that share a key head.
+  int64_t each() const { return layer->heads / layer->groups; }
+
+  // Where query head h of those that share a key head stands among the queries, and its output.
+  int64_t place_of(int64_t row, int64_t group, int64_t t, int64_t h) const {
+    return ((row * pass->columns + t) * layer->heads + group * each() + h) * layer->dim;
+  }
 };
+
+int64_t pieces_of(int64_t view) { return (view + PIECE - 1) / PIECE; }
 
 // Turns a head of token r to its position.
 void place(const Attention &job, float *head, int64_t r) {
@@ -488,60 +548,165 @@ void normalise_head(const Layer &layer, const Norm &norm, float *head, int64_t n
 void cache_tokens(const Attention &job, int64_t row, int64_t group) {
   const Layer &layer = *job.layer;
   const Pass &pass = *job.pass;
-  int64_t dim = layer.dim, offset = (pass.firsts[row] + group * pass.slots) * dim;
-  float *keys = job.key_cache + offset, *values = job.value_cache + offset;
+  const Vectors keys = job.part(job.key_cache, row, group);
+  const Vectors values = job.part(job.value_cache, row, group);
   for (int64_t t = 0; t < pass.columns; t++) {
-    int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * dim;
-    int64_t slot = pass.starts[row] + t;
+    int64_t r = row * pass.columns + t, at = (r * layer.groups + group) * layer.dim;
     normalise_head(layer, layer.key_norm, job.keys + at, group);
     place(job, job.keys + at, r);
-    std::memcpy(keys + slot * dim, job.keys + at, dim * sizeof(float));
-    std::memcpy(values + slot * dim, job.values + at, dim * sizeof(float));
+    put(keys, pass.starts[row] + t, job.keys + at);
+    put(values, pass.starts[row] + t, job.values + at);
   }
 }
 
-// The tokens of one row from `first` up to `last`, for the query heads that share a key head.
-void attention_of(const Attention &job, int64_t row, int64_t group, int64_t first, int64_t last) {
+// Turns the queries of one row's tokens from `first` up to `last` that share a key head.
+void turn_queries(const Attention &job, int64_t row, int64_t group, int64_t first, int64_t last) {
   const Layer &layer = *job.layer;
-  const Pass &pass = *job.pass;
-  int64_t dim = layer.dim, each = layer.heads / layer.groups;
-  int64_t offset = (pass.firsts[row] + group * pass.slots) * dim;
-  // The scores of a short row do not depend on how long the others are.
-  int64_t view = std::min(pass.view, pass.starts[row] + pass.columns);
-  float *keys = job.key_cache + offset, *values = job.value_cache + offset;
-  const Mask &mask = pass.masks[layer.mask];
-  Seeing all[TOGETHER];
-  for (; first < last; first += TOGETHER) {
-    int64_t tokens = std::min<int64_t>(TOGETHER, last - first);
-    for (int64_t t = 0; t < tokens; t++) {
-      int64_t r = row * pass.columns + first + t;
-      all[t].next = 0;
-      all[t].mask = mask.seen;
-      if (mask.seen) all[t].mask += row * mask.row + (first + t) * mask.column;
-      for (int64_t h = 0; h < each; h++) {
-        int64_t at = (r * layer.heads + group * each + h) * dim;
-        float *head = job.queries + at;
-        normalise_head(layer, layer.query_norm, head, group * each + h);
-        place(job, head, r);
-        const float *sink = layer.sinks ? layer.sinks + group * each + h : nullptr;
-        all[t].queries[h] = {head, job.result + at, sink ? *sink : -1e30f, sink ? 1.f : 0.f};
-        std::memset(job.result + at, 0, dim * sizeof(float));
-      }
+  for (int64_t t = first; t < last; t++)
+    for (int64_t h = 0; h < job.each(); h++) {
+      float *head = job.queries + job.place_of(row, group, t, h);
+      normalise_head(layer, layer.query_norm, head, group * job.each() + h);
+      place(job, head, row * job.pass->columns + t);
     }
-    for (bool more = true; more;) {
+}
+
+// Some tokens of one row, for the query heads that share a key head.
+struct Attending {
+  const Attention &job;
+  const int64_t row, group, first, tokens, dim, each;
+  const Vectors keys, values;
+  Seeing seeing[TOGETHER];
+  Query queries[TOGETHER * MOST_EACH]; // one token's after another's
+
+  Attending(const Attention &job, int64_t row, int64_t group, int64_t first, int64_t tokens)
+      : job(job), row(row), group(group), first(first), tokens(tokens), dim(job.layer->dim),
+        each(job.each()), keys(job.part(job.key_cache, row, group)),
+        values(job.part(job.value_cache, row, group)) {}
+
+  // The floats that a thread needs for this: widened keys and values, and sums.
+  static int64_t room(int64_t each, int64_t dim) { return (2 * BLOCK + TOGETHER * each) * dim; }
+
+  float *room_for_sums() const { return job.room + 2 * BLOCK * dim; }
+
+  int64_t size() const { return tokens * each; }
+
+  // Where a query stands, and its output goes.
+  int64_t place_of(int64_t query) const {
+    return job.place_of(row, group, first + query / each, query % each);
+  }
+
+  void look_from(int64_t slots) {
+    const Mask &mask = job.pass->masks[job.layer->mask];
+    for (int64_t t = 0; t < tokens; t++) {
+      const uint8_t *seen = mask.seen;
+      if (seen) seen += row * mask.row + (first + t) * mask.column;
+      seeing[t].mask = seen;
+      seeing[t].view = job.view(row);
+      seeing[t].next = 0;
+      seeing[t].skip(slots);
+    }
+  }
+
+  // Lets the queries begin: with the first slots, whose sums go to where the output goes, or anew, with
+  // sums that go to `sums`.
+  void begin(float *sums) {
+    for (int64_t q = 0; q < size(); q++) {
+      float *values = sums ? sums + q * dim : job.result + place_of(q);
+      const float *sink = job.layer->sinks; // one more score of each head, without a value
+      if (sink) sink += group * each + q % each;
+      queries[q] = {job.queries + place_of(q), values, -1e30f, 0.f};
+      if (sink && !sums) queries[q].highest = *sink, queries[q].weights = 1.f;
+      std::memset(values, 0, dim * sizeof(float));
+    }
+  }
+
+  // Goes on through the next PIECE slots that each token sees; returns whether one may see more.
+  bool go_on() {
+    bool more = true;
+    for (int64_t block = 0; more && block < PIECE / BLOCK; block++) {
       more = false;
       for (int64_t t = 0; t < tokens; t++) {
-        int32_t seen[BLOCK];
-        int count = all[t].look(view, seen);
-        if (count)
-          attend(all[t].queries, each, {keys, values, seen, count, dim, layer.scaling, layer.cap});
-        more |= count == BLOCK;
+        seeing[t].look();
+        more |= seeing[t].count == BLOCK;
+      }
+      for (int64_t t = 0, next; t < tokens; t = next) {
+        for (next = t + 1; next < tokens && seeing[next].looks_at_the_same(seeing[t]);) next++;
+        if (seeing[t].count) attend(queries + t * each, (next - t) * each, slots_of(seeing[t]));
       }
     }
-    for (int64_t t = 0; t < tokens; t++)
-      for (int64_t h = 0; h < each; h++) conclude(all[t].queries[h], dim);
+    return more;
   }
-}
+
+  // The slots that a token looks at: in the cache, or widened.
+  Slots slots_of(const Seeing &token) const {
+    const Layer &layer = *job.layer;
+    if (keys.kind == WHOLE)
+      return {static_cast<const float *>(keys.numbers), static_cast<const float *>(values.numbers),
+              token.seen, token.count, dim, layer.scaling, layer.cap};
+    float *wide_keys = job.room, *wide_values = job.room + BLOCK * dim;
+    widen_vectors(keys, token.seen, token.count, wide_keys);
+    widen_vectors(values, token.seen, token.count, wide_values);
+    return {wide_keys, wide_values, IN_ORDER, token.count, dim, layer.scaling, layer.cap};
+  }
+
+  void compute() {
+    Query whole[TOGETHER * MOST_EACH];
+    look_from(0);
+    begin(nullptr);
+    bool more = go_on();
+    std::copy(queries, queries + size(), whole);
+    while (more) {
+      begin(room_for_sums());
+      more = go_on();
+      for (int64_t q = 0; q < size(); q++) merge(whole[q], queries[q], dim);
+    }
+    for (int64_t q = 0; q < size(); q++) conclude(whole[q], dim);
+  }
+};
+
+// What the query heads that share a key head have seen of each piece of a row's slots, for all of a
+// row's tokens: their sums but for the first piece's, which are where the output goes, and after
+// these the highest score and the weights of each piece.
+struct Partials {
+  const Attention &job;
+  const int64_t row, group;
+  const int64_t queries = job.pass->columns * job.each(), dim = job.layer->dim;
+  const int64_t pieces = pieces_of(job.pass->view);
+
+  static int64_t size(int64_t queries, int64_t pieces, int64_t dim) {
+    return queries * pieces * (dim + 2);
+  }
+
+  float *begin() const {
+    return job.partials + (row * job.layer->groups + group) * size(queries, pieces, dim);
+  }
+  float *sums(int64_t piece) const { return begin() + piece * queries * dim; }
+  float *marks(int64_t piece) const {
+    return begin() + pieces * queries * dim + piece * queries * 2;
+  }
+
+  void compute(int64_t piece) const {
+    Attending tile(job, row, group, 0, job.pass->columns);
+    tile.look_from(piece * PIECE);
+    tile.begin(piece ? sums(piece) : nullptr);
+    tile.go_on();
+    for (int64_t q = 0; q < queries; q++) {
+      marks(piece)[2 * q] = tile.queries[q].highest;
+      marks(piece)[2 * q + 1] = tile.queries[q].weights;
+    }
+  }
+
+  void merge_all(int64_t query) const {
+    auto of = [&](int64_t piece) {
+      const float *own = marks(piece) + 2 * query;
+      return Query{nullptr, sums(piece) + query * dim, own[0], own[1]};
+    };
+    Query whole = of(0);
+    whole.values = job.result + job.place_of(row, group, query / job.each(), query % job.each());
+    for (int64_t piece = 1; piece < pieces; piece++) merge(whole, of(piece), dim);
+    conclude(whole, dim);
+  }
+};
 
 // What follows the last layer: a norm, or none, and the logits of each row's last tokens, or none.
 struct Ending {
@@ -562,6 +727,8 @@ struct Hand {
   int64_t first, last;  // the tokens whose hidden states it adds up and normalises
   float *mine, *normal; // hidden states of all tokens, and the same normalised: [tokens, hidden]
   float *made, *rest;   // what products make of them: shared by all threads
+  float *room;          // for attention
+  float *partials;      // the same of all threads; null where a row's slots are not shared out
 };
 
 // A pass through layers, on several threads. Where there are few tokens each thread adds up the
@@ -573,7 +740,7 @@ struct Run {
   int64_t count;
   const Pass &pass;
   float *x; // [tokens, hidden]: what comes in, and then what comes out, where there is no head
-  float *const *keys, *const *values; // of each layer
+  const Cache &cache;
   Ending ending;
   Threads threads;
   Team team = {};
@@ -600,7 +767,12 @@ struct Run {
     float *mine = rest + all * room(layers, count) + (by_itself ? own * 2 * floats : 0);
     const int64_t first = by_itself ? 0 : all * own / size;
     const int64_t last = by_itself ? all : all * (own + 1) / size;
-    return {own, size, by_itself, first, last, mine, mine + floats, made, rest};
+    const int64_t hands = by_itself ? threads.count : 1;
+    float *tiles = rest + all * room(layers, count) + hands * 2 * floats;
+    float *shared = tiles + threads.count * room_to_attend(layers, count);
+    if (!partials(layers, count, pass.rows, pass.columns, pass.view)) shared = nullptr;
+    tiles += own * room_to_attend(layers, count);
+    return {own, size, by_itself, first, last, mine, mine + floats, made, rest, tiles, shared};
   }
 
   // Where threads share the hidden states, returns once all of them have those of their tokens.
@@ -626,6 +798,25 @@ struct Run {
     for (const Layer *at = layers; at < layers + count; at++)
       most = std::max({most, (2 * at->heads + 2 * at->groups) * at->dim, 2 * at->inner});
     return most;
+  }
+
+  // The floats that attention needs on each thread.
+  static int64_t room_to_attend(const Layer *layers, int64_t count) {
+    int64_t most = 0;
+    for (const Layer *at = layers; at < layers + count; at++)
+      most = std::max(most, Attending::room(at->heads / at->groups, at->dim));
+    return most;
+  }
+
+  // The floats of `Partials` of a layer; 0 where there is one piece, or where they would be many:
+  // then there are rows and heads enough for all threads.
+  static int64_t partials(const Layer *layers, int64_t count, int64_t rows, int64_t columns,
+                          int64_t view) {
+    if (columns > TOGETHER || view <= PIECE) return 0;
+    int64_t most = 0;
+    for (const Layer *at = layers; at < layers + count; at++)
+      most = std::max(most, Partials::size(rows * columns * at->heads, pieces_of(view), at->dim));
+    return most > MOST_PARTIALS ? 0 : most;
   }
 
   // The floats per token that the rounded activations of any of them take.
@@ -712,23 +903,49 @@ struct Run {
     team.wait(size);
   }
 
-  // Attention over few tokens is shared out by rows and heads, over many by tokens too.
+  // Attention over few tokens is shared out by rows and heads, over many by tokens too. By slots it is
+  // where there are fewer rows and heads than keep all threads busy to the end.
   void attend_together(const Attention &job, int size) {
-    const int64_t heads = pass.rows * job.layer->groups, groups = job.layer->groups;
+    const int64_t groups = job.layer->groups, heads = pass.rows * groups;
     const bool many = pass.columns > TOGETHER;
+    const bool by_slots = job.partials && heads % size && heads < 4 * size;
     const int64_t tiles = many ? (pass.columns + TOGETHER - 1) / TOGETHER : 1;
     int64_t begin, end;
-    if (many) {
+    if (many || by_slots) {
       while (team.take(heads, 1, size, begin, end))
-        for (; begin < end; begin++) cache_tokens(job, begin / groups, begin % groups);
+        for (; begin < end; begin++) {
+          cache_tokens(job, begin / groups, begin % groups);
+          if (by_slots) turn_queries(job, begin / groups, begin % groups, 0, pass.columns);
+        }
       team.wait(size);
     }
+    if (by_slots) return attend_by_slots(job, size);
     while (team.take(heads * tiles, 1, size, begin, end))
       for (; begin < end; begin++) {
         int64_t head = begin / tiles, first = begin % tiles * TOGETHER;
+        int64_t row = head / groups, group = head % groups;
         int64_t last = std::min(pass.columns, first + TOGETHER);
-        if (!many) cache_tokens(job, head / groups, head % groups);
-        attention_of(job, head / groups, head % groups, first, last);
+        if (!many) cache_tokens(job, row, group);
+        turn_queries(job, row, group, first, last);
+        Attending(job, row, group, first, last - first).compute();
+      }
+    team.wait(size);
+  }
+
+  void attend_by_slots(const Attention &job, int size) {
+    const int64_t groups = job.layer->groups, heads = pass.rows * groups;
+    const int64_t pieces = pieces_of(pass.view), queries = pass.columns * job.each();
+    int64_t begin, end;
+    while (team.take(heads * pieces, 1, size, begin, end))
+      for (; begin < end; begin++) {
+        int64_t head = begin / pieces;
+        Partials{job, head / groups, head % groups}.compute(begin % pieces);
+      }
+    team.wait(size);
+    while (team.take(heads * queries, 1, size, begin, end))
+      for (; begin < end; begin++) {
+        int64_t head = begin / queries;
+        Partials{job, head / groups, head % groups}.merge_all(begin % queries);
       }
     team.wait(size);
   }
@@ -758,8 +975,13 @@ struct Run {
     product(hand.normal, hand.rest, layer.hidden, &layer.query, 3, hand.size);
     float *new_keys = hand.rest + tokens() * wide, *new_values = new_keys + tokens() * narrow;
     float *seen = new_values + tokens() * narrow;
-    Attention attention{&layer,     &pass,       hand.rest,     new_keys,
-                        new_values, keys[index], values[index], seen};
+    const bool scaled = cache.kind != WHOLE;
+    Vectors keys{cache.keys[index], scaled ? cache.key_scales[index] : nullptr, cache.kind, layer.dim};
+    Vectors values = keys;
+    values.numbers = cache.values[index];
+    if (scaled) values.scales = cache.value_scales[index];
+    Attention attention{&layer, &pass,  hand.rest, new_keys,  new_values,
+                        keys,   values, seen,      hand.room, hand.partials};
     if (layer.together) normalise_together(attention, hand.size);
     attend_together(attention, hand.size);
     product(seen, hand.made, wide, &layer.output, 1, hand.size);
@@ -1053,26 +1275,28 @@ void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inpu
     widen_row(kind, raw + r * bytes, blocks_of(inputs), to + r * inputs);
 }
 
-// The floats of scratch memory that layers need for a pass over some tokens, on n threads. One
-// line of the cache more is needed to begin with one.
-int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t tokens, int threads) {
+// The floats of scratch memory that layers need for a pass over some tokens, each of which may see
+// `view` slots, on n threads. One line of the cache more is needed to begin with one.
+int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t rows, int64_t columns, int64_t view,
+                        int threads) {
+  const int64_t tokens = rows * columns;
   const int64_t held = 1 + 2 * (Run::alone(tokens, threads) ? threads : 1);
   return tokens * (Run::rounded(layers, count) + Run::room(layers, count) + held * layers->hidden) +
-         Run::mixed(layers, count, tokens);
+         Run::mixed(layers, count, tokens) + threads * Run::room_to_attend(layers, count) +
+         Run::partials(layers, count, rows, columns, view);
 }
 
 // x: [tokens, hidden], what comes in, and then what comes out of all layers, normalised if there is
 // a norm for that. Where there is a head, of some parts, logits are written instead: of each part
 // [rows, keep, outputs].
 // states: null, or where each layer's output is written to, too, as many floats apart as stride says.
-// keys, values: each layer's cache, [heads, slots, dim].
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
-                    float *const *keys, float *const *values, const Norm *norm, const Part *head,
-                    int64_t parts, float *logits, int64_t keep, float scale, float cap,
-                    float *states, int64_t stride, Parallel parallel, int (*size)(), int count) {
+                    const Cache *cache, const Norm *norm, const Part *head, int64_t parts,
+                    float *logits, int64_t keep, float scale, float cap, float *states,
+                    int64_t stride, Parallel parallel, int (*size)(), int count) {
   Run run{layers,        layer_count,
           *pass,         x,
-          keys,          values,
+          *cache,
           {norm, head, parts, logits, keep, scale, cap, states, stride},
           {parallel, size, count}};
   run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);

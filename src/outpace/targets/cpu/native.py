@@ -238,9 +238,10 @@ class Native:
         self._widen_rows = library.outpace_widen_rows
         self._widen_rows.argtypes = (short, pointer, number, number, pointer)
         self._scratch = library.outpace_scratch
-        self._scratch.argtypes, self._scratch.restype = (pointer, number, number, short), number
+        self._scratch.argtypes = (pointer, *(number,) * 4, short)
+        self._scratch.restype = number
         self._layers = library.outpace_layers
-        one = (*(pointer,) * 6, number, pointer, number, *(ctypes.c_float,) * 2, pointer, number)
+        one = (*(pointer,) * 5, number, pointer, number, *(ctypes.c_float,) * 2, pointer, number)
         self._layers.argtypes = (pointer, number, *one, *threads)
         self._parallel = _torchs_threads()
 
@@ -300,17 +301,17 @@ class Native:
         self._widen_rows(kind, blocks.raw.data_ptr(), *sizes, found.data_ptr())
         return found
 
-    def scratch(self, layers: Any, tokens: int, threads: int) -> int:
-        """Returns the floats that layers need to work in, in a pass over some tokens."""
-        return int(self._scratch(layers, len(layers), tokens, threads))
+    def scratch(self, layers: Any, rows: int, columns: int, view: int, threads: int) -> int:
+        """Returns the floats that layers need to work in, in a pass over some tokens of each row,
+        which may see ``view`` slots."""
+        return int(self._scratch(layers, len(layers), rows, columns, view, threads))
 
     def layers(
         self,
         layers: Any,
         plan: Any,
         x: Tensor,
-        keys: Any,
-        values: Any,
+        cache: Any,
         norm: Any,
         threads: int,
         ending: Ending,
@@ -318,14 +319,13 @@ class Native:
     ) -> None:
         """Replaces x by what layers make of it, or writes the logits.
 
-        layers, plan: structures as the source knows them; x: float32, contiguous; keys, values:
-        arrays of pointers to each layer's cache ``[heads, slots, dim]``; norm: the structure of
-        what comes after the last layer, or None.
+        layers, plan, cache: structures as the source knows them; x: float32, contiguous; norm: the
+        structure of what comes after the last layer, or None.
         """
         after = None if norm is None else ctypes.byref(norm)
         heads, parts, logits, keep, scaling = ending
         last = heads, parts, logits, keep, scaling.scale, scaling.cap or 0.0
-        given = ctypes.byref(plan), x.data_ptr(), keys, values, after, *last, *states
+        given = ctypes.byref(plan), x.data_ptr(), ctypes.byref(cache), after, *last, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)
 
     def _threads(self, weights: int) -> tuple[Any, Any, int]:

@@ -11,6 +11,9 @@ Each layer has one buffer for the slots of all rows, ``[H, S, D]``, and each row
 own in it. A row that becomes longer than its extent gets one of twice the size; the others stay
 where they are, and so they do when a row ends. Where the buffers themselves are exchanged for
 larger or smaller ones, all has to be copied anyhow, and the rows are put next to each other again.
+
+Keys and values may be held in 8 bits (`kv_dtype`): then a layer has buffers of their scales, too,
+``[H, S, 1]``, which are moved, copied and saved like all others.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from outpace.core.transfer import to_device
+from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.extents import (
     GRAIN,
     NO_SLOTS,
@@ -36,6 +40,7 @@ from outpace.targets.hf.extents import (
     rounded,
     spacing_of,
 )
+from outpace.targets.hf.kv_dtype import EIGHT_BITS
 from outpace.targets.hf.prefixes import SavedText
 
 SPARSE = 4
@@ -45,11 +50,16 @@ SPARSE = 4
 class SlotLayer(CacheLayerMixin):
     """One layer's buffers ``[H, S, D]``, made when the first keys arrive."""
 
+    NAMES = ("keys", "values", "key_scales", "value_scales", "index")
+    """The buffers that there may be."""
     is_compileable = False
     is_croppable = False
     is_sliding = False
     keys: Tensor
     values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+    """``[H, S, 1]``, where keys and values are held in 8 bits."""
     index: Tensor | None = None
     """``[1, S, D]``: keys by which an indexer picks the tokens that attention sees."""
 
@@ -59,11 +69,16 @@ class SlotLayer(CacheLayerMixin):
         self._owner: SlotCache = weakref.proxy(owner)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        bits, slots, both = self._owner.bits, self._owner.capacity, (key_states, value_states)
+        kind = None if bits is None else torch.int8
+        # Zeros: a masked slot that held NaN would still poison 0 * NaN.
         self.keys, self.values = (
-            # Zeros: a masked slot that held NaN would still poison 0 * NaN.
-            states.new_zeros(states.shape[1], self._owner.capacity, states.shape[3])
-            for states in (key_states, value_states)
+            states.new_zeros(states.shape[1], slots, states.shape[3], dtype=kind) for states in both
         )
+        if bits is not None:
+            self.key_scales, self.value_scales = (
+                states.new_zeros(states.shape[1], slots, 1) for states in both
+            )
         self.is_initialized = True
 
     def update(
@@ -73,9 +88,27 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         slots = self._owner.slots
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            _write(buffer, states, slots)
-        return seen(self.keys, slots), seen(self.values, slots)
+        self._put(self.keys, self.key_scales, key_states, slots)
+        self._put(self.values, self.value_scales, value_states, slots)
+        return self.shown(slots)
+
+    def _put(self, buffer: Tensor, scales: Tensor | None, states: Tensor, slots: PassSlots) -> None:
+        bits = self._owner.bits
+        if bits is not None and scales is not None:
+            states, of_states = bits.rounded(states)
+            _write(scales, of_states, slots)
+        _write(buffer, states, slots)
+
+    def shown(self, slots: PassSlots) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values that may be seen, ``[A, H, view, D]``, in the model's
+        dtype."""
+        keys, values, bits = seen(self.keys, slots), seen(self.values, slots), self._owner.bits
+        if bits is None or self.key_scales is None or self.value_scales is None:
+            return keys, values
+        return (
+            bits.widened(keys, seen(self.key_scales, slots)),
+            bits.widened(values, seen(self.value_scales, slots)),
+        )
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Writes an indexer's new keys ``[A, T, D]``; returns what it may see, ``[A, view, D]``."""
@@ -92,14 +125,15 @@ class SlotLayer(CacheLayerMixin):
     @property
     def buffers(self) -> list[Tensor]:
         """Those that exist, ``[H, S, D]``."""
-        return [self.keys, self.values, *([] if self.index is None else [self.index])]
+        found = (getattr(self, name) for name in self.NAMES)
+        return [buffer for buffer in found if buffer is not None]
 
     def exchange(self, moves: Sequence[tuple[Extent, Extent]], capacity: int) -> None:
         """Makes buffers of another size, with the content of extents at their new places."""
-        self.keys = _moved(self.keys, moves, capacity)
-        self.values = _moved(self.values, moves, capacity)
-        if self.index is not None:
-            self.index = _moved(self.index, moves, capacity)
+        for name in self.NAMES:
+            buffer = getattr(self, name)
+            if buffer is not None:
+                setattr(self, name, _moved(buffer, moves, capacity))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._owner.slots.view, 0
@@ -157,11 +191,15 @@ class SlotCache(Cache):
 
     layers: Any
 
-    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, rows: int, device: torch.device | str = "cpu", kv_cache_dtype: KVCacheDtype = "auto"
+    ) -> None:
         # Not super(): a subclass may also be of a cache class that one model insists on.
         made: Any = SlotLayers(self)
         Cache.__init__(self, layers=made)
         self.rows = rows
+        self.bits = EIGHT_BITS[kv_cache_dtype]
+        """How keys and values are held in 8 bits; None: as they are."""
         self.spare = GRAIN if rows > 1 else 0
         """Slots at the end of each buffer, which no row has: rows that are only padding write there
         (`padded_placement`)."""
@@ -202,16 +240,14 @@ class SlotCache(Cache):
 
     # -- buffers ---------------------------------------------------------------------------------
 
-    def buffers_of(
-        self, layer_idx: int, heads: int, dim: int, like: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Returns a layer's keys and values ``[heads, S, dim]``, for a layer that writes and reads
-        them by itself. like: a tensor of the dtype and device that they should have."""
+    def buffers_of(self, layer_idx: int, heads: int, dim: int, like: Tensor) -> SlotLayer:
+        """Returns the buffers ``[heads, S, dim]`` of a layer that writes and reads its keys and
+        values by itself. like: a tensor of the dtype and device of the model."""
         layer = self._layer(layer_idx)
         if not layer.is_initialized:
             head = like.new_empty(1, heads, 1, dim)
             layer.lazy_initialization(head, head)
-        return layer.keys, layer.values
+        return layer
 
     def _layer(self, index: int) -> SlotLayer:
         layer: SlotLayer = self.layers[index]

@@ -15,6 +15,7 @@ from outpace.core.request import Source
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
+from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
 from outpace.targets.hf.extents import PassSlots
@@ -58,9 +59,15 @@ class Runner:
     """
 
     def __init__(
-        self, model: nn.Module, rows: int, max_length: int, fixed: FixedShapes | None = None
+        self,
+        model: nn.Module,
+        rows: int,
+        max_length: int,
+        fixed: FixedShapes | None = None,
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
-        """fixed: how to run passes whose shapes come again and again, if not as they come."""
+        """fixed: how to run passes whose shapes come again and again, if not as they come.
+        kv_cache_dtype: in what its keys and values are held; ``ConfigError`` if it has none."""
         loaded: Any = model  # nn.Module says of no attribute what it is
         self.sources = Sources(model, rows) if is_encoder_decoder(model) else None
         self.model: Any = loaded if self.sources is None else self.sources.decoder
@@ -75,7 +82,7 @@ class Runner:
         # The model's own properties walk through its parameters each time.
         self.device: torch.device = self.model.device
         self.dtype: torch.dtype = self.model.dtype
-        self.cache = cache_for(self.model, rows, self.device)
+        self.cache = cache_for(self.model, rows, self.device, kv_cache_dtype)
         self.text_offset = text_offset(self.model)  # of a row without images
         self.setting = Setting.of(self.model)
         self._lock = model_lock(model)

@@ -15,9 +15,18 @@ from outpace.core.proposal import AuxTokens, Precomputed
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, States, SubLayers, Target
+from outpace.targets.base import (
+    KVCacheDtype,
+    Plan,
+    PromptInputs,
+    ReadPart,
+    Scores,
+    States,
+    SubLayers,
+    Target,
+)
 from outpace.targets.cpu.threads import ThreadLimit
-from outpace.targets.hf.cache import SlotCache, seen
+from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
@@ -73,11 +82,12 @@ class HFTarget(Target):
         fixed: FixedShapes | None = None,
         saved: SavedTexts | None = None,
         invariant: bool = False,
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         """fixed: how passes of shapes that come again are run, if they are compiled or recorded.
         saved: where ended texts stay cached for texts that begin alike. invariant: a token's logits
         shall not depend on what else is in a pass; ``fixed`` is then unset where the model's own
-        passes compute tokens alike.
+        passes compute tokens alike. kv_cache_dtype: in what keys and values are held.
 
         Raises ``ConfigError`` for what the model cannot do.
         """
@@ -94,7 +104,8 @@ class HFTarget(Target):
             self.invariance = BatchInvariance.of(model, rows, one_shape=fixed is not None)
             self.chains_only, self.most_nodes = fixed is not None, self.invariance.most_nodes
             fixed = None if fixed is None else replace(fixed, columns=COLUMNS)
-        self.runner = Runner(model, rows, max_length, fixed)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.runner = Runner(model, rows, max_length, fixed, kv_cache_dtype)
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self._scaling = LogitScaling.of(self.runner.config)
         self._padding = PADDING if self.runner.reads_padding else 1.0
@@ -388,10 +399,7 @@ class HFTarget(Target):
     def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
         layers = {kind: self.runner.cache.layers[self.entry_layers[kind]] for kind in types}
         slots = self.runner.cached_slots(self._ready)
-        return {
-            kind: (seen(layer.keys, slots), seen(layer.values, slots))
-            for kind, layer in layers.items()
-        }
+        return {kind: layer.shown(slots) for kind, layer in layers.items()}
 
     def view(self, skipped: SubLayers) -> PartView:
         self._check_layers("leave out some of its layers")
@@ -415,8 +423,8 @@ class HFTarget(Target):
         if self._images is not None and not self._images.reads_forward:
             return super().plain(token_ids, last)
         ids = torch.tensor([list(token_ids)], device=self.device)
-        if rounds_inputs(self.model):
-            return self._plain_in_own_code(ids, last or len(token_ids))
+        if rounds_inputs(self.model) or self.kv_cache_dtype != "auto":
+            return self._plain_through_slots(ids, last or len(token_ids))
         wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
         if last is not None:
             wanted["logits_to_keep"] = last
@@ -424,11 +432,13 @@ class HFTarget(Target):
             logits: Tensor = self.model(input_ids=ids, use_cache=False, **wanted).logits
         return logits[0, -(last or 0) :]  # some models give the logits of all tokens
 
-    def _plain_in_own_code(self, ids: Tensor, last: int) -> Tensor:
+    def _plain_through_slots(self, ids: Tensor, last: int) -> Tensor:
         """``[last, V]`` after the last of a text's tokens ``[1, T]``, read as a chain without a
-        draft into a cache of its own. transformers' attention adds up in another order, which
-        decides now and then how the input of a product is rounded."""
-        runner, found = Runner(self.model, 1, self.max_length), []
+        draft into a cache of its own: where attention reads what the cache has rounded, and where
+        our own code rounds the inputs of products, since transformers' attention adds up in another
+        order, which decides now and then how one is rounded."""
+        runner = Runner(self.model, 1, self.max_length, kv_cache_dtype=self.kv_cache_dtype)
+        found = []
         runner.admit(1)
         behind = ids.shape[1]
         for piece in torch.split(ids, PREFILL_CHUNK, 1):
@@ -447,7 +457,7 @@ class HFTarget(Target):
             return self._aux_forward(ids, aux_tokens)[0]
 
     def another(self, rows: int) -> HFTarget:
-        return HFTarget(self.model, rows, self.max_length)
+        return HFTarget(self.model, rows, self.max_length, kv_cache_dtype=self.kv_cache_dtype)
 
 
 def asking_for(layers: Iterable[int]) -> dict[str, Any]:

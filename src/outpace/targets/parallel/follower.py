@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from outpace.errors import OutpaceError, reason_of
+from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.hf.loading.reading import hide_progress_bars
-from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.calls import Call, receive
-from outpace.targets.parallel.load import PartOfModel, read_part, shared_modules
+from outpace.targets.parallel.load import PartOfModel, part_of, read_part, shared_modules
 from outpace.targets.parallel.processes import (
     DEVICE,
     IDLE,
@@ -79,11 +79,17 @@ class Follower:
             shared_modules(self._models[number])[name](*given, **named)
 
     def begin(
-        self, number: int, model: int, rows: int, max_length: int, saved: tuple[int, int | None]
+        self,
+        number: int,
+        model: int,
+        rows: int,
+        max_length: int,
+        saved: tuple[int, int | None],
+        kv_cache_dtype: KVCacheDtype,
     ) -> None:
         """Makes a target of a model."""
-        texts = SavedTexts(*saved)
-        self._targets[number] = HFTarget(self._models[model], rows, max_length, saved=texts)
+        part = self._models[model]
+        self._targets[number] = part_of(part, rows, max_length, saved, kv_cache_dtype)
 
     def reuse(self, number: int, reuses: bool) -> None:
         """Sets whether a target keeps the caches of texts that have ended."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from outpace.core.proposal import AuxTokens
 from outpace.errors import ConfigError
 from outpace.targets.base import (
+    KVCacheDtype,
     LowerView,
     Plan,
     PromptInputs,
@@ -24,10 +25,8 @@ from outpace.targets.base import (
     View,
 )
 from outpace.targets.hf.lock import model_lock
-from outpace.targets.hf.prefixes import SavedTexts
-from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.calls import Call
-from outpace.targets.parallel.load import OUT, SplitModel
+from outpace.targets.parallel.load import OUT, SplitModel, part_of
 
 
 class Leader(Target):
@@ -45,19 +44,19 @@ class Leader(Target):
         rows: int,
         max_length: int,
         saved: tuple[int, int | None] = (0, None),
+        kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
         """saved: how many ended texts stay cached, and how many tokens of them, as `SavedTexts`
         takes them."""
         self._loaded = loaded
         self._processes = loaded.processes
         self._number = self._processes.next_number()
-        begin = Call("begin", (self._number, loaded.number, rows, max_length, saved))
-        texts = SavedTexts(*saved)
+        given = (rows, max_length, saved, kv_cache_dtype)
+        begin = Call("begin", (self._number, loaded.number, *given))
         with model_lock(loaded.model):  # some models are tried out when a target is made
-            self._own = self._processes.call(
-                begin, lambda: HFTarget(loaded.model, rows, max_length, saved=texts)
-            )
+            self._own = self._processes.call(begin, lambda: part_of(loaded.model, *given))
         self.device, self.dtype = self._own.device, self._own.dtype
+        self.kv_cache_dtype = kv_cache_dtype
         self.rows, self.max_length = rows, max_length
         weakref.finalize(self, self._processes.forget, self._number).atexit = False
 
@@ -186,7 +185,8 @@ class Leader(Target):
         return found
 
     def another(self, rows: int) -> Leader:
-        return Leader(self._loaded, rows, self.max_length)
+        kind = self.kv_cache_dtype
+        return Leader(self._loaded, rows, self.max_length, kv_cache_dtype=kind)
 
     def view(self, skipped: SubLayers) -> View:
         self._refuse("leave out some of its layers")

@@ -18,6 +18,7 @@ from torch import nn
 
 from outpace.core.progress import Progress, silent
 from outpace.errors import ConfigError, UnsupportedModel, reason_of
+from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.kernels import ASKED
 from outpace.targets.cpu.threads import processors, use_threads
 from outpace.targets.hf import support, trials
@@ -34,7 +35,9 @@ from outpace.targets.hf.loading.reading import (
     without_loading_bars,
 )
 from outpace.targets.hf.loading.source import check_path, locate
+from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.recurrent.families import keeps_states
+from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.calls import Call
 from outpace.targets.parallel.processes import Processes, started_with
 
@@ -184,6 +187,18 @@ def read_part(part: PartOfModel, others_have_read: Callable[[], None]) -> nn.Mod
     with torch.no_grad():
         trials.probe(model)
     return model
+
+
+def part_of(
+    model: nn.Module,
+    rows: int,
+    max_length: int,
+    saved: tuple[int, int | None],
+    kv_cache_dtype: KVCacheDtype,
+) -> HFTarget:
+    """Returns this process's part of a target. saved: the arguments of its `SavedTexts`."""
+    texts = SavedTexts(*saved)
+    return HFTarget(model, rows, max_length, saved=texts, kv_cache_dtype=kv_cache_dtype)
 
 
 def _split(model: Any, count: int) -> nn.Module:

@@ -56,6 +56,15 @@ class _Layer(ctypes.Structure):
     )
 
 
+class _Cache(ctypes.Structure):
+    """`Cache` of `cached.h`, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
+        ("kind", ctypes.c_int64),
+    )
+
+
 class ModelEnd(NamedTuple):
     """What comes after the last layer of a model."""
 
@@ -157,16 +166,16 @@ class LayerStack:
 
     def _run(self, description: _StackDescription, given: PassInputs, ending: Ending) -> None:
         pointers = self._pointers_into(given.cache, description, given.x)
-        tokens = given.slots.rows * given.slots.columns
-        scratch = self._library.scratch(description.layers, tokens, description.threads)
+        slots = given.slots
+        size = slots.rows, slots.columns, slots.view
+        scratch = self._library.scratch(description.layers, *size, description.threads)
         current = self._passes.of(given, pointers.slots, scratch)
         left = given.states
         self._library.layers(
             description.layers,
             current.struct,
             given.x,
-            keys=pointers.keys,
-            values=pointers.values,
+            cache=pointers.struct,
             norm=description.norm,
             threads=description.threads,
             ending=ending,
@@ -180,15 +189,17 @@ class LayerStack:
         one or has exchanged its buffers."""
         found = self._last_pointers
         if found is None or found.cache() is not cache or found.generation != cache.generation:
-            buffers = [
+            layers = [
                 cache.buffers_of(index, layer.groups, layer.dim, x)
                 for index, layer in zip(description.indices, description.layers, strict=True)
             ]
-            pointers = ctypes.c_void_p * len(buffers)
+            names = ("keys", "values", "key_scales", "value_scales")
+            arrays = [_pointers([getattr(layer, name) for layer in layers]) for name in names]
+            kind = 0 if cache.bits is None else cache.bits.number
             found = self._last_pointers = _CachePointers(
-                keys=pointers(*(keys.data_ptr() for keys, _ in buffers)),
-                values=pointers(*(values.data_ptr() for _, values in buffers)),
-                slots=buffers[0][0].shape[1],
+                struct=_Cache(*map(ctypes.addressof, arrays), kind),
+                arrays=arrays,
+                slots=layers[0].keys.shape[1],
                 cache=weakref.ref(cache),
                 generation=cache.generation,
             )
@@ -292,11 +303,16 @@ class _StackDescription:
 class _CachePointers:
     """Where the buffers of a cache were found."""
 
-    keys: ctypes.Array[ctypes.c_void_p]  # by layer
-    values: ctypes.Array[ctypes.c_void_p]
+    struct: _Cache
+    arrays: list[ctypes.Array[ctypes.c_void_p]]  # what it points to, by layer
     slots: int  # of each head
     cache: weakref.ref[SlotCache]
     generation: int  # of the cache's buffers
+
+
+def _pointers(buffers: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    found = [None if buffer is None else buffer.data_ptr() for buffer in buffers]
+    return (ctypes.c_void_p * len(found))(*found)
 
 
 def can_run(x: Tensor, most: int = FEW) -> bool:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.errors import ConfigError
+from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.partial.layers import exchanged_forward
 from outpace.targets.hf.recurrent.states import Columns, Name, StateCache
@@ -198,6 +200,8 @@ def _after_parents(columns: Tensor, before: Tensor, parents: Columns) -> Tensor:
 
 STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent"})
 """What transformers calls layers that have a state."""
+WITHOUT_KEYS = STATES - {"hybrid", "hybrid_sliding"} | {"moe", "mlp"}
+"""Layers that attend to nothing."""
 LISTS = ("layer_types", "layers_block_type")
 """What configurations call the list of their layers' types. Recurrent Gemma's has the second name,
 and no other before transformers 5.23."""
@@ -246,8 +250,11 @@ OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
 def keeps_states(config: Any) -> bool:
     """Returns whether a model of this configuration has layers with a state."""
     text = config.get_text_config()
-    types = {kind for name in LISTS for kind in getattr(text, name, None) or ()}
-    return text.model_type in WITHOUT_CACHE or bool(STATES & types)
+    return text.model_type in WITHOUT_CACHE or bool(STATES & _types(text))
+
+
+def _types(text: Any) -> set[str]:
+    return {kind for name in LISTS for kind in getattr(text, name, None) or ()}
 
 
 def cache_arguments(model: nn.Module, cache: SlotCache) -> dict[str, Any]:
@@ -260,17 +267,30 @@ def cache_arguments(model: nn.Module, cache: SlotCache) -> dict[str, Any]:
     return {OF_MAMBA if of_mamba else OF_OTHERS: cache, "use_cache": True}
 
 
-def cache_for(model: nn.Module, rows: int, device: torch.device) -> SlotCache:
-    """Returns an empty cache for a model."""
+def cache_for(
+    model: nn.Module, rows: int, device: torch.device, kv_cache_dtype: KVCacheDtype = "auto"
+) -> SlotCache:
+    """Returns an empty cache for a model. States are held as they are, whatever its keys and values
+    are; ``ConfigError`` for a model that has none of these."""
     loaded: Any = model
     if not keeps_states(loaded.config):
-        return SlotCache(rows, device)
+        return SlotCache(rows, device, kv_cache_dtype)
+    if kv_cache_dtype != "auto" and not _attends(loaded.config):
+        raise ConfigError(
+            f"{type(model).__name__} keeps a state of one size instead of keys and values: leave "
+            "kv_cache_dtype out."
+        )
     wanted: Any = getattr(sys.modules[type(model).__module__], "MiniMaxCache", None)
     if wanted is None:
-        return StateCache(rows, device)
+        return StateCache(rows, device, kv_cache_dtype)
     # The model takes no cache that is not of its own class.
-    made: StateCache = type("LinearCache", (LinearCache, wanted), {})(rows, device)
+    made: StateCache = type("LinearCache", (LinearCache, wanted), {})(rows, device, kv_cache_dtype)
     return made
+
+
+def _attends(config: Any) -> bool:
+    """Whether a model that keeps states has layers that attend, too."""
+    return bool(_types(config.get_text_config()) - WITHOUT_KEYS)
 
 
 class LinearCache(StateCache):

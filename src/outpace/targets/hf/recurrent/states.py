@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from outpace.core.trees.tree import Tree
+from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.cache import SlotCache, SlotLayer
 from outpace.targets.hf.prefixes import SavedText
 
@@ -194,8 +195,10 @@ class StateLayer(SlotLayer):  # type: ignore[no-untyped-call]
 class StateCache(SlotCache):
     """A slot cache for a model with states, and what transformers' layers ask it for."""
 
-    def __init__(self, rows: int, device: torch.device | str = "cpu") -> None:
-        super().__init__(rows, device)
+    def __init__(
+        self, rows: int, device: torch.device | str = "cpu", kv_cache_dtype: KVCacheDtype = "auto"
+    ) -> None:
+        super().__init__(rows, device, kv_cache_dtype)
         self.reading: Reading | None = None
         self.listener: Callable[[Name, bool], None] | None = None
         """Called with the state that is asked for, and whether it is about to be changed."""
