@@ -257,3 +257,17 @@ def test_a_damaged_folder_is_named(
         file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelLoadError, match=r"damaged|does not describe"):
         load_head(tmp_path)
+
+
+def test_keys_and_values_of_eight_bits_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it attends to is what the target attends to."""
+    model, texts = target(), []
+    reference(monkeypatch, "plain").save_pretrained(tmp_path)
+    for config in ({"method": "none"}, settings(tmp_path, num_speculative_tokens=3)):
+        llm = LLM(model, speculative_config=config, max_num_seqs=3, kv_cache_dtype="int8")
+        outputs = llm.generate(PROMPTS, greedy(12))
+        texts.append(ids(outputs))
+    assert texts[0] == texts[1]
+    assert sum(output.metrics.num_draft_tokens for output in outputs) > 0

@@ -40,7 +40,7 @@ from outpace.targets.hf.extents import (
     rounded,
     spacing_of,
 )
-from outpace.targets.hf.kv_dtype import EIGHT_BITS, EightBits
+from outpace.targets.hf.kv_dtype import EIGHT_BITS
 from outpace.targets.hf.prefixes import SavedText
 
 SPARSE = 4
@@ -87,16 +87,27 @@ class SlotLayer(CacheLayerMixin):
         """Writes the new keys and values; returns what attention may see, ``[A, H, view, D]``."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots, bits = self._owner.slots, self._owner.bits
-        if bits is None:
-            for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-                _write(buffer, states, slots)
-            return seen(self.keys, slots), seen(self.values, slots)
-        assert self.key_scales is not None
-        assert self.value_scales is not None
+        slots = self._owner.slots
+        self._put(self.keys, self.key_scales, key_states, slots)
+        self._put(self.values, self.value_scales, value_states, slots)
+        return self.shown(slots)
+
+    def _put(self, buffer: Tensor, scales: Tensor | None, states: Tensor, slots: PassSlots) -> None:
+        bits = self._owner.bits
+        if bits is not None and scales is not None:
+            states, of_states = bits.rounded(states)
+            _write(scales, of_states, slots)
+        _write(buffer, states, slots)
+
+    def shown(self, slots: PassSlots) -> tuple[Tensor, Tensor]:
+        """Returns the keys and values that may be seen, ``[A, H, view, D]``, in the model's
+        dtype."""
+        keys, values, bits = seen(self.keys, slots), seen(self.values, slots), self._owner.bits
+        if bits is None or self.key_scales is None or self.value_scales is None:
+            return keys, values
         return (
-            _rounded(self.keys, self.key_scales, key_states, slots, bits),
-            _rounded(self.values, self.value_scales, value_states, slots, bits),
+            bits.widened(keys, seen(self.key_scales, slots)),
+            bits.widened(values, seen(self.value_scales, slots)),
         )
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
@@ -142,16 +153,6 @@ def _write(buffer: Tensor, states: Tensor, slots: PassSlots) -> None:
         _rows_of(buffer, slots.rows, first, spacing.distance, slots.columns).copy_(states)
     else:
         buffer.index_copy_(1, slots.written, states.transpose(0, 1).flatten(1, 2))
-
-
-def _rounded(
-    buffer: Tensor, scales: Tensor, states: Tensor, slots: PassSlots, bits: EightBits
-) -> Tensor:
-    """Writes states ``[A, H, T, D]`` in 8 bits; returns what attention may see, widened."""
-    numbers, of_numbers = bits.rounded(states)
-    _write(buffer, numbers, slots)
-    _write(scales, of_numbers, slots)
-    return bits.widened(seen(buffer, slots), seen(scales, slots))
 
 
 def seen(buffer: Tensor, slots: PassSlots) -> Tensor:

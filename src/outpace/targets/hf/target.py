@@ -26,7 +26,7 @@ from outpace.targets.base import (
     Target,
 )
 from outpace.targets.cpu.threads import ThreadLimit
-from outpace.targets.hf.cache import SlotCache, seen
+from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
@@ -399,10 +399,7 @@ class HFTarget(Target):
     def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
         layers = {kind: self.runner.cache.layers[self.entry_layers[kind]] for kind in types}
         slots = self.runner.cached_slots(self._ready)
-        return {
-            kind: (seen(layer.keys, slots), seen(layer.values, slots))
-            for kind, layer in layers.items()
-        }
+        return {kind: layer.shown(slots) for kind, layer in layers.items()}
 
     def view(self, skipped: SubLayers) -> PartView:
         self._check_layers("leave out some of its layers")
