@@ -34,6 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 """Options with which a method drafts something for a tiny model, besides models and heads."""
 WITH_MODEL = ("draft_model", "draft_tree", "auto", "staged")
+UNTRAINED = ("dflash2", "gemma4_assistant")
+"""Heads that are published, and neither trained nor written here."""
 SEVERAL = ("ensemble", "hedge", "ucb")
 ON_BUNDLED: dict[str, dict[str, Any]] = {
     "suffix": {},
@@ -62,7 +64,7 @@ def config_for(target: str, method: str, place: Path) -> dict[str, Any]:
     elif method in heads.names():
         # Nobody has trained it, and a trial would find that.
         own |= {"model": heads.folder(method, place), "quantization": None, "check": False}
-    elif method == "gemma4_assistant":
+    elif method in UNTRAINED:
         own |= specimen(method, model(target))
     if method in WITH_MODEL:
         own |= {name: value for name, value in drafting.items() if name != "method"}

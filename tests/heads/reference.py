@@ -211,22 +211,45 @@ class BlockReference(Reference):
         xs = [self.embeddings[token] for token in tokens]
         places = [*range(len(text)), *(len(text) + at for at in range(block))]
         for layer in range(self.layers):
-            read = [self.norm(f"layers.{layer}.input_layernorm", x) for x in xs]
+            normed = [self.norm(f"layers.{layer}.input_layernorm", x) for x in xs]
+            read = self.convolved(f"layers.{layer}.attention_conv", 0, normed, normed)
             self.keys[layer], self.values[layer] = [], []
             for position, x in zip(places, [*text, *read], strict=True):
                 self.keep(layer, x, position)
+            added = []
             for at, x in enumerate(read):
                 own = len(text) + at
                 least = own - self.window(layer) if self.window(layer) else -1
                 last = own if self.causal(layer) else len(places) - 1
                 shown = [*range(max(0, least + 1), len(text)), *range(len(text), last + 1)]
-                xs[at] = xs[at] + self.looked(layer, x, own, shown)
-                inner = self.norm(f"layers.{layer}.post_attention_layernorm", xs[at])
+                added.append(self.looked(layer, x, own, shown))
+            added = self.convolved(f"layers.{layer}.attention_conv", 1, added, normed)
+            xs = [x + more for x, more in zip(xs, added, strict=True)]
+            normed = [self.norm(f"layers.{layer}.post_attention_layernorm", x) for x in xs]
+            added = []
+            for inner in self.convolved(f"layers.{layer}.mlp_conv", 0, normed, normed):
                 gate = silu(self.linear(f"layers.{layer}.mlp.gate_proj", inner))
                 up = self.linear(f"layers.{layer}.mlp.up_proj", inner)
-                xs[at] = xs[at] + self.linear(f"layers.{layer}.mlp.down_proj", gate * up)
+                added.append(self.linear(f"layers.{layer}.mlp.down_proj", gate * up))
+            added = self.convolved(f"layers.{layer}.mlp_conv", 1, added, normed)
+            xs = [x + more for x, more in zip(xs, added, strict=True)]
         self.outputs = [self.norm("norm", x) for x in xs]
         return torch.stack([self.logits(x) for x in self.outputs[1:]])
+
+    def convolved(
+        self, name: str, which: int, xs: list[Tensor], made_of: list[Tensor]
+    ) -> list[Tensor]:
+        """What DFlash 2 makes of the places of a block; made_of: what its kernels follow from."""
+        if f"{name}.base_kernel" not in self.weights:
+            return xs
+        base, group = self.weights[f"{name}.base_kernel"][which], self.about["conv_group_size"]
+        found = []
+        for at, source in enumerate(made_of):
+            moving = self.linear(f"{name}.kernel_projection", source)
+            moving = moving.view(2, len(base), -1)[which].repeat_interleave(group, -1)
+            taps = range(min(len(base), at + 1))
+            found.append(sum((base[back] + moving[back]) * xs[at - back] for back in taps))
+        return found
 
     def window(self, layer: int) -> int:
         if self.about.get("use_swa"):

@@ -247,7 +247,7 @@ def give(name: str, value: Tensor) -> Change:
         ("dflash", say(use_sliding_window=True, layer_types=None), "and it has no layer_types"),
         ("dflash", give("lm_head.weight", torch.zeros(OWN, SIZE)), "scores 6 of 20 tokens, and"),
         ("dflash", say(projector_type="domino"), "projector_type is 'domino'"),
-        ("dflash", say(architectures=["DFlash2DraftModel"]), "architecture is .*DFlash2DraftModel"),
+        ("dflash", say(architectures=["DominoDraftModel"]), "architecture is .*DominoDraftModel"),
         ("dflash", say(target_hidden_size=16), "width is not its target's"),
         ("dflash", say(block_size=None), "no block_size"),
         ("dflash", say(dflash_config={"mask_token_id": 20}), "mask_token is 20 of 20 tokens"),

@@ -18,8 +18,13 @@ from outpace.draft.base import Rows
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import kind_in, load_head, save_head
 from outpace.inspection import inspect
+from outpace.methods.heads.gemma4_assistant import Gemma4AssistantDrafter
+from outpace.targets.hf.loading.loaded import Loaded
 from targets.families import build
 from targets.generating import greedy, ids
+from targets.test_vision import LENGTH, prompts
+from targets.vision_families import CONTEXT, plain
+from targets.vision_families import target as seeing
 
 transformers: Any = pytest.importorskip("transformers")
 if not hasattr(transformers, "Gemma4AssistantForCausalLM"):
@@ -221,6 +226,18 @@ def test_sampled_texts_are_the_same_alone_and_in_company(
     together = ids(llm.generate(PROMPTS, params))
     alone = [ids(llm.generate([prompt], params))[0] for prompt in PROMPTS]
     assert together == alone
+
+
+def test_prompts_with_images() -> None:
+    loaded = Loaded(seeing("gemma4"), None, "a tiny model")
+    config = {"method": "gemma4_assistant", "num_speculative_tokens": 3}
+    config |= Gemma4AssistantDrafter.specimen(loaded)
+    llm = LLM(loaded, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    drafted: list[int] = []
+    with llm.engine.observing(lambda trace: drafted.append(trace.proposal.tree.size)):
+        found = ids(llm.generate(prompts("gemma4"), greedy(8)))
+    assert found == [text[:8] for text in plain("gemma4", LENGTH)]
+    assert max(drafted) == 3
 
 
 def test_what_a_folder_is_and_which_target_it_fits(

@@ -34,6 +34,7 @@ REGISTRY = LazyRegistry(
         "draft_model": "outpace.methods.models.chain:DraftModel",
         "draft_tree": "outpace.methods.models.tree:DraftTree",
         **TRAINED,
+        "dflash2": "outpace.methods.heads.dflash2:DFlash2Drafter",
         "gemma4_assistant": "outpace.methods.heads.gemma4_assistant:Gemma4AssistantDrafter",
         "layer_skip": "outpace.methods.self_speculation.layer_skip:LayerSkip",
         "early_exit": "outpace.methods.self_speculation.early_exit:EarlyExit",

@@ -169,7 +169,7 @@ class HeadFile(Folder):
         joined = "markov_w1.weight" in model.tensors
         for name in model.tensors:
             if name.startswith("selector_") or "_conv_" in name:
-                raise ValueError("it is one of DFlash2, which is not read")
+                raise ValueError("it is one of DFlash 2, which is read from its folder only")
         said, sure = model.of_family("sample_from_anchor"), "conf_proj.weight" in model.tensors
         window = model.number("attention.sliding_window")
         pattern = model.of_family("attention.sliding_window_pattern")

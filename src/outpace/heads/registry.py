@@ -78,6 +78,7 @@ FORMATS = LazyRegistry(
         "speculators": f"{_IN}.speculators:SpeculatorsFormat",
         "eagle": f"{_IN}.eagle:EagleFormat",
         "eagle3": f"{_IN}.eagle3_format:Eagle3Format",
+        "dflash2": f"{_IN}.dflash2:DFlash2Format",
         "dspark": f"{_IN}.dspark:DSparkFormat",  # before DFlash's, some of whose names it has
         "dflash": f"{_IN}.dflash:DFlashFormat",
         "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",

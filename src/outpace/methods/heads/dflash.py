@@ -107,13 +107,15 @@ class DFlash(TargetOutput, BlockHead):
         self._mask_token = config.mask_token
         self.fc = nn.Linear(len(self._reads) * size, size, bias=False)
         self.hidden_norm = Norm(size, eps=eps)
-        self.stack = nn.ModuleList(
-            DecoderLayer(size, config, normed=True) for _ in range(config.layers)
-        )
+        self.stack = nn.ModuleList(self.new_layer(size, config) for _ in range(config.layers))
         self.norm = Norm(size, eps=eps)
         self.mask = nn.Parameter(torch.randn(size) * size**-0.5) if config.own_mask else None
         self.lm_head = self.copy_of_rows()
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
+
+    def new_layer(self, size: int, config: LayerConfig) -> DecoderLayer:
+        """Returns one of its layers."""
+        return DecoderLayer(size, config, normed=True)
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, Protocol, cast
 
 import torch
 from annotated_types import Ge, Le
@@ -250,14 +250,14 @@ class DSparkDrafter(DFlashDrafter):
         if self._least and cast(DSpark, self._head).confidence_head is None:
             raise ConfigError("this DSpark head has no confidence head: leave 'confidence' out.")
 
-    def walk(self, rows: Rows) -> _Joined:
+    def walk(self, rows: Rows) -> JoinedWalk:
         roots, outputs, logits = self._blocks(rows)
-        return _Joined(cast(DSpark, self._head), self._vocabulary, roots, outputs, logits)
+        return JoinedWalk(cast(DSpark, self._head), self._vocabulary, roots, outputs, logits)
 
     def ended(self, drawn: Proposal, plan: TreePlan, walk: Walk) -> Proposal:
         if not self._least:
             return drawn
-        sure = cast(_Joined, walk).sure
+        sure = cast(JoinedWalk, walk).sure
         levels = [
             (chances >= self._least)[:, level.parent]
             for chances, level in zip(sure, plan.levels, strict=True)
@@ -265,11 +265,26 @@ class DSparkDrafter(DFlashDrafter):
         return pruned(drawn, plan.ordered(levels))
 
 
-class _Joined:
+class Joins(Protocol):
+    """What joins the tokens of a block, as `DSpark` does."""
+
+    def memory(self, tokens: Tensor) -> Tensor:
+        """As `DSpark.memory`."""
+
+    def joined(
+        self, logits: Tensor, outputs: Tensor, tokens: Tensor, memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As `DSpark.joined`."""
+
+    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
+        """As `DSpark.confidence`."""
+
+
+class JoinedWalk:
     """The steps through a block whose tokens follow from those before them."""
 
     def __init__(
-        self, head: DSpark, vocabulary: Vocabulary, roots: Tensor, outputs: Tensor, logits: Tensor
+        self, head: Joins, vocabulary: Vocabulary, roots: Tensor, outputs: Tensor, logits: Tensor
     ) -> None:
         """roots: ``[B, 1]``; outputs: ``[B, K, H]``; logits: ``[B, K, V']``, those that follow from
         the outputs alone."""

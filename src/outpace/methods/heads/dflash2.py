@@ -1,0 +1,226 @@
+"""DFlash 2: a DFlash block with short convolutions over its places, and a selector of candidates.
+
+z-lab 2026. Around attention and feed-forward part of each layer, a causal convolution over the
+places of the block, whose kernel follows from what it reads. At the end the likeliest tokens of
+each place are scored anew, given the token before: a block's distribution is conditional, as
+DSpark's, and over a few candidates only. The parts are named as in the published checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from outpace.core.logits.truncation import NEVER
+from outpace.draft.base import Rows
+from outpace.heads.base import LARGEST, Head, HeadConfig, TargetShape
+from outpace.heads.checkpoint import Content, Format, architectures
+from outpace.heads.folder import Folder
+from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Sight
+from outpace.methods.heads.base import NOISE
+from outpace.methods.heads.dflash import (
+    ABOUT,
+    DFlash,
+    DFlashConfig,
+    DFlashDrafter,
+    about_dflash,
+    dflash_head,
+    dflash_weights,
+)
+from outpace.methods.heads.dspark import JoinedWalk
+from outpace.methods.heads.published import renamed
+from outpace.targets.hf.loading.loaded import Loaded
+
+# -- the network -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlash2Config(DFlashConfig):
+    """What a DFlash 2 head is built from."""
+
+    conv_kernel_size: int = 2
+    """Places that a convolution sees, its own the last."""
+    conv_group_size: int = 16
+    """Numbers of a state that share the part of a kernel that follows from it."""
+    selector_rank: int = 256
+    """Width in which tokens are held against those before them."""
+    selector_top_k: int = 16
+    """Candidates of each place."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
+            if not 1 <= getattr(self, name) <= LARGEST:
+                raise ValueError(f"{name} is {getattr(self, name)}")
+
+
+class GroupedConv(nn.Module):
+    """Two causal convolutions over the places of blocks, before and after a part of a layer. Both
+    kernels follow from what the part would have read."""
+
+    def __init__(self, size: int, block: int, config: DFlash2Config) -> None:
+        super().__init__()
+        if size % config.conv_group_size:
+            raise ValueError(f"groups of {config.conv_group_size} do not divide a width of {size}")
+        self.block, self.kernel = block, config.conv_kernel_size
+        self.groups = size // config.conv_group_size
+        self.base_kernel = nn.Parameter(torch.zeros(2, self.kernel, size))
+        self.kernel_projection = nn.Linear(size, 2 * self.kernel * self.groups, bias=False)
+        nn.init.zeros_(self.kernel_projection.weight)
+        nn.init.ones_(self.base_kernel.data[:, 0])
+
+    def before(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what the part reads, ``[B, A W, H]``, and the other kernel."""
+        moving = self.kernel_projection(x).unflatten(-1, (2, self.kernel, self.groups))
+        return self._convolved(x, moving[..., 0, :, :], 0), moving[..., 1, :, :]
+
+    def after(self, x: Tensor, moving: Tensor) -> Tensor:
+        """Returns what the part adds, ``[B, A W, H]``."""
+        return self._convolved(x, moving, 1)
+
+    def _convolved(self, x: Tensor, moving: Tensor, which: int) -> Tensor:
+        blocks = x.view(-1, self.block, self.groups, x.shape[-1] // self.groups)  # [B A, W, G, S]
+        moving = moving.reshape(-1, self.block, self.kernel, self.groups)
+        found = torch.zeros_like(blocks)
+        for back in range(self.kernel):
+            earlier = pad(blocks[:, : self.block - back], (0, 0, 0, 0, back, 0))
+            fixed = self.base_kernel[which, back].view(self.groups, -1)
+            found = found + (fixed + moving[:, :, back, :, None]) * earlier
+        return found.view(x.shape)
+
+
+class ConvolvedLayer(DecoderLayer):
+    """Qwen3's layer with convolutions around both of its parts."""
+
+    def __init__(self, size: int, block: int, config: DFlash2Config) -> None:
+        super().__init__(size, config, normed=True)
+        self.attention_conv = GroupedConv(size, block, config)
+        self.mlp_conv = GroupedConv(size, block, config)
+
+    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+        read, moving = self.attention_conv.before(cast(nn.Module, self.input_layernorm)(x))
+        attended, entries = self.self_attn(read, sight)
+        x = x + self.attention_conv.after(attended, moving)
+        read, moving = self.mlp_conv.before(self.post_attention_layernorm(x))
+        return x + self.mlp_conv.after(self.mlp(read), moving), entries
+
+
+class Selector(nn.Module):
+    """Scores the candidates of a place, given the token before them."""
+
+    def __init__(self, size: int, tokens: int, vocabulary: int, config: DFlash2Config) -> None:
+        super().__init__()
+        rank, self.chosen = config.selector_rank, min(config.selector_top_k, vocabulary)
+        self.hidden_projection = nn.Linear(size, rank, bias=False)
+        self.predecessor_codebook = nn.Parameter(torch.randn(tokens, rank) * rank**-0.5)
+        self.successor_codebook = nn.Parameter(torch.randn(vocabulary, rank) * rank**-0.5)
+
+    def forward(self, logits: Tensor, outputs: Tensor, tokens: Tensor) -> Tensor:
+        """Returns the logits ``[..., V']`` of the candidates after tokens ``[...]``; -inf for all
+        others."""
+        best = logits.topk(self.chosen, -1)
+        before = self.predecessor_codebook[tokens] * self.hidden_projection(outputs)  # [..., R]
+        fits = (self.successor_codebook[best.indices] @ before[..., None])[..., 0]
+        return torch.full_like(logits, NEVER).scatter(-1, best.indices, best.values + fits)
+
+
+class DFlash2(DFlash):
+    """A DFlash block, the candidates of which are scored from token to token."""
+
+    kind: ClassVar[str] = "dflash2"
+    Config: ClassVar[type[HeadConfig]] = DFlash2Config
+    learns_online: ClassVar[bool] = False
+    config: DFlash2Config
+
+    def __init__(self, target: TargetShape, config: DFlash2Config) -> None:
+        super().__init__(target, config)
+        size = target.hidden_size
+        self.candidate_selector = Selector(size, target.vocab_size, self.vocabulary, config)
+
+    def new_layer(self, size: int, config: LayerConfig) -> DecoderLayer:
+        return ConvolvedLayer(size, self.block_size, cast(DFlash2Config, config))
+
+    def memory(self, tokens: Tensor) -> Tensor:
+        """Returns nothing, ``[..., 0]``: the token before is all that counts."""
+        return tokens.new_zeros((*tokens.shape, 0), dtype=self.dtype)
+
+    def joined(
+        self, logits: Tensor, outputs: Tensor, tokens: Tensor, memory: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As of `DSpark`."""
+        return self.candidate_selector(logits, outputs, tokens), memory
+
+    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
+        """As of `DSpark`: it says nothing."""
+        return None
+
+
+# -- how it drafts ---------------------------------------------------------------------------------
+
+
+class DFlash2Drafter(DFlashDrafter):
+    """Drafts with a `DFlash2` head, whose tokens follow from one another as `DSpark`'s do."""
+
+    name: ClassVar[str] = "dflash2"
+
+    @classmethod
+    @torch.no_grad()
+    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+        torch.manual_seed(0)
+        target = TargetShape.of(loaded.config, "a specimen")
+        group = target.hidden_size
+        config = DFlash2Config(depths=3, layers=1, selector_rank=8, conv_group_size=group)
+        head = DFlash2(target, config).to(loaded.dtype).eval().requires_grad_(False)
+        for parameter in head.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=NOISE)
+        return {"model": head}
+
+    def walk(self, rows: Rows) -> JoinedWalk:
+        roots, outputs, logits = self._blocks(rows)
+        return JoinedWalk(cast(DFlash2, self._head), self._vocabulary, roots, outputs, logits)
+
+
+# -- its published format --------------------------------------------------------------------------
+
+
+ARCHITECTURE = "DFlash2DraftModel"
+ENTRIES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+CODEBOOKS = {
+    f"candidate_selector.{name}.weight": f"candidate_selector.{name}"
+    for name in ("predecessor_codebook", "successor_codebook")
+}
+"""What the codebooks are called where they are saved as embeddings."""
+
+
+class DFlash2Format(Format):
+    """A DFlash configuration with four entries more, in ``dflash_config`` or at the top."""
+
+    name: ClassVar[str] = "dflash2"
+
+    @classmethod
+    def recognises(cls, about: Mapping[str, Any]) -> bool:
+        return ARCHITECTURE in architectures(about)
+
+    @classmethod
+    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+        weights = folder.read_weights("model.safetensors")
+        with folder.describing("dflash2"):
+            entries = {**about, **(about.get(ABOUT) or {})}
+            if entries.get("output_multiplier", 1.0) != 1.0:
+                raise ValueError(f"its output_multiplier is {entries['output_multiplier']!r}")
+            more = {name: entries[name] for name in ENTRIES}
+            head, weights = dflash_head(about, renamed(weights, CODEBOOKS), DFlash2, more)
+        return folder.fill(head, weights)
+
+    @classmethod
+    def write(cls, head: Head) -> Content:
+        if not isinstance(head, DFlash2):
+            raise cls.refuse(f"holds no {head.kind} heads")
+        about = {**about_dflash(head, cls), "architectures": [ARCHITECTURE]}
+        about[ABOUT] |= {name: getattr(head.config, name) for name in ENTRIES}
+        return Content(about, dflash_weights(head))
