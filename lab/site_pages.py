@@ -161,7 +161,7 @@ def _flag(one: Any) -> tuple[str, str, str]:
 def _as_markdown(text: str) -> str:
     """A help text in paragraphs; the pages that it names become links."""
     paragraphs = (" ".join(each.split()) for each in text.replace("\b", "").split("\n\n"))
-    return re.sub(r"docs/((\w+)\.md)", r"[\2](../\1)", "\n\n".join(paragraphs))
+    return re.sub(r"docs/((?:\w+/)?(\w+)\.md)", r"[\2](../\1)", "\n\n".join(paragraphs))
 
 
 def _options() -> Iterator[str]:

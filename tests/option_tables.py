@@ -91,7 +91,7 @@ def _markdown(text: str, page: Path) -> str:
     up = "../" * (len(page.relative_to(DOCS).parts) - 1)
     text = " ".join(text.split()).replace("``", "`").replace("|", "\\|")
     text = re.sub(r"docs/(decisions/0*(\d+)[\w-]*\.md)", rf"[decision \2]({up}\1)", text)
-    return re.sub(r"docs/((\w+)\.md)", rf"[\2]({up}\1)", text)
+    return re.sub(r"docs/((?:\w+/)?(\w+)\.md)", rf"[\2]({up}\1)", text)
 
 
 def main() -> int:

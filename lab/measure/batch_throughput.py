@@ -49,6 +49,7 @@ def served():
                     urlopen(f"http://127.0.0.1:{PORT}/ready")
                     break
                 except OSError:
+                    assert server.poll() is None, "the server has ended"
                     time.sleep(0.2)
             begin = time.perf_counter()
             with ThreadPoolExecutor(CLIENTS) as clients:

@@ -61,9 +61,10 @@ class SpeculativeConfig:
     """
 
     method: Annotated[str, Reads(_method)] = "auto"
-    """A drafter's name: "auto" (look-ups, and the draft model where ``model`` is given, as far as
-    they pay), "draft_model", "none" (plain decoding), "ngram", ... Unset for the bundled target:
-    its draft model, or the head that ``model`` names, alone."""
+    """A drafter's name: "auto" (look-ups, and what ``model`` names or else the target's own
+    multi-token-prediction modules, as far as they pay), "draft_model", "none" (plain decoding),
+    "ngram", ... Unset for the bundled target: its draft model, or the head that ``model`` names,
+    alone."""
     num_speculative_tokens: Annotated[Literal["auto"] | int, Ge(0), Le(LARGEST)] = DEFAULT_TOKENS
     """Tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what rounds take and
     bring."""

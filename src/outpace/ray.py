@@ -179,6 +179,10 @@ def run_batch(
         for one in batch["answer"]:
             answers.add(one)
             report()
+    if requests.left:
+        raise ProcessLost(
+            f"{requests.left} lines came back without an answer: start the same command again."
+        )
 
 
 def start(llm: Mapping[str, Any], address: str | None = None) -> None:
@@ -197,8 +201,12 @@ def start(llm: Mapping[str, Any], address: str | None = None) -> None:
 def _share(count: int, llm: Mapping[str, Any]) -> dict[str, float]:
     """Returns what each of several engines takes of the cluster: its part of the processors and,
     where there are GPUs and the model may use them, one of these."""
-    there = ray.cluster_resources()
-    processors, gpus = there.get("CPU", 1) / count, int(there.get("GPU", 0))
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    # The most that each can have, with every one of them on some machine.
+    shares = sorted({node / part for node in nodes for part in range(1, count + 1)}, reverse=True)
+    fit = (one for one in shares if one and sum(node // one for node in nodes) >= count)
+    processors = next(fit, 1.0)
     on_gpu = llm.get("device") != "cpu" and gpus > 0
     if on_gpu and gpus < count:
         raise ConfigError(f"the cluster has {gpus} GPUs, one for each process: ask for fewer.")
@@ -304,4 +312,5 @@ def served(replicas: int, host: str, port: int, llm: dict[str, Any], **app: Any)
         serve.run(application, name="outpace")
         yield
     finally:
-        serve.delete("outpace")
+        serve.delete("outpace")  # which lets open requests end
+        serve.shutdown()

@@ -73,7 +73,7 @@ def scored(runner: Runner, draft: list[list[int]], tree: Tree | None = None) -> 
 @pytest.mark.parametrize("kind", ["auto", *KINDS])
 @torch.inference_mode()
 def test_a_long_text_keeps_its_bits(kind: KVCacheDtype, threads: None) -> None:
-    """One column and eight, alone and beside another row, as a chain and as a tree, on few threads
+    """One column and eight, alone and with another row, as a chain and as a tree, on few threads
     and on more than there are heads."""
     model = played("qwen2", max_position_embeddings=4096)
     text, draft = tokens(LONG), tokens(8, 1)
@@ -97,7 +97,7 @@ def _next(runner: Runner, token: int) -> Tensor:
 
 
 def _tree_is_its_paths(model: Any, kind: KVCacheDtype, text: list[int]) -> None:
-    """A branch lies apart until it is accepted, and beside it lie slots that it does not see."""
+    """A branch lies apart until it is accepted, and next to it lie slots that it does not see."""
     tree, nodes = Tree.uniform([0, 0, 1, 2, 3], rows=1), [4, 8, 15, 16, 23, 42]
     runner = begun(model, kind, [text])
     found = scored(runner, [nodes], tree)[0]

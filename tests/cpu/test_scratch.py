@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from torch import Tensor
 from cpu.test_blocks import SIZES, played, unrounded
 from outpace.targets.cpu.native import LINE, native
 from outpace.targets.cpu.native_layers import passes
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
+from targets.gguf.files import tiny, write
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 
@@ -105,3 +108,24 @@ def test_what_is_seen_of_a_long_text_takes_bounded_memory() -> None:
     assert held(1, 8, 32768) == 8 * 4 * 64 * (64 + 2)
     assert held(1, 9, 32768) == 0, "as many tokens as there are threads"
     assert max(held(rows, 8, 1 << 20) for rows in (1, 2, 16, 1024)) <= 1 << 24
+
+
+@pytest.mark.parametrize("kind", ["auto", "int8"])
+@torch.inference_mode()
+def test_a_mixture_with_sinks_over_a_long_text(
+    monkeypatch: pytest.MonkeyPatch, threads: None, tmp_path: Path, kind: Any
+) -> None:
+    """Three pieces of slots, shared out where threads outnumber key heads, and experts."""
+    path = write(tmp_path / "m.gguf", "gpt-oss", tiny("gpt-oss"), "MXFP4")
+    model, found = load(path).model, []
+    guarded = Guarded(monkeypatch)
+    text = torch.arange(1308)[None] * 7 % 200
+    for count in (1, 3, 5):
+        torch.set_num_threads(count)
+        runner = Runner(model, rows=1, max_length=2048, kv_cache_dtype=kind)
+        runner.admit(1)
+        runner.forward(text[:, :1300], keep=1)
+        runner.lengths = [1300]
+        found.append(runner.forward(text[:, 1300:], keep=8).logits)
+    assert guarded.held
+    assert all(torch.equal(each, found[0]) for each in found[1:])

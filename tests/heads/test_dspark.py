@@ -118,7 +118,7 @@ def test_every_path_through_a_block_is_what_its_makers_code_computes(
 
 
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-def test_beside_deepspec(kind: str, tmp_path: Path) -> None:
+def test_against_deepspec(kind: str, tmp_path: Path) -> None:
     """The makers' own code writes the folder, and samples a block. Its norms compute in float32."""
     modeling: Any = pytest.importorskip("deepspec.modeling.dspark.qwen3.modeling")
     from transformers import Qwen3Config

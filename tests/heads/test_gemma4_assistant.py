@@ -288,3 +288,16 @@ def test_keys_and_values_of_eight_bits_are_read(
         texts.append(ids(outputs))
     assert texts[0] == texts[1]
     assert sum(output.metrics.num_draft_tokens for output in outputs) > 0
+
+
+def test_rotary_frequencies_stay_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16 a token far back would stand several radians from its place."""
+    reference(monkeypatch, KINDS[0]).save_pretrained(tmp_path)
+    head = load_head(tmp_path).to(torch.float32)
+    before = {name: value.clone() for name, value in head.named_buffers() if "inv_freq" in name}
+    head.to(torch.bfloat16)
+    assert before
+    assert all(torch.equal(head.get_buffer(name), value) for name, value in before.items())
+    assert {each.dtype for each in head.parameters()} == {torch.bfloat16}

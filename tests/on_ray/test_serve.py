@@ -83,7 +83,7 @@ def test_texts_are_those_of_one_process_and_a_killed_replica_comes_back(client: 
             time.sleep(0.01)
         processes(REPLICA)[0].kill()
 
-    killer = threading.Thread(target=kill_one)
+    killer = threading.Thread(target=kill_one, daemon=True)
     killer.start()
     with ThreadPoolExecutor(CLIENTS) as clients:
         list(clients.map(ask, range(COUNT)))

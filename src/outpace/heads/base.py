@@ -115,6 +115,18 @@ class Head(nn.Module, ABC):
     d2t: Tensor
     """``[V']``: the target's token for each of the head's own."""
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        kept = [
+            (module, name, value)
+            for module in self.modules()
+            for name, value in module.named_buffers(recurse=False)
+            if name.endswith("inv_freq")
+        ]
+        found = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for module, name, value in kept:  # in float32 whatever the weights are, as in transformers
+            setattr(module, name, value.to(getattr(module, name).device))
+        return found
+
     @property
     def layers(self) -> tuple[int, ...]:
         """The target's layers that it reads, as in `Needs.states`."""

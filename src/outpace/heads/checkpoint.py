@@ -198,7 +198,8 @@ def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
 
 def outline_head(folder: str | os.PathLike[str]) -> tuple[Head, type[Format]]:
     """Returns the head in a folder with weights at whose numbers nobody has looked, so that they
-    are not read from the disk, and its format. Raises ``ModelLoadError`` as `load_head` does."""
+    are not read from the disk (those of a GGUF file are), and its format. Raises
+    ``ModelLoadError`` as `load_head` does."""
     place = _place(folder, Unread)
     about = place.read_config()
     form = _format(place, about)

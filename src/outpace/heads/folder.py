@@ -109,8 +109,8 @@ class Folder:
     def damaged(self, error: BaseException | str, file: str = "") -> ModelLoadError:
         """Returns the error for weights that cannot be read or do not fit."""
         return ModelLoadError(
-            f"the weights in {self._at(file)} are damaged, or not those that {CONFIG} describes "
-            f"({_said(error)}): train or copy the head again."
+            f"the weights in {self._at(file)} are damaged, or not those that "
+            f"{self._at(CONFIG).name} describes ({_said(error)}): train or copy the head again."
         )
 
     @contextmanager

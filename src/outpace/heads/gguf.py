@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.values import is_whole, shown
+from outpace.errors import ModelLoadError
 from outpace.heads.folder import Folder
 from outpace.targets.cpu.weights.blocks import widens
 from outpace.targets.hf.gguf.architecture import rotary_options
@@ -102,7 +103,13 @@ class HeadFile(Folder):
             return {**about, **self._dflash()}
 
     def read_weights(self, *names: str) -> dict[str, Tensor]:
-        return {self._public(name): self._numbers(one) for name, one in self._model.tensors.items()}
+        tensors = self._model.tensors
+        try:
+            return {self._public(name): self._numbers(one) for name, one in tensors.items()}
+        except ModelLoadError:
+            raise
+        except Exception as error:  # torch and gguf raise all sorts over a damaged file
+            raise self.damaged(error) from error
 
     def _at(self, file: str) -> Path:
         return self.path
@@ -153,9 +160,7 @@ class HeadFile(Folder):
         return {
             "architectures": ["LlamaForCausalLMEagle3"],
             "target_hidden_size": model.number("target_hidden_size"),
-            "eagle_aux_hidden_state_layer_ids": self._layers_read(
-                "target_layers", "extract_layers"
-            ),
+            LAYERS: self._layers_read("target_layers", "extract_layers"),
             "outpace_counts_states": True,
             **{
                 name: bool(model.of_family(name))

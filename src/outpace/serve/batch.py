@@ -224,6 +224,10 @@ class Requests:
         window: list[Line] = []
         size = 0
         for line in self:
+            if not self.holds(line.number, line.hash):
+                raise ConfigError(
+                    f"{str(self.path)!r} was changed meanwhile: start the same command again."
+                )
             if self.is_done(line.number):
                 continue
             window.append(line)
@@ -242,6 +246,7 @@ def line_at(path: Path, number: int, offset: int, longest: int) -> Line:
 
 
 def _line(number: int, offset: int, raw: bytes) -> Line:
+    raw = raw.rstrip(b"\r\n")  # the last line may get its end later
     return Line(number, raw.removeprefix(BOM) if number == 1 else raw, offset)
 
 
@@ -303,10 +308,13 @@ class Answers:
         self._opened.close()
 
     def add(self, answer: bytes) -> None:
-        """Writes one answer."""
+        """Writes one answer, unless the line has one: what is tried again may come twice."""
+        record = json.loads(answer)
+        if self._requests.is_done(_number_of(record)):
+            return
         self._file.write(answer)
         self._file.flush()  # to the system, which keeps it whatever becomes of the process
-        self._note(json.loads(answer))
+        self._note(record)
 
     def _read(self, lines: Iterable[bytes], model: str) -> int:
         """Notes the answers that there are; returns the bytes of all whole lines."""
@@ -316,14 +324,16 @@ class Answers:
                 break
             size += len(raw)
             try:
-                wrong = self._fault(record := json.loads(raw), model)
+                record = json.loads(raw)
+                wrong = self._fault(record, model)
+                if not wrong:
+                    self._note(record)
             except (ValueError, LookupError, TypeError, AttributeError):
                 wrong = "what is no answer of outpace batch"
             if wrong:
                 raise ConfigError(
                     f"{str(self.path)!r} holds {wrong}: name another file, or delete this one."
                 )
-            self._note(record)
         return size
 
     def _fault(self, record: Any, model: str) -> str | None:
@@ -337,18 +347,24 @@ class Answers:
         return None if written == model else f"an answer of another model, {written!r}"
 
     def _note(self, record: Any) -> None:
-        found = _ID.fullmatch(record["id"])
-        assert found is not None
-        self._requests.note(int(found[1]))
-        self.count += 1
+        number = _number_of(record)
         response, error = record["response"], record["error"]
         if response and response["status_code"] != 200:
             error = response["body"]["error"]
         if error:
             self.failed += 1
-            self.first_failure = self.first_failure or f"line {found[1]}: {error['message']}"
+            self.first_failure = self.first_failure or f"line {number}: {error['message']}"
         else:
             self.tokens += response["body"].get("usage", {}).get("completion_tokens", 0)
+        self._requests.note(number)
+        self.count += 1
+
+
+def _number_of(record: Any) -> int:
+    """Returns the number of the line that an answer is of."""
+    found = _ID.fullmatch(record["id"])
+    assert found is not None
+    return int(found[1])
 
 
 async def answer(server: InProcess, line: Line, repeats: bool, longest: int) -> bytes:
@@ -391,8 +407,12 @@ async def run(
         # Twice as many as are written at once: a row that is free finds a text that waits.
         asking = [asyncio.ensure_future(ask()) for _ in range(2 * server.rows)]
         try:
-            await asyncio.gather(*asking)
+            # Not gather: a KeyboardInterrupt in one of them would end this task with it, and the
+            # loop before the threads of the server are stopped.
+            ended, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             for one in asking:
                 one.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
+        for one in ended:
+            one.result()

@@ -173,16 +173,17 @@ class AutoDrafter(Several):
         children = [setup.child(config) for config in setup.options.look_ups]
         for child in children:
             check_look_up("lookups", child)
+        drafters: list[Drafter] = []
         try:
-            children += [setup.child(config) for config in setup.options.model_configs]
+            drafters += [setup.child(config) for config in setup.options.model_configs]
         except (UnsupportedModel, ModelLoadError) as error:
             if setup.options.drafter is not OF_TARGET:
                 raise
             LOGGER.warning("outpace: %s Until then look-ups draft alone.", error)
-            return cls.build(replace(setup, options=replace(setup.options, drafter=None)))
+        children += drafters
         names = [child.name for child in children]
-        if setup.options.model_configs:
-            _check_model(children[-1])
+        if drafters:
+            _check_model(drafters[-1])
         if len(set(names)) < len(names):
             raise ConfigError("'lookups' names one method twice: name each once.")
         if len(children) == 1:

@@ -252,7 +252,8 @@ class DSparkDrafter(DFlashDrafter):
 
     def walk(self, rows: Rows) -> JoinedWalk:
         roots, outputs, logits = self._blocks(rows)
-        return JoinedWalk(cast(DSpark, self._head), self._vocabulary, roots, outputs, logits)
+        head, asked = cast(DSpark, self._head), bool(self._least)
+        return JoinedWalk(head, self._vocabulary, roots, outputs, logits, asked)
 
     def ended(self, drawn: Proposal, plan: TreePlan, walk: Walk) -> Proposal:
         if not self._least:
@@ -284,16 +285,23 @@ class JoinedWalk:
     """The steps through a block whose tokens follow from those before them."""
 
     def __init__(
-        self, head: Joins, vocabulary: Vocabulary, roots: Tensor, outputs: Tensor, logits: Tensor
+        self,
+        head: Joins,
+        vocabulary: Vocabulary,
+        roots: Tensor,
+        outputs: Tensor,
+        logits: Tensor,
+        asked: bool = False,
     ) -> None:
         """roots: ``[B, 1]``; outputs: ``[B, K, H]``; logits: ``[B, K, V']``, those that follow from
-        the outputs alone."""
+        the outputs alone. asked: whether somebody wants to know how sure it is."""
+        self._asked = asked
         self._head, self._vocabulary = head, vocabulary
         self._roots, self._outputs, self._logits = roots, outputs, logits
         self._memory, self._depth = head.memory(roots), 0
         self.sure: list[Tensor] = []
-        """By level, how likely the children of its W nodes are accepted, ``[B, W]``; nothing from a
-        head that does not say it."""
+        """By level, how likely the children of its W nodes are accepted, ``[B, W]``, if that is
+        asked."""
 
     def first(self) -> Tensor:
         """Returns the logits ``[B, V]`` after the roots."""
@@ -315,7 +323,7 @@ class JoinedWalk:
             of_block[:, self._depth, None].expand(-1, wide, -1)
             for of_block in (self._outputs, self._logits)
         )
-        sure = self._head.confidence(outputs, tokens)
+        sure = self._head.confidence(outputs, tokens) if self._asked else None
         if sure is not None:
             self.sure.append(sure.sigmoid())
         found, self._memory = self._head.joined(logits, outputs, tokens, self._memory)

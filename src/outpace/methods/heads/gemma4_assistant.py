@@ -23,14 +23,16 @@ from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
 from outpace.methods.heads.base import NOISE, Walk
+from outpace.methods.heads.published import FULL, SLIDING
 from outpace.methods.heads.steps import StepHead, StepHeadDrafter, StepWalk
+from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.sharing import sharing_layers
+from outpace.targets.hf.weights import weight_bytes
 
 NAME = "gemma4_assistant"
 TYPES = (NAME, "gemma4_unified_assistant")
 """Types of models that are assistants."""
-FULL, SLIDING = "full_attention", "sliding_attention"
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -141,6 +143,12 @@ class Gemma4AssistantDrafter(StepHeadDrafter):
     the state that it goes on from."""
 
     name: ClassVar[str] = NAME
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        own = cast(Gemma4Assistant, self._head)
+        if own.masked_embedding is None:  # the embeddings are its output matrix
+            self.pass_bytes += weight_bytes(own.model.embed_tokens)
 
     @property
     def deepest(self) -> None:  # type: ignore[override]

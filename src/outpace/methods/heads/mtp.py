@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.options import Reads
-from outpace.core.request import Request
 from outpace.draft.base import Drafter, Setup
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
@@ -155,10 +154,12 @@ class Mtp(TargetOutput, AttendingHead):
     @classmethod
     def brought_by(cls, loaded: Loaded, path: str) -> Mtp:
         head = brought_module(loaded, path)
-        if head.later or head.embed is not None or head.lm_head is not None:
+        own = (head.embed, head.lm_head, getattr(head.eh_proj, "bias", None))
+        if head.later or any(each is not None for each in own):
             raise ConfigError(
-                f"{path} brings several modules, or one with embeddings or an output matrix of its "
-                "own, and training takes a single one that has the target's: leave --start out."
+                f"{path} brings several modules, or one with embeddings, an output matrix or a "
+                "bias of its own, and training takes a single one that has the target's: leave "
+                "--start out."
             )
         widen_blocks(head, torch.float32)
         return head
@@ -173,6 +174,12 @@ class Mtp(TargetOutput, AttendingHead):
 # -- how it drafts ---------------------------------------------------------------------------------
 
 
+NOT_ONLINE = (
+    "the module that a checkpoint brings does not learn online: name one of 'outpace train mtp' as "
+    "'model', or leave 'online' out."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MtpOptions(TreeHeadOptions):
     """What a user may set."""
@@ -184,10 +191,7 @@ class MtpOptions(TreeHeadOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.online is not None and self.model is None:
-            raise ConfigError(
-                "the module that a checkpoint brings does not learn online: name one of 'outpace "
-                "train mtp' as 'model', or leave 'online' out."
-            )
+            raise ConfigError(NOT_ONLINE)
 
 
 MODULE = "its multi-token-prediction module"
@@ -212,10 +216,6 @@ class MtpDrafter(AttendingHeadDrafter):
     def deepest(self) -> int | None:
         return len(self._modules) if self.chained else None
 
-    def takes_over(self, request: Request) -> int:
-        # What is kept of ended texts lacks the outputs that entries of later modules go on from.
-        return 0 if self.chained else super().takes_over(request)
-
     def _step(
         self, texts: Sequence[Text], guides: Tensor, tokens: Tensor, sight: Sight
     ) -> tuple[Tensor, Entries]:
@@ -228,6 +228,8 @@ class MtpDrafter(AttendingHeadDrafter):
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
         made = super().build(setup)
+        if isinstance(made, MtpDrafter) and made.chained:
+            made._prefixes = None  # it lacks the outputs that entries of later modules go on from
         if setup.options.model is None:
             made.of_target = MODULE
         return made
@@ -239,6 +241,8 @@ class MtpDrafter(AttendingHeadDrafter):
             return brought_module(setup.loaded)
         if isinstance(given, Head) or not holds_model(given):
             return super().head_for(setup)
+        if setup.options.online is not None:
+            raise ConfigError(NOT_ONLINE)
         return brought_module(setup.loaded, str(given))
 
 

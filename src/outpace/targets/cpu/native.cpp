@@ -808,8 +808,8 @@ struct Run {
     return most;
   }
 
-  // The floats of `Partials` of a layer; 0 where there is one piece, or where they would be many:
-  // then there are rows and heads enough for all threads.
+  // The floats of `Partials` of a layer; 0 where there is one piece, where many columns are shared
+  // out anyhow, or where they would take too much memory: then rows and heads alone are shared out.
   static int64_t partials(const Layer *layers, int64_t count, int64_t rows, int64_t columns,
                           int64_t view) {
     if (columns > TOGETHER || view <= PIECE) return 0;

@@ -37,7 +37,7 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
 """Dtypes of weights, by their numbers in `native.cpp`."""
 
 BLOCKED = len(KINDS)
-"""The number of the first kind of weights in blocks in `native.cpp`; the others follow in the order
+"""The number of the first kind of weights in blocks in `part.h`; the others follow in the order
 of `blocks.KINDS`."""
 
 BLOCK = 32
@@ -141,7 +141,7 @@ def in_rows(panels: Tensor) -> Tensor:
 
 
 class Part(ctypes.Structure):
-    """`Part` of `native.cpp`, field by field: a linear layer."""
+    """`Part` of `part.h`, field by field: a linear layer."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),

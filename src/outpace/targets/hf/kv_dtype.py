@@ -23,7 +23,7 @@ class EightBits:
     """Numbers of 8 bits, times the scale of their vector."""
 
     number: int
-    """Of the kind in `native.cpp`."""
+    """The number of the kind in `cached.h`."""
     dtype: torch.dtype
     largest: float
 

@@ -151,7 +151,7 @@ def widen_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
     made: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, BlockExperts):
+            if isinstance(child, BlockExperts) and id(child) not in made:
                 made[id(child)] = child.widened(dtype)
             elif isinstance(child, (BlockLinear, NativeBlockLinear)) and id(child) not in made:
                 if isinstance(parent, BlockExperts):  # which is replaced as a whole

@@ -17,6 +17,7 @@ from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.cpu.native import BLOCK_PANEL
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import STACKED, BlockExperts, is_experts
 from outpace.targets.hf.attention import use_grouped
@@ -78,9 +79,6 @@ def filled(
 OF_EXPERTS = ("gate", "up", "down")
 """Parts of experts, as tensors are called."""
 
-WHOLE = 16
-"""Outputs of an expert come in multiples of this where they stay in blocks."""
-
 
 def _hold_experts(model: GGUFModel, built: nn.Module, changed: Collection[str]) -> None:
     """Puts layers in the place of those experts of a model that are in blocks in the file."""
@@ -97,7 +95,7 @@ def _hold_experts(model: GGUFModel, built: nn.Module, changed: Collection[str]) 
 
 def _fit_in_blocks(experts: Any) -> bool:
     """Whether the outputs of experts fill panels."""
-    return all(size % WHOLE == 0 for size in experts.down_proj.shape[1:])
+    return all(size % BLOCK_PANEL == 0 for size in experts.down_proj.shape[1:])
 
 
 def _packable(built: nn.Module) -> dict[str, bool]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from outpace.errors import ModelLoadError, UnsupportedModel, reason_of
+from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
 from outpace.targets.hf.gguf.families import FAMILIES
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.header import is_gguf
@@ -37,8 +37,8 @@ TRAIN = "train one with 'outpace train mtp' and name it as 'model'"
 
 def brings_modules(loaded: Loaded) -> bool:
     """Returns whether the folder or file of a target holds modules, by the names of its weights."""
-    if loaded.modules:
-        return True
+    if loaded.modules or names_gguf(loaded.name):
+        return bool(loaded.modules)
     source = _source_of(loaded)
     if source is None or is_gguf(source):
         return False
@@ -46,7 +46,7 @@ def brings_modules(loaded: Loaded) -> bool:
         names, _ = headers(weight_files(source))
     except ModelLoadError:  # the model is loaded: what has become of its folder is no matter
         return False
-    return bool(modules_in(names, loaded.model.config))
+    return any("eh_proj" in each.parts for each in modules_in(names, loaded.model.config))
 
 
 def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
@@ -71,7 +71,15 @@ def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
         raise UnsupportedModel(
             f"{source.name} brings no multi-token-prediction module that is known here: {TRAIN}."
         )
-    return [_Reading(loaded, files, each, number).module() for number, each in enumerate(found)]
+    try:
+        return [_Reading(loaded, files, each, number).module() for number, each in enumerate(found)]
+    except OutpaceError:
+        raise
+    except Exception as error:  # transformers raises all sorts over the files of others
+        raise UnsupportedModel(
+            f"the multi-token-prediction module in {source.name} cannot be read "
+            f"({reason_of(error)[:200]}): {TRAIN}."
+        ) from error
 
 
 def _source_of(loaded: Loaded) -> Path | None:
@@ -217,20 +225,15 @@ class _Reading:
 
     def _made(self, kind: Any, config: Any, weights: dict[str, Tensor]) -> tuple[Any, Any]:
         eager = self._model.config.get_text_config()._attn_implementation == "eager"
-        try:
-            with without_loading_bars(), _without_report():
-                made, report = kind.from_pretrained(
-                    None,
-                    config=config,
-                    state_dict=weights,
-                    dtype=self._loaded.dtype,
-                    attn_implementation="eager" if eager else None,
-                    output_loading_info=True,
-                )
-        except Exception as error:  # transformers raises all sorts over the files of others
-            raise UnsupportedModel(
-                f"{self._what} cannot be read ({reason_of(error)[:200]}): {TRAIN}."
-            ) from error
+        with without_loading_bars(), _without_report():
+            made, report = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                dtype=self._loaded.dtype,
+                attn_implementation="eager" if eager else None,
+                output_loading_info=True,
+            )
         return made, report
 
     def _check(self, report: Any, inside: str) -> None:

@@ -69,7 +69,7 @@ def outline_model(name: str, trust: bool = False) -> Outline:
         sum(file.stat().st_size for file in files),
         dtypes,
         method_of(config),
-        foresees=bool(modules_in(names, config)),
+        foresees=any("eh_proj" in each.parts for each in modules_in(names, config)),
     )
 
 
