@@ -191,7 +191,7 @@ def test_what_there_is_not() -> None:
 def test_they_take_a_quarter_or_half_of_the_memory(
     kind: KVCacheDtype, dtype: torch.dtype, share: float
 ) -> None:
-    """Of heads of 64 numbers, with a scale for each vector."""
+    """The bytes of heads of 64 numbers, with a scale for each vector."""
     model = build("llama", head_dim=64).to(dtype)
     held = {}
     for each in ("auto", kind):
