@@ -18,8 +18,9 @@ Keys and values may be held in 8 bits (`kv_dtype`): then a layer has buffers of 
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,8 +44,22 @@ from outpace.targets.hf.extents import (
 from outpace.targets.hf.kv_dtype import EIGHT_BITS
 from outpace.targets.hf.prefixes import SavedText
 
+NAMES = ("past_key_values", "cache")
+"""What models and their layers call their cache: the second from transformers 5.24 on."""
+
 SPARSE = 4
 """The buffers are made smaller when the rows need no more than one in this many of their slots."""
+
+
+def given_cache(options: Mapping[str, Any]) -> Any:
+    """Returns the cache among the arguments that a layer is given; None where there is none."""
+    return next((options[name] for name in NAMES if options.get(name) is not None), None)
+
+
+def cache_name(forward: Callable[..., Any]) -> str:
+    """Returns by which name a ``forward`` takes its cache."""
+    known = inspect.signature(forward).parameters
+    return next((name for name in NAMES if name in known), NAMES[0])
 
 
 class SlotLayer(CacheLayerMixin):

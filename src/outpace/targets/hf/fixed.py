@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
-from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.cache import SlotCache, cache_name
 from outpace.targets.hf.extents import PassSlots, Placement
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.masks import MaskMaker, chain_layout, tree_layout
@@ -166,6 +166,7 @@ class FixedPasses:
         """Whether its passes can be recorded, as far as is known."""
         self._name, self._device = type(model).__name__, model.device
         self._cache, self._mask, self._last = cache, mask, max_length - 1
+        self._cached = {cache_name(model.forward): cache, "use_cache": True}
         self._generation = cache.generation  # that recorded passes know
 
     def reserve(self, first: int, slots: Sequence[int]) -> None:
@@ -282,9 +283,8 @@ class FixedPasses:
             input_ids=tokens,
             position_ids=layout.positions.clamp(max=self._last) + offsets,
             attention_mask=self._mask(layout),
-            past_key_values=self._cache,
-            use_cache=True,
             logits_to_keep=0,
+            **self._cached,
             **(WITH_STATES if states else {}),
         )
         return output.logits, *(output.hidden_states if states else ())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.hf.attention import as_attended, use_grouped
+from outpace.targets.hf.cache import cache_name
 from outpace.targets.hf.kinds import compute_in_float64
 
 NORMS = ("norm", "norm_f", "final_layernorm")
@@ -96,8 +97,8 @@ class NextNLayers(nn.Module):
             inputs_embeds=x,
             attention_mask=self._masks(visible, x.dtype),
             position_ids=positions,
-            past_key_values=slots,
             use_cache=True,
+            **{cache_name(model.forward): slots},
         ).last_hidden_state
         return found
 

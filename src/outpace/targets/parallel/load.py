@@ -23,6 +23,7 @@ from outpace.targets.cpu.kernels import ASKED
 from outpace.targets.cpu.threads import processors, use_threads
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.cache import given_cache
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.kinds import INSTALLED, compute_in_float64, placeholders, reads_sources
@@ -350,7 +351,7 @@ def _shared(
     @functools.wraps(forward)
     def shared(*given: Any, **named: Any) -> Any:
         with processes.turn:
-            if named.get("past_key_values") is not None and not processes.inside:
+            if given_cache(named) is not None and not processes.inside:
                 raise UnsupportedModel(
                     "a model over several processes is not called with a cache of one's own: "
                     f"generate with LLM, or {OUT}."

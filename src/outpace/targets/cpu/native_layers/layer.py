@@ -25,7 +25,7 @@ from outpace.targets.cpu.native_layers.description import LayerDescription, desc
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs, seen_by
 from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.cpu.weights.experts import BlockExperts
-from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.cache import SlotCache, given_cache
 from outpace.targets.hf.masks import WINDOW, with_span
 from outpace.targets.hf.runner import Runner
 
@@ -88,7 +88,7 @@ class NativeLayer:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
-        cached = isinstance(options.get("past_key_values"), SlotCache) and not args
+        cached = isinstance(given_cache(options), SlotCache) and not args
         if not (cached and self._can_run(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
@@ -108,14 +108,14 @@ class NativeLayer:
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        past_key_values: SlotCache,
         attention_mask: Tensor | None = None,
-        **_: Any,
+        **options: Any,
     ) -> Tensor:
         """Returns the same, computed by the library."""
+        cache = given_cache(options)
         y = hidden_states.clone(memory_format=torch.contiguous_format)
         angles, masks = (Angles(*position_embeddings),), (seen_by(attention_mask),)
-        self._stack.run(PassInputs(y, angles, past_key_values, past_key_values.slots, masks))
+        self._stack.run(PassInputs(y, angles, cache, cache.slots, masks))
         return y
 
 
@@ -213,7 +213,7 @@ class _Trial:
         return min(left, key=lambda block: self._off[id(block)]).description if left else None
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        cached = isinstance(options.get("past_key_values"), SlotCache) and not args
+        cached = isinstance(given_cache(options), SlotCache) and not args
         masked = options.get("attention_mask") is not None
         plain: Any = type(self.layer).forward
         turned = "position_embeddings" in options

@@ -31,7 +31,7 @@ from outpace.targets.cpu.native_layers.probing import Norm, norm_of
 from outpace.targets.cpu.native_layers.stack import LayerStack, ModelEnd, few
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
-from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.cache import SlotCache, cache_name
 from outpace.targets.hf.logits import LogitScaling, PassOutput, VocabularySubset
 from outpace.targets.hf.partial.layers import Joining, changing
 
@@ -130,9 +130,9 @@ class NativeModel:
                     input_ids=input_ids,
                     position_ids=position_ids,
                     attention_mask=attention_mask,
-                    past_key_values=past_key_values,
                     use_cache=use_cache,
                     logits_to_keep=logits_to_keep,
+                    past_key_values=past_key_values,
                     **rest,
                     **({"output_hidden_states": True} if output_hidden_states else {}),
                     **({} if inputs_embeds is None else {"inputs_embeds": inputs_embeds}),
@@ -210,9 +210,11 @@ class NativeModel:
         layers, passes = self._layers[first:last], PassDescriptions()
         return NativePart(self, LayerStack(self._library, layers, passes, ends, skipped))
 
-    def plain(self, **options: Any) -> Any:
+    def plain(self, past_key_values: Any = None, **options: Any) -> Any:
         """Returns the output of transformers' own code for the model."""
         forward: Any = type(self._model).forward  # the model's own attribute may be this object
+        if past_key_values is not None:
+            options[cache_name(forward)] = past_key_values
         return forward(self._model, **options)
 
     def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
-from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.cache import NAMES, SlotCache, cache_name
 from outpace.targets.hf.partial.layers import exchanged_forward
 from outpace.targets.hf.recurrent.states import Columns, Name, StateCache
 
@@ -243,8 +243,8 @@ WITHOUT_CACHE = frozenset({"rwkv", "xlstm"})
 """Models of such modules: they know no cache of transformers, and nothing in them attends."""
 FIRST_LAYER_FIRST = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
 """Models whose hidden states begin with what the first layer makes of the embedding."""
-OF_MAMBA, OF_OTHERS = "cache_params", "past_key_values"
-"""What models call their cache."""
+OF_MAMBA = "cache_params"
+"""What Mamba's models call their cache."""
 
 
 def keeps_states(config: Any) -> bool:
@@ -262,9 +262,9 @@ def cache_arguments(model: nn.Module, cache: SlotCache) -> dict[str, Any]:
     loaded: Any = model
     if loaded.config.model_type in WITHOUT_CACHE:
         return {"use_cache": False}  # else it would make states that are not needed
-    names = inspect.signature(type(model).forward).parameters
-    of_mamba = OF_MAMBA in names and OF_OTHERS not in names
-    return {OF_MAMBA if of_mamba else OF_OTHERS: cache, "use_cache": True}
+    names = inspect.signature(model.forward).parameters
+    of_mamba = OF_MAMBA in names and names.keys().isdisjoint(NAMES)
+    return {OF_MAMBA if of_mamba else cache_name(model.forward): cache, "use_cache": True}
 
 
 def cache_for(

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import as_attended
+from outpace.targets.hf.cache import cache_name
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.position_patches import exchanged_attribute, looked_up
@@ -121,8 +122,8 @@ class DecoderSide:
                 decoder_attention_mask=attention_mask,
                 attention_mask=self._source_mask(position_ids.shape[1]),
                 encoder_outputs=self._stand_in(rows),
-                past_key_values=_BothCaches(past_key_values, self.seen.layers),
                 use_cache=use_cache,
+                **{cache_name(self.model.forward): _BothCaches(past_key_values, self.seen.layers)},
                 **placed,
                 **options,
             )
@@ -145,7 +146,8 @@ class DecoderSide:
         both = EncoderDecoderCache(DynamicCache(), DynamicCache())
         start = torch.zeros(1, 1, dtype=torch.long, device=states.device)
         with _keeping(self.model, 1):
-            self.read(states, start, past_key_values=both, use_cache=True)
+            named = {cache_name(self.model.forward): both}
+            self.read(states, start, use_cache=True, **named)
         layers: Sequence[Any] = both.cross_attention_cache.layers
         return [(layer.keys[0], layer.values[0]) for layer in layers]
 

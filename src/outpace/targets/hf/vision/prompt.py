@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from outpace.errors import PromptError, UnsupportedModel, reason_of
 from outpace.targets.hf.attention import as_attended
+from outpace.targets.hf.cache import NAMES
 from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.plain import reads_forward
 
-_OURS = frozenset({"input_ids", "past_key_values", "use_cache", "labels"})
+_OURS = frozenset({"input_ids", *NAMES, "use_cache", "labels"})
 """Arguments of a language model that say nothing of the prompt, or that each pass over slots sets
 anew."""
 
