@@ -68,8 +68,8 @@ def test_a_run_writes_everything_it_is_asked_for(pair: Pair, tmp_path: Path) -> 
     assert set(ours.over_peers) == {name for name in methods if name.startswith("hf")}
     assert report.cells[0].sweep is not None
     assert [p.k for p in report.cells[0].sweep.points] == [1, 2]
-    assert (tmp_path / "r.html").read_text().count("data:image/png") == 4
-    assert len(list((tmp_path / "png").iterdir())) == 4
+    assert (tmp_path / "r.html").read_text().count("data:image/png") == 5
+    assert len(list((tmp_path / "png").iterdir())) == 5
     assert "| draft_model |" in (tmp_path / "r.md").read_text()
     answers = answered(tmp_path / "answers" / "draft_model-b1-t0.jsonl")
     assert [a["new_tokens"] for a in answers] == [[24], [24]]

@@ -191,6 +191,7 @@ def test_every_sampling_flag_arrives(
         "dtype": "float64",
         "device": "cpu",
         "quantization": "int8",
+        "kv_cache_dtype": "auto",
         "lora": None,
         "tensor_parallel_size": 1,
         "max_model_len": 99,

@@ -224,6 +224,8 @@ ITS_OWN = {
     "look": "one that stands for several drafters is asked, which none of these is",
     "asked_anywhere": "it remembers its rounds, to learn from them",
     "saves": "it is saved as one of the `learners`",
+    "of_target": "modules that a target brings do not learn",
+    "for_target": "the class of the drafter inside is asked",
 }
 """What it does not hand on to the drafter inside, and why."""
 

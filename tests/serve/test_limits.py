@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 import pytest
 
 from outpace import LLM
-from outpace.cli.serve import _name_of
+from outpace.cli.serve import name_of
 from outpace.errors import ConfigError
 from outpace.serve.app import Server
 from outpace.serve.engine_thread import Delta, Job, ShuttingDown
@@ -378,7 +378,7 @@ def test_the_name_that_clients_call_a_model_by(
     monkeypatch.chdir(folder)
     names = [None, "org/small", "small.gguf", ".", "./", "../big-model/"]
     found = ["outpace", "small", "small.gguf", "big-model", "big-model", "big-model"]
-    assert [_name_of(name) for name in names] == found
+    assert [name_of(name) for name in names] == found
 
 
 SERVE = "from outpace.cli.main import run; run()"
