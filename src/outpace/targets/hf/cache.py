@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import create_causal_mask
 
 from outpace.core.transfer import to_device
 from outpace.targets.base import KVCacheDtype
@@ -57,9 +58,13 @@ def given_cache(options: Mapping[str, Any]) -> Any:
 
 
 def cache_name(forward: Callable[..., Any]) -> str:
-    """Returns by which name a ``forward`` takes its cache."""
-    known = inspect.signature(forward).parameters
-    return next((name for name in NAMES if name in known), NAMES[0])
+    """Returns by which name a ``forward`` takes its cache; where it takes any, that of
+    transformers' own functions."""
+    for known in map(inspect.signature, (forward, create_causal_mask)):
+        for name in NAMES:
+            if name in known.parameters:
+                return name
+    return NAMES[0]
 
 
 class SlotLayer(CacheLayerMixin):
