@@ -383,14 +383,12 @@ def test_a_drafter_of_usual_tokens_is_charged_for_what_it_reads(tmp_path: Path) 
     assert charged(None) - charged(few) == head * (VOCABULARY - few) // VOCABULARY
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
-@torch.inference_mode()
-def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
-    runner = Runner(played(family, whole), rows=3, max_length=128)
+def same_bits_everywhere(model: nn.Module, tokens: int) -> None:
+    """Asserts that a token has the same bits alone, in trees of three rows, and in prompts."""
+    runner = Runner(model, rows=3, max_length=128)
     runner.admit(3)
     torch.manual_seed(1)
-    text = torch.randint(0, 101, (100,)).tolist()
+    text = torch.randint(0, tokens, (100,)).tolist()
     alone = []
     for length, token in enumerate(text):  # one row, one token at a time
         runner.lengths = [length]
@@ -413,6 +411,13 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bo
         runner.lengths = [0] * rows
         logits = runner.forward(torch.tensor([text[:length]] * rows), keep=length).logits
         assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
+    same_bits_everywhere(played(family, whole), 101)
 
 
 @pytest.mark.parametrize("whole", [False, True])

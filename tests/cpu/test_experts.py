@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cpu.test_blocks import same_bits_everywhere
 from outpace import LLM
-from outpace.core.trees.tree import Tree
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
 from outpace.targets.cpu.native_layers.experts import Groups, Scoring, mixture_of
@@ -29,7 +29,7 @@ from targets.gguf.files import tiny, write
 pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 
 MANY: dict[str, Any] = {"num_experts": 61, "num_experts_per_tok": 5}
-"""So many that the last ones do not fill a vector."""
+"""A number of experts of which the last ones do not fill a vector."""
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3moe": MANY,
     "qwen2moe": {},
@@ -95,32 +95,7 @@ OFF: dict[str, Any] = {"cpu_kernels": "off"}
 def test_a_token_has_the_same_bits_alone_and_among_drafts(
     arch: str, files: dict[str, Path]
 ) -> None:
-    runner = Runner(played(files[arch]), rows=3, max_length=128)
-    runner.admit(3)
-    torch.manual_seed(1)
-    text = torch.randint(0, 200, (100,)).tolist()
-    alone = []
-    for length, token in enumerate(text):
-        runner.lengths = [length]
-        alone.append(runner.forward(torch.tensor([[token]]), keep=1).logits[0, 0])
-    done = 0
-    while done < len(text) - 8:  # three rows; the right path lies at the end of a tree
-        nodes = [1, 2, *text[done + 1 : done + 4], 3]
-        tokens = torch.tensor([[text[done], *nodes]] * 3)
-        runner.lengths = [done] * 3
-        tree = Tree.uniform([0, 1, 0, 3, 4, 4], rows=3)
-        logits = runner.forward(tokens, keep=7, tree=tree).logits
-        for node, at in ((0, 0), (3, 1), (4, 2), (5, 3)):
-            for row in range(3):
-                assert torch.equal(logits[row, node], alone[done + at])
-        runner.lengths = [done] * 3
-        runner.advance_paths(1, [[3, 4, 5]] * 3)
-        done += 4
-    for rows in (1, 3):
-        length = len(text) // rows
-        runner.lengths = [0] * rows
-        logits = runner.forward(torch.tensor([text[:length]] * rows), keep=length).logits
-        assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
+    same_bits_everywhere(played(files[arch]), 200)
 
 
 @torch.inference_mode()

@@ -50,6 +50,7 @@ class NextNLayers(nn.Module):
         compute_in_float64(model)
         model.set_input_embeddings(nn.Identity())
         self.decoder = decoder.eval()
+        self._cache_name = cache_name(model.forward)
         config = model.config
         self._types = frozenset(getattr(config, "layer_types", None) or ())
         self._window: int | None = getattr(config, "sliding_window", None)
@@ -98,7 +99,7 @@ class NextNLayers(nn.Module):
             attention_mask=self._masks(visible, x.dtype),
             position_ids=positions,
             use_cache=True,
-            **{cache_name(model.forward): slots},
+            **{self._cache_name: slots},
         ).last_hidden_state
         return found
 

@@ -48,6 +48,7 @@ class NativeModel:
         """model: one that `_may_be_whole`."""
         whole: Any = model
         self._model = whole
+        self._cache_name = cache_name(type(whole).forward)
         self._inner = whole.model
         self._embed = whole.model.embed_tokens
         self._multiplier = float(getattr(whole.model, "embedding_multiplier", 1.0))
@@ -214,7 +215,7 @@ class NativeModel:
         """Returns the output of transformers' own code for the model."""
         forward: Any = type(self._model).forward  # the model's own attribute may be this object
         if past_key_values is not None:
-            options[cache_name(forward)] = past_key_values
+            options[self._cache_name] = past_key_values
         return forward(self._model, **options)
 
     def takes(self, tokens: Any, mask: Any, cache: Any) -> bool:

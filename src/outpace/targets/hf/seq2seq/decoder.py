@@ -45,6 +45,7 @@ class DecoderSide:
             "encoder_attention_mask" in inspect.signature(decoder.forward).parameters
         )
         """Whether sources of different lengths can be seen in one pass."""
+        self._cache_name = cache_name(model.forward)
 
     @property
     def device(self) -> torch.device:
@@ -123,7 +124,7 @@ class DecoderSide:
                 attention_mask=self._source_mask(position_ids.shape[1]),
                 encoder_outputs=self._stand_in(rows),
                 use_cache=use_cache,
-                **{cache_name(self.model.forward): _BothCaches(past_key_values, self.seen.layers)},
+                **{self._cache_name: _BothCaches(past_key_values, self.seen.layers)},
                 **placed,
                 **options,
             )
@@ -146,8 +147,7 @@ class DecoderSide:
         both = EncoderDecoderCache(DynamicCache(), DynamicCache())
         start = torch.zeros(1, 1, dtype=torch.long, device=states.device)
         with _keeping(self.model, 1):
-            named = {cache_name(self.model.forward): both}
-            self.read(states, start, use_cache=True, **named)
+            self.read(states, start, use_cache=True, **{self._cache_name: both})
         layers: Sequence[Any] = both.cross_attention_cache.layers
         return [(layer.keys[0], layer.values[0]) for layer in layers]
 
