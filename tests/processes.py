@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +35,18 @@ def killed_after(seconds: float, process: subprocess.Popen[Any]) -> Iterator[Non
         timer.cancel()
         process.kill()
         assert not late.is_set(), f"the process was killed: it ran longer than {seconds} seconds"
+
+
+def free_port() -> int:
+    """Returns a port on which nobody listens, of those that systems do not give out by themselves:
+    one of these may be somebody's connection by the time that it is used. The generator is of its
+    own, so that tests which run side by side under one seed ask for different ports."""
+    draws = random.SystemRandom()
+    while True:
+        port = draws.randrange(20_000, 32_000)
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)):
+                return port
 
 
 def python(script: str, *words: object) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ import pytest
 from openai import OpenAI
 
 from outpace import LLM
-from processes import killed_after
+from processes import free_port, killed_after
 
 from .conftest import LLM_OPTIONS, processes
 
@@ -27,11 +26,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COUNT, CLIENTS, TOKENS = 300, 12, 10
 REPLICA = "ServeReplica:outpace:outpace"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine.texts import SIZE, tokenizer, writer
-from processes import START_SECONDS, killed_after
+from processes import START_SECONDS, free_port, killed_after
 from serve.conftest import call, wait_for
 
 
@@ -98,9 +97,7 @@ def test_a_server_ends_with_its_process(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun(folder: Path) -> None:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     asked = words("generate", folder, "go: ", "--max-tokens", 12, "--temperature", 0)
     texts = []
     for run in (("torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", "-m"), ()):
@@ -131,9 +128,7 @@ def test_a_second_model_of_torchruns_processes(folder: Path, tmp_path: Path) -> 
     """They ended with the first one: nobody would come, however long one waited."""
     script = tmp_path / "twice.py"
     script.write_text(TWICE)
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     asked = (f"--master-port={port}", str(script), str(folder))
     with started("torch.distributed.run", "--nproc-per-node=2", *asked) as process:
         out, said = process.communicate(timeout=120)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +23,7 @@ from outpace.train.checkpoint import LOG, STATE
 from outpace.train.distributed import BUCKET, Ranks, _buckets
 from outpace.train.run import TrainingRun
 from outpace.train.teacher import Batch
+from processes import free_port
 from train import two_ranks
 from train.test_run import loaded, settings, text
 
@@ -32,11 +32,8 @@ OWN = ("--self-distill", "--answers", "12", "--answer-tokens", "40", "--prompt-t
 
 
 def test_processes_that_never_come_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     monkeypatch.setattr("outpace.train.distributed.COMING", timedelta(seconds=1))
     alone = Ranks(0, 2).joined("cpu")
     with pytest.raises(OutpaceError, match="not all have come: start them with torchrun"), alone:

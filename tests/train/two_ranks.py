@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import redirect_stderr
@@ -30,6 +29,7 @@ import outpace.train.run
 from outpace.cli.main import app
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.distributed import Ranks
+from processes import free_port
 
 TESTS = Path(__file__).resolve().parents[1]
 COUNT = 2
@@ -59,12 +59,6 @@ def said_by(rank: int, folder: Path) -> dict[str, Any]:
     """Returns what a rank has written."""
     found: dict[str, Any] = json.loads((folder / f"rank{rank}.json").read_text())
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return int(found.getsockname()[1])
 
 
 def outpace_said(arguments: list[str]) -> tuple[int, str]:
