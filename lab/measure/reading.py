@@ -1,8 +1,10 @@
-"""Seconds to read a prompt and write a token, beside llama.cpp: ``reading.py MODEL.gguf TEXT [TURNS]``.
+"""Seconds to read a prompt and write a token, beside llama.cpp and ik_llama.cpp:
+``reading.py MODEL.gguf TEXT [TURNS [LENGTH ...]]``.
 
-TEXT: a file whose beginnings are the prompts. Both programs take turns, in random order; the ratio
-(above 1: outpace is faster) is the median of neighbours, with the lowest and the highest.
-``llama-server`` is found as ``outpace bench run --vs llamacpp`` finds it.
+TEXT: a file whose beginnings are the prompts, of 128, 512 and 1,024 tokens where nothing else is said.
+The programs take turns, in random order; a ratio (above 1: outpace is faster) is the median of
+neighbours, with the lowest and the highest. ``llama-server`` is found as ``outpace bench run --vs
+llamacpp`` finds it; a program that is not there is left out.
 """
 
 import random
@@ -15,46 +17,56 @@ import torch
 from usage import usage
 
 from outpace import LLM, SamplingParams
-from outpace.bench.peers.llamacpp import LLAMA_CPP, LlamaServer, samples
+from outpace.bench.peers.llamacpp import IK_LLAMA_CPP, LLAMA_CPP, LlamaServer, samples
+from outpace.errors import ConfigError
 
 usage(__doc__, needed=2)
 
-LENGTHS = (100, 300, 1000)
-
 model, text, *rest = sys.argv[1:]
 turns = int(rest[0]) if rest else 5
-llm = LLM(model, speculative_config={"method": "none"}, max_num_seqs=1, max_model_len=4096)
-server = LlamaServer(LLAMA_CPP, model, None, 0, torch.get_num_threads())
-ids = llm.tokenizer(Path(text).read_text()[:40_000]).input_ids
+lengths = [int(length) for length in rest[1:]] or [128, 512, 1024]
+room = max(lengths) + 64
+llm = LLM(model, speculative_config={"method": "none"}, max_num_seqs=1, max_model_len=room)
+ids = llm.tokenizer(Path(text).read_text()[: 8 * (room + turns)]).input_ids
 
 
 def ours(prompt):
     llm.generate([prompt], SamplingParams(max_tokens=1, temperature=0))
 
 
-def theirs(prompt):
-    server.complete(samples(prompt, 1, 0.0, 0))
-
-
-def seconds(program, prompt):
+def seconds(read, prompt):
     begin = time.perf_counter()
-    program(prompt)
+    read(prompt)
     return time.perf_counter() - begin
 
 
-print("| tokens | outpace, s | llama.cpp, s | ratio |\n|---|---|---|---|")
-for length in LENGTHS:
-    found = {ours: [], theirs: []}
+def reader(server):
+    return lambda prompt: server.complete(samples(prompt, 1, 0.0, 0))
+
+
+readers = {"outpace": ours}
+for program in (LLAMA_CPP, IK_LLAMA_CPP):
+    try:
+        server = LlamaServer(program, model, None, 0, torch.get_num_threads())
+    except ConfigError as fault:
+        print(f"without {program.name}: {fault}", file=sys.stderr)
+    else:
+        readers[program.name] = reader(server)
+
+print("| tokens | program | s | tokens/s | outpace is faster by |\n|---|---|---|---|---|")
+for length in lengths:
+    taken = {name: [] for name in readers}
     for turn in range(turns + 1):
         # Another beginning each time, so that nobody remembers it.
         prompt = ids[turn : turn + length]
-        taken = {program: seconds(program, prompt) for program in random.sample([ours, theirs], 2)}
-        if turn:  # the first one warms up
-            for program, value in taken.items():
-                found[program].append(value)
-    ratios = [b / a for a, b in zip(found[ours], found[theirs], strict=True)]
-    low, high = min(ratios), max(ratios)
-    print(
-        f"| {length} | {statistics.median(found[ours]):.2f} | {statistics.median(found[theirs]):.2f} "
-        f"| {statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}] |"
-    )
+        for name in random.sample(list(readers), len(readers)):
+            taken[name].append(seconds(readers[name], prompt))
+    for name, (_, *found) in taken.items():  # the first one warms up
+        middle = statistics.median(found)
+        ratios = [b / a for a, b in zip(taken["outpace"][1:], found, strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}]"
+        print(
+            f"| {length} | {name} | {middle:.2f} | {length / middle:.0f} "
+            f"| {'' if name == 'outpace' else ratio} |",
+            flush=True,
+        )
