@@ -8,7 +8,8 @@ import pytest
 
 from outpace.core.stats import Seconds
 from outpace.policy.base import Controller, Outcome, affordable
-from outpace.policy.costs import RUN, CostTable, Place
+from outpace.policy.costs import CONFIRMED, RUN, CostTable, Place
+from outpace.policy.exploration import Exploration
 from outpace.policy.lengths.adaptive import Constant
 
 from .loaded import Machine, State, tokens_written
@@ -49,6 +50,60 @@ def test_a_machine_that_changes_is_measured_anew() -> None:
     assert costs.of(place, NAME, 4) is None
     assert costs.curve(place, NAME, [0, 1]) is None
     assert costs.times_measured(place, NAME, 4) == 0
+
+
+def slow_table(place: Place) -> CostTable:
+    """Costs of chains of one and two tokens on a slow machine."""
+    costs = CostTable()
+    for width in (0, 1, 2):
+        for _ in range(10):
+            costs.add(place, NAME, width, Seconds(0, 1.0 + width / 10, 0))
+    return costs
+
+
+def test_a_new_width_that_is_too_fast_lets_plain_rounds_tell_why() -> None:
+    """Eight tokens are expected to take 1.8 s, and take 0.9: the machine is twice as fast."""
+    place = Place.of(1, 10)
+    costs = slow_table(place)
+    assert not costs.doubted(place)
+    costs.add(place, NAME, 8, Seconds(0, 0.9, 0))
+    for _ in range(CONFIRMED):
+        assert costs.doubted(place)
+        costs.add(place, NAME, 0, Seconds(0, 0.5, 0))
+    assert (costs.doubted(place), costs.plain(place), costs.changes) == (False, 0.5, 1)
+    assert [costs.times_measured(place, NAME, width) for width in (1, 2, 8)] == [0, 0, 1]
+
+
+def test_a_new_width_that_is_cheap_changes_nothing() -> None:
+    """On this machine further columns are free; plain rounds take what they took."""
+    place = Place.of(1, 10)
+    costs = slow_table(place)
+    costs.add(place, NAME, 8, Seconds(0, 1.2, 0))
+    assert costs.doubted(place)
+    costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
+    assert (costs.doubted(place), costs.changes) == (False, 0)
+    assert [costs.times_measured(place, NAME, width) for width in (1, 2, 8)] == [10, 10, 1]
+
+
+def test_while_that_is_open_nothing_is_drafted() -> None:
+    auto, row = alone(), request()
+    place = Place.of(1, row.length)
+    for width in (0, 0, 1, 2):
+        auto.costs.add(place, NAME, width, Seconds(0, 1.0 + width / 10, 0))
+    assert budgets_of(auto, [row]) != [0]
+    auto.costs.add(place, NAME, 8, Seconds(0, 0.9, 0))
+    assert budgets_of(auto, [row]) == [0]
+
+
+def test_losses_on_a_machine_that_has_changed_are_forgotten() -> None:
+    budget = Exploration()
+    budget.enter(3.0)
+    assert not budget.allows(0.1)
+    budget.renew()
+    assert budget.allows(0.1)
+    budget.enter(-2.0)
+    budget.renew()
+    assert budget.lost == -2.0
 
 
 def test_single_rounds_that_are_held_up_change_nothing() -> None:

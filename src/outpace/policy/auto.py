@@ -167,6 +167,8 @@ class Auto(Controller):
         are few."""
         plain = self.costs.plain(batch.place)
         nothing = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), plain)
+        if self.costs.doubted(batch.place) and not batch.floor:
+            return nothing
         looked_up = self._looked_up(batch)
         found = [looked_up, *(self._modelled(one, batch, looked_up) for one in self._models)]
         plans = [plan for plan in found if plan is not None]
@@ -325,6 +327,7 @@ class Auto(Controller):
         """The time of a round with several drafters is that of the one that costs most, if it is
         also the one that drafted most; otherwise it is nobody's."""
         widest: dict[str, int] = {}
+        changes = self.costs.changes
         for outcome in outcomes:
             name = self._alone.name if self._alone else outcome.method
             if outcome.drafted:
@@ -340,6 +343,8 @@ class Auto(Controller):
         elif widest and widest[played[-1].name] == max(widest.values()):
             own = [self._own(outcome, played[-1]) for outcome in outcomes]
             played[-1].learn_times(place, requests, own, seconds, begun)
+        if self.costs.changes > changes:
+            self._budget.renew()
         if self._played is None:
             return
         self._budget.spent += seconds.total

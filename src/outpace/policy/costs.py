@@ -6,7 +6,9 @@ Every round that is played is a measurement. `CostTable` keeps the last few of o
 drafter and width and uses their median, which single disturbances do not change. Between measured
 widths it interpolates; beyond the last one it extrapolates from a plain round. Where the machine
 becomes slower or faster all at once, because other processes come or go, it forgets what was
-measured before: rounds from before and after must not be compared with each other.
+measured before: rounds from before and after must not be compared with each other. A round of a new
+width that is faster than expected asks for plain rounds, which tell a cheap width from a faster
+machine.
 """
 
 from __future__ import annotations
@@ -31,6 +33,10 @@ CHANGED, RUN = 1.25, 5
 """The machine has changed where the last ``RUN`` rounds all took ``CHANGED`` times longer, or all
 that much less, than rounds of their kind did before. One round in six may be held up by another
 process without being taken for a change (tests/policy/test_busy_machine.py)."""
+
+CONFIRMED = 2
+"""Plain rounds that are as much faster than before after a round of a new width was, and show that
+the machine has become faster."""
 
 PLAIN, MISS = 0, -1
 """Widths of rounds that draft nothing: because nothing was asked for, and because the drafter was
@@ -102,6 +108,16 @@ class _Cell:
         self.cost = Cost(self.levels, total, draft, len(self.seen))
 
 
+@dataclass
+class _Doubt:
+    """Whether the machine has become faster."""
+
+    since: int
+    """The number of the round that was faster than expected."""
+    confirmed: int = 0
+    """Plain rounds since then that were, too."""
+
+
 class CostTable:
     """The measured cost of rounds, by place, drafter and width. All drafters share plain rounds."""
 
@@ -109,6 +125,9 @@ class CostTable:
         self._cells: dict[Place, dict[tuple[str, int], _Cell]] = {}
         self._ratios: deque[float] = deque(maxlen=RUN)
         self._added = 0
+        self._doubts: dict[Place, _Doubt] = {}
+        self.changes = 0
+        """How often the machine became faster or slower, so that measurements were forgotten."""
         self._reading: dict[str, deque[float]] = {}  # seconds for each token, by drafter
         # Costs of earlier runs, in plain rounds, by drafter.
         self._earlier: dict[str, dict[Place, dict[int, Cost]]] = {}
@@ -132,6 +151,7 @@ class CostTable:
         kind = (name if width else "", width)
         levels = max(width, 0) if levels is None else levels
         self._added += 1
+        self._doubt(place, name, width, levels, seconds.total)
         before = self.of(place, name, width)
         if kind not in cells or cells[kind].levels != levels:
             cells[kind] = _Cell(levels)
@@ -143,17 +163,44 @@ class CostTable:
             self._curves.clear()
             self._known_here.clear()
         low, high = min(self._ratios, default=1.0), max(self._ratios, default=1.0)
-        if len(self._ratios) == RUN and (low > CHANGED or high < 1 / CHANGED):
-            self._forget()
+        doubt = self._doubts.get(place)
+        if doubt is not None and doubt.confirmed == CONFIRMED:
+            self._forget(doubt.since)
+        elif len(self._ratios) == RUN and (low > CHANGED or high < 1 / CHANGED):
+            self._forget(self._added - RUN + 1)
 
-    def _forget(self) -> None:
-        """Forgets all but the latest rounds."""
+    def _doubt(self, place: Place, name: str, width: int, levels: int, total: float) -> None:
+        """Compares a round, before it is added, with what was to be expected of it.
+
+        A round of a new width has no rounds of its kind to be compared with. Were the machine's
+        speed to change together with the width, all that was measured before would make the new
+        width look cheap, and nothing would contradict that.
+        """
+        cost = self.of(place, name, width)
+        if width == PLAIN and place in self._doubts and cost is not None:
+            if total < cost.total / CHANGED:
+                self._doubts[place].confirmed += 1
+            else:
+                del self._doubts[place]
+        elif width > 0 and (cost is None or cost.measured < ENOUGH or cost.levels != levels):
+            known = self._known(place, name)
+            if known and total < _expected(known, width, levels) / CHANGED:
+                self._doubts.setdefault(place, _Doubt(self._added))
+
+    def doubted(self, place: Place) -> bool:
+        """Returns whether the machine may have become faster: the next plain round will show it."""
+        return place in self._doubts
+
+    def _forget(self, first: int) -> None:
+        """Forgets the rounds before the one of this number."""
+        self.changes += 1
         self._ratios.clear()
+        self._doubts.clear()
         self._curves.clear()
         self._known_here.clear()
         for place, cells in self._cells.items():
             for cell in cells.values():
-                cell.forget(self._added - RUN + 1)
+                cell.forget(first)
             self._cells[place] = {kind: cell for kind, cell in cells.items() if cell.seen}
 
     def add_reading(self, name: str, seconds: float, tokens: int) -> None:
@@ -341,6 +388,13 @@ def _put_together(known: Mapping[int, Cost], levels: Sequence[int]) -> list[floa
     plain = known[0].total
     least = [plain, *[plain + drafts[level] for level in levels[1:]]]
     return list(map(max, found, least))
+
+
+def _expected(known: Mapping[int, Cost], width: int, levels: int) -> float:
+    """The time of a round that was never measured."""
+    drafts = _line({cost.levels: cost.draft for cost in known.values()}, levels)
+    rests = _line({each: cost.total - cost.draft for each, cost in known.items()}, width)
+    return drafts[levels] + rests[width]
 
 
 def _line(known: Mapping[int, float], last: int) -> list[float]:

@@ -50,6 +50,10 @@ class Exploration:
         """Enters what a draft has lost, or gained if that is negative."""
         self.lost = max(-MOST * plain, self.lost + loss)
 
+    def renew(self) -> None:
+        """Forgets losses: the machine has changed, and what lost on it before may pay now."""
+        self.lost = min(self.lost, 0.0)
+
 
 @dataclass
 class Backoff:
