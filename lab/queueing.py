@@ -18,9 +18,9 @@ import numpy as np
 
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.orders import FirstCome, Order, Shortest
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Queue
+from outpace.engine.scheduler import RequestQueue
+from outpace.engine.scheduling_policies import FirstCome, SchedulingPolicy, Shortest
 
 END = 0
 """The token that ends a text."""
@@ -84,9 +84,9 @@ def _request(number: int, prompt: list[int], limit: int) -> Request:
     return Request(prompt, options, seed=0, max_tokens=limit, eos_ids=(END,), id=number)
 
 
-def played(texts: Sequence[Text], order: Order, rows: int) -> list[TextTimes]:
+def played(texts: Sequence[Text], policy: SchedulingPolicy, rows: int) -> list[TextTimes]:
     """Returns the times of the texts, in the order in which they end."""
-    queue, coming = Queue(order), list(reversed(texts))
+    queue, coming = RequestQueue(policy), list(reversed(texts))
     running: list[tuple[Text, int]] = []  # with the round in which it got its row
     by_id = {text.request.id: text for text in texts}
     found: list[TextTimes] = []
@@ -101,7 +101,7 @@ def played(texts: Sequence[Text], order: Order, rows: int) -> list[TextTimes]:
         for text, _ in running:
             last = len(text.request.output_ids) + 1 == text.length
             text.request.extend([END if last else END + 1])
-        order.played([text.request for text, _ in running])
+        policy.played([text.request for text, _ in running])
         ended = [one for one in running if one[0].request.finished]
         found += [TextTimes(text.arrives, joined, now, text.length) for text, joined in ended]
         running = [one for one in running if not one[0].request.finished]

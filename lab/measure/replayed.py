@@ -40,14 +40,14 @@ from outpace.core import request as requests
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.proposal import DraftingTerms, Proposal
 from outpace.core.stats import Seconds
-from outpace.draft.base import Find, Round, Rows
 from outpace.draft.prefix_cache import TEXTS, TOKENS
+from outpace.draft.rounds import LookupDraft, Outcome, Round, Rows
 from outpace.engine.request import Request
 from outpace.methods.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.methods.models.chain import DraftModel
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto import Auto
-from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.base import Controller, affordable
 from outpace.policy.estimator import Estimator
 from outpace.policy.shapes import Widths
 from outpace.targets.hf.prefixes import SavedText, SavedTexts
@@ -172,7 +172,7 @@ def controller_of(drafters: list[str]) -> Controller:
             Widths.chains(kind.longest),
             prior=prior,
             look_up=name == LOOK_UP,
-            stops=kind.ends_chains,
+            stops=kind.capabilities.ends_chains,
         )
         for name, (kind, prior) in known.items()
         if name in drafters
@@ -180,7 +180,7 @@ def controller_of(drafters: list[str]) -> Controller:
     return Auto(estimators)
 
 
-Finds = dict[str, list[Find]]  # by text: what the look-up finds at each of its tokens
+Finds = dict[str, list[LookupDraft]]  # by text: what the look-up finds at each of its tokens
 
 
 def finds_in(texts: list[dict]) -> Finds:
@@ -192,7 +192,7 @@ def finds_in(texts: list[dict]) -> Finds:
         for token in record["answer"]:
             proposal = look_up.propose(rows_of(text), [look_up.longest])
             tokens = proposal.tokens[0, : proposal.counts[0]].tolist()
-            found[record["id"]].append(Find(tokens, *proposal.sure))
+            found[record["id"]].append(LookupDraft(tokens, *proposal.confidence))
             text.output_ids.append(token)
         look_up.observe(Round(rows_of(text), [], Proposal.empty(1), None, [], None))
         look_up.end([text])
@@ -271,13 +271,15 @@ class Player:
         """Who drafts in the coming round, and what."""
         plan = self._controller.plan([text], DraftingTerms())
         budgets = affordable([text], plan.budgets)
-        found = Find()
+        found = LookupDraft()
         if self._finds is not None:
             seen = self._finds[record["id"]][len(text.output_ids)]
-            found = Find(seen.tokens[: budgets[0]], seen.sure[: budgets[0]])
+            found = LookupDraft(seen.tokens[: budgets[0]], seen.confidence[: budgets[0]])
         elif LOOK_UP in self._drafters and any(budgets):
             proposal = self._look_up.propose(rows, budgets)
-            found = Find(proposal.tokens[0, : proposal.counts[0]].tolist(), *proposal.sure)
+            found = LookupDraft(
+                proposal.tokens[0, : proposal.counts[0]].tolist(), *proposal.confidence
+            )
         name, budget = self._drafters[0], budgets[0]
         if len(self._drafters) > 1:
             (pick,) = self._controller.pick([text], {LOOK_UP: [found]}, budgets)

@@ -76,7 +76,7 @@ def verdict(rule, drawn, nodes, p, near):
     tree, counts = Tree.uniform(parents, 1), torch.tensor([nodes])
     proposal = Proposal(tokens, tree, counts, distribution)
     states = torch.ones(1, nodes + 1, 3)
-    ready = rule.given(Evidence(states=states, second=near, soft=p, draft=q))
+    ready = rule.with_evidence(Evidence(states=states, second=near, soft=p, draft=q))
     key = torch.tensor([1])
 
     def once():

@@ -75,7 +75,7 @@ def _written(
     def see(trace: Round) -> None:
         for row, decision in enumerate(trace.outcomes):
             if decision.drafted:
-                left = len(asked[len(texts)]) + count - trace.rows.length(row)
+                left = len(asked[len(texts)]) + count - trace.rows.lengths[row]
                 rounds.append((1 + len(decision.path), left))
 
     llm = LLM(target, speculative_config=config, max_num_seqs=1, max_model_len=ROOM)

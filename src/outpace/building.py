@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +19,7 @@ from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import AsTheyCome, capture_for
 from outpace.engine.engine import Engine
-from outpace.engine.orders import ORDERS
+from outpace.engine.scheduling_policies import SCHEDULING_POLICIES
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.intake import Intake
@@ -29,11 +30,13 @@ from outpace.targets.base import Target
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import tokens_alike
 from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.source import check_path
 from outpace.targets.hf.prefixes import SavedTexts
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.leader import Leader
-from outpace.targets.parallel.load import SplitModel
+from outpace.targets.parallel.load import SplitModel, check_options, load_split
 from outpace.train.teacher import origin_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
@@ -92,6 +95,65 @@ def capture_of(args: EngineArgs, device: torch.device) -> Callable[[nn.Module], 
     return capture_for if args.compile else None
 
 
+def load_target(
+    model: str | os.PathLike[str] | nn.Module | Loaded,
+    args: EngineArgs,
+    progress: Progress | None,
+    check_length: Callable[[int], None],
+) -> Loaded:
+    """Returns the target that the arguments ask for; ``ModelLoadError`` for a folder or a file that
+    is not there. check_length: is called with the model's longest text, once that is known."""
+    if isinstance(model, (str, os.PathLike)):
+        check_path(model)
+    if args.tensor_parallel_size == 1 and not isinstance(model, SplitModel):
+        return load(
+            model,
+            tokenizer=args.tokenizer,
+            processor=args.processor,
+            dtype=args.dtype,
+            device=args.device,
+            trust_remote_code=args.trust_remote_code,
+            cpu_kernels=args.cpu_kernels,
+            quantization=args.quantization,
+            lora=args.lora,
+            progress=progress,
+            compiled=args.compile is True,
+            check_length=check_length,
+        )
+    check_options(
+        quantization=args.quantization,
+        lora=args.lora,
+        processor=args.processor,
+        cpu_kernels=args.cpu_kernels,
+        compiled=args.compile is True,
+        batch_invariant=args.batch_invariant,
+    )
+    if isinstance(model, SplitModel):
+        count = model.processes.count
+        if args.tensor_parallel_size not in (1, count):
+            raise ConfigError(
+                f"tensor_parallel_size is {args.tensor_parallel_size}, and this model is split "
+                f"over {count} processes already: leave it out."
+            )
+        return load(model, tokenizer=args.tokenizer, dtype=args.dtype, device=args.device)
+    if isinstance(model, (nn.Module, Loaded)):
+        raise ConfigError(
+            "a model that you loaded is whole in this process, and is not split over others: give "
+            "its path or hub name, or leave tensor_parallel_size out."
+        )
+    return load_split(
+        os.fspath(model),
+        args.tensor_parallel_size,
+        tokenizer=args.tokenizer,
+        dtype=args.dtype,
+        device=args.device,
+        trust_remote_code=args.trust_remote_code,
+        threads=args.threads,
+        progress=progress,
+        check_length=check_length,
+    )
+
+
 def build_engine(
     loaded: Loaded,
     speculation: Speculation,
@@ -125,10 +187,10 @@ def build_engine(
         progress=progress,
     )
     progress(f"loading what drafts ({speculation.config.method})", 0.0)
-    speculation.rule.recognise(lambda: origin_of(loaded))
+    speculation.rule.check_target(lambda: origin_of(loaded))
     verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
-    if drafter.needs.states and not drafter.copies_prompts:
+    if drafter.needs.states and not drafter.capabilities.copies_prompts:
         target.reuses = False  # it has to be given the states of every token of a prompt
         if args.enable_prefix_caching:
             LOGGER.warning(
@@ -149,7 +211,7 @@ def build_engine(
         make_controller(speculation.config, speculation.length, drafter, target),
         loaded.vocabulary,
         max_batched_tokens=args.max_num_batched_tokens,
-        order=ORDERS[args.scheduling_policy](),
+        scheduling_policy=SCHEDULING_POLICIES[args.scheduling_policy](),
         max_tokens_held=args.max_batch_total_tokens,
     )
 
@@ -268,9 +330,9 @@ def _check_columns(drafter: Drafter, rule: Rule) -> None:
     for child in children:
         _check_columns(child, rule)
     reason = None
-    if drafter.rides:
+    if drafter.capabilities.uses_aux_tokens:
         reason = f"method={drafter.name!r} has columns of its own in the target's passes"
-    elif drafter.trees and not (children or drafter.any_shape):
+    elif drafter.trees and not (children or drafter.capabilities.any_shape):
         reason = f"method={drafter.name!r} drafts trees here, whose tokens lie apart in the cache"
     elif rule.needs.second_pass is not None:
         reason = f"verify={rule.name!r} has the draft scored twice"

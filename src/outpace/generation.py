@@ -79,7 +79,7 @@ class Generation:
         left = [request for request in requests if not request.finished]
         if left:
             self._engine.remove(*left)
-        self._engine.settle()
+        self._engine.flush()
 
 
 def _raise_errors(requests: Iterable[Request]) -> None:

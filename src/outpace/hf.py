@@ -212,7 +212,7 @@ class Speculative:
             for request in requests:
                 if request.finish_reason is None:
                     engine.remove(request)
-            engine.settle()
+            engine.flush()
         columns.end()
 
     def _engine_for(self, model: nn.Module, rows: int) -> LLM:

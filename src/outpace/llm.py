@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from rich.console import Console
 from rich.progress import track
-from torch import nn
 
 from outpace import arguments
 from outpace.arguments import EngineArgs, Params
-from outpace.building import Speculation, build_engine, capture_of
+from outpace.building import Speculation, build_engine, capture_of, load_target
 from outpace.core.beam_params import BeamSearchParams
 from outpace.core.options import takes
 from outpace.core.params import SamplingParams
 from outpace.core.progress import Progress, part, rising, silent
 from outpace.core.values import folder as path_of
 from outpace.engine.request import Request
-from outpace.engine.trials import TRIAL, trial_prompts, try_alike, try_out
+from outpace.engine.trials import TRIAL, trial_prompts, verify_drafter, verify_invariance
 from outpace.errors import ConfigError, OutpaceError, reason_of
 from outpace.generation import BeamGeneration, Generation
 from outpace.inputs import chats
@@ -29,14 +28,11 @@ from outpace.inputs.chats import Conversation
 from outpace.inputs.prompts import Prompt, listed
 from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
-from outpace.policy.base import Untaught
+from outpace.policy.base import FrozenController
 from outpace.targets.cpu.threads import use_threads
 from outpace.targets.describe import Description, describe
-from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.source import check_path
 from outpace.targets.parallel.follower import follow_unless_first
-from outpace.targets.parallel.load import SplitModel, check_options, load_split
+from outpace.targets.parallel.load import SplitModel
 
 BUNDLED = Path(__file__).parent / "bundled"
 """The small target, and the drafters that come with the package: a model and a head."""
@@ -78,7 +74,8 @@ class LLM:
             args.context(longest)
 
         loading = None if report is None else part(report, 0.0, share * _LOADING)
-        self.target = _loaded(args, loading, check_length)
+        given_model = BUNDLED / "target" if args.model is None else args.model
+        self.target = load_target(given_model, args, loading, check_length)
         try:
             self._make(args, speculation, report or silent, share)
         except BaseException:
@@ -97,28 +94,28 @@ class LLM:
         self.engine = build_engine(self.target, speculation, self.intake, args, drafting)
         self._keeps_all = bool(args.enable_prefix_caching)
         self.intake.images.keeps_images = self.engine.drafter.needs.images
-        self.intake.takes_predictions = self.engine.drafter.takes_predictions
+        self.intake.takes_predictions = self.engine.drafter.capabilities.takes_predictions
         self._generation = Generation(self.engine)
         report("trying it out", _LOADING)
         if capture_of(args, self.target.device) is not None:
             self._prepare(rows=sorted({1, min(2, args.max_num_seqs)}))
         if args.batch_invariant:
-            self.engine.between_rounds(self._try_alike)
-        self._try_out()
+            self.engine.between_rounds(self._verify_invariance)
+        self._verify_drafter()
         report("ready", 1.0)
 
-    def _try_alike(self) -> None:
+    def _verify_invariance(self) -> None:
         """Raises ``ConfigError`` where a token's logits depend on what else is in the pass."""
-        try_alike(self.engine.target, self.target.name, self.target.vocabulary)
+        verify_invariance(self.engine.target, self.target.name, self.target.vocabulary)
 
-    def _try_out(self) -> None:
+    def _verify_drafter(self) -> None:
         """Raises ``ConfigError`` for a drafter that was plainly made for another model."""
         room = self.max_model_len
-        for drafter in self.engine.drafter.tried():
+        for drafter in self.engine.drafter.drafters_to_verify():
             prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
             asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
             groups = self.intake.all_requests(prompts, [asked] * len(prompts), keep_cached=False)
-            try_out(self.engine, drafter, [each for group in groups for each in group])
+            verify_drafter(self.engine, drafter, [each for group in groups for each in group])
 
     @property
     def tokenizer(self) -> Any:
@@ -200,7 +197,7 @@ class LLM:
         learners = list(self.engine.drafter.learners())
         for one in learners:
             one.learns = False
-        with self.engine.playing_with(controller=Untaught(self.engine.controller)):
+        with self.engine.playing_with(controller=FrozenController(self.engine.controller)):
             for count in rows:
                 # Twice, since what is recorded is so when it comes the second time.
                 for speculative in ("off", _WARM_UP_DRAFT) * 2:
@@ -408,71 +405,6 @@ class LLM:
         )
         self.intake.check_processors([params], [requests])
         return requests
-
-
-def _loaded(
-    args: EngineArgs, progress: Progress | None, check_length: Callable[[int], None]
-) -> Loaded:
-    """Returns the target that the arguments ask for."""
-    model = _existing(args.model)
-    if args.tensor_parallel_size == 1 and not isinstance(model, SplitModel):
-        return load(
-            model,
-            tokenizer=args.tokenizer,
-            processor=args.processor,
-            dtype=args.dtype,
-            device=args.device,
-            trust_remote_code=args.trust_remote_code,
-            cpu_kernels=args.cpu_kernels,
-            quantization=args.quantization,
-            lora=args.lora,
-            progress=progress,
-            compiled=args.compile is True,
-            check_length=check_length,
-        )
-    check_options(
-        quantization=args.quantization,
-        lora=args.lora,
-        processor=args.processor,
-        cpu_kernels=args.cpu_kernels,
-        compiled=args.compile is True,
-        batch_invariant=args.batch_invariant,
-    )
-    if isinstance(model, SplitModel):
-        count = model.processes.count
-        if args.tensor_parallel_size not in (1, count):
-            raise ConfigError(
-                f"tensor_parallel_size is {args.tensor_parallel_size}, and this model is split "
-                f"over {count} processes already: leave it out."
-            )
-        return load(model, tokenizer=args.tokenizer, dtype=args.dtype, device=args.device)
-    if isinstance(model, (nn.Module, Loaded)):
-        raise ConfigError(
-            "a model that you loaded is whole in this process, and is not split over others: give "
-            "its path or hub name, or leave tensor_parallel_size out."
-        )
-    return load_split(
-        os.fspath(model),
-        args.tensor_parallel_size,
-        tokenizer=args.tokenizer,
-        dtype=args.dtype,
-        device=args.device,
-        trust_remote_code=args.trust_remote_code,
-        threads=args.threads,
-        progress=progress,
-        check_length=check_length,
-    )
-
-
-def _existing(
-    model: str | os.PathLike[str] | nn.Module | Loaded | None,
-) -> str | os.PathLike[str] | nn.Module | Loaded:
-    """The model to load; ``ModelLoadError`` for a folder or a file that is not there."""
-    if model is None:
-        return BUNDLED / "target"
-    if isinstance(model, (str, os.PathLike)):
-        check_path(model)
-    return model
 
 
 Item = TypeVar("Item")

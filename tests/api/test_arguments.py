@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 from api.words import word_tokenizer
 from outpace import LLM, SamplingParams, SpeculativeConfig, arguments
 from outpace.core.options import options_of
-from outpace.engine.orders import ORDERS
+from outpace.engine.scheduling_policies import SCHEDULING_POLICIES
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, ParamsError, UnsupportedModel
 from outpace.llm import BUNDLED
 from targets.families import build, target
@@ -140,14 +140,14 @@ def test_every_order_of_requests_can_be_asked_for() -> None:
     declared = next(
         one for one in options_of(arguments.EngineArgs) if one.name == "scheduling_policy"
     )
-    assert list(get_args(declared.kind)) == list(ORDERS)
+    assert list(get_args(declared.kind)) == list(SCHEDULING_POLICIES)
 
 
 @pytest.mark.parametrize("name", ["max_model_len", "max_batch_total_tokens"])
 def test_a_length_that_is_none_is_refused_before_the_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr("outpace.llm.load", lambda *_, **__: pytest.fail("loaded"))
+    monkeypatch.setattr("outpace.building.load", lambda *_, **__: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=f"{name} must be a whole number, not 'x'"):
         LLM(speculative_config={"method": "none"}, **{name: "x"})
 

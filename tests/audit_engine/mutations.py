@@ -20,7 +20,7 @@ from outpace.core.rng import Role, inverse_cdf, uniform
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.engine import engine
-from outpace.engine.engine import Engine
+from outpace.engine.batch import Batch
 from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
 from outpace.methods.models.chain import DraftModel
@@ -147,13 +147,13 @@ def window_in_slots(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    rows = Engine._rows
+    rows = Batch.rows
 
     def shared(self, played, plan):
         right = rows(self, played, plan)
         return replace(right, seeds=right.seeds[:1].expand(len(right)))
 
-    monkeypatch.setattr(Engine, "_rows", shared)
+    monkeypatch.setattr(Batch, "rows", shared)
 
 
 def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -244,7 +244,7 @@ def second_best(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """Options that look back see the text of another row, with speculation and without."""
-    rows = Engine._rows
+    rows = Batch.rows
 
     def shifted(self, played, plan):
         right = rows(self, played, plan)
@@ -258,7 +258,7 @@ def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
             )
         return replace(right, pipeline=looking)
 
-    monkeypatch.setattr(Engine, "_rows", shifted)
+    monkeypatch.setattr(Batch, "rows", shifted)
 
 
 def dead_ends_unseen(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -387,13 +387,13 @@ def better_of_two(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def told_with_replacement(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     propose = type(llm.engine.drafter).propose
 
-    def told(self, rows, budgets):
+    def flawed(self, rows, budgets):
         made = propose(self, rows, budgets)
         if not isinstance(made.distribution, Sampled):
             return made
         return replace(made, distribution=Sampled(made.distribution.q, with_replacement=True))
 
-    monkeypatch.setattr(type(llm.engine.drafter), "propose", told)
+    monkeypatch.setattr(type(llm.engine.drafter), "propose", flawed)
 
 
 def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -401,7 +401,7 @@ def draft_cache_not_rolled_back(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> No
     since = Rows.since
 
     def at_least_one(self, row, start):
-        return since(self, row, start) or since(self, row, self.length(row) - 1)
+        return since(self, row, start) or since(self, row, self.lengths[row] - 1)
 
     monkeypatch.setattr(DraftModel, "observe", lambda self, round: None)
     monkeypatch.setattr(Rows, "since", at_least_one)

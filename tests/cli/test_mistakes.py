@@ -100,7 +100,7 @@ def test_options_are_refused_before_a_model_is_loaded(
     def load(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("outpace.llm.load", load)
+    monkeypatch.setattr("outpace.building.load", load)
     assert_one_sentence(generate("w1", *flags), words)
 
 
@@ -116,7 +116,7 @@ def test_chat_templates_that_are_none_are_refused(generate: Run, tmp_path: Path)
 def test_prompts_are_refused_before_a_model_is_loaded(
     generate: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outpace.llm.load", None)
+    monkeypatch.setattr("outpace.building.load", None)
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "bad.jsonl").write_text("w1\n")
     file = "--prompt-file"
@@ -270,7 +270,7 @@ def test_a_chat_without_a_template_is_refused_before_weights_are_read(
 ) -> None:
     (copy_of_target / "chat_template.jinja").unlink()
     if shape == "without a template":
-        monkeypatch.setattr("outpace.llm.load", None)
+        monkeypatch.setattr("outpace.building.load", None)
         words = "has no chat template: leave --chat out"
     else:
         for file in copy_of_target.glob("tokenizer*"):

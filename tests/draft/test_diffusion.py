@@ -70,15 +70,15 @@ def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind:
             return
         assert isinstance(proposal.distribution, kind)
         for row in range(len(trace.rows)):
-            text = on_device([trace.rows.since(row, 0)[: trace.rows.length(row)]])
+            text = on_device([trace.rows.since(row, 0)[: trace.rows.lengths[row]]])
             last = head.denoise(head.window(text))[-1]
             for place in range(int(proposal.counts[row])):
                 chosen, token = int(last.settled[0, place]), int(proposal.tokens[row, place])
                 if chosen >= 0:
                     assert token == chosen
                 if isinstance(proposal.distribution, Sampled):
-                    assert proposal.distribution.given is not None
-                    assert bool(proposal.distribution.given[row, place]) == (chosen >= 0)
+                    assert proposal.distribution.fixed is not None
+                    assert bool(proposal.distribution.fixed[row, place]) == (chosen >= 0)
                     distribution = last.logits[0, place]
                     distribution = distribution.where(
                         distribution >= distribution.topk(20).values[-1], -torch.inf

@@ -63,7 +63,7 @@ def test_other_orders_are_sorted(shape: TreeShape, dice: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("paths", "told"),
+    ("paths", "sentence"),
     [
         ([[0], [1, 0]], r"names \[1, 0\] without \[1\]"),
         ([[0], [2]], r"names \[2\] without \[1\]"),
@@ -75,6 +75,6 @@ def test_other_orders_are_sorted(shape: TreeShape, dice: Any) -> None:
         ([[0], 1], "list the children per node"),
     ],
 )
-def test_what_is_no_tree_is_said(paths: Any, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_no_tree_is_said(paths: Any, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
         shape_of(paths)

@@ -22,14 +22,14 @@ def half_given(tokens: list[list[int]]) -> Proposal:
     given = torch.zeros(len(tokens), len(tokens[0]), dtype=torch.bool)
     given[:, 0] = True
     q = torch.full((*given.shape, VOCABULARY), 1 / VOCABULARY)
-    return proposal(tokens, Sampled(q, given=given))
+    return proposal(tokens, Sampled(q, fixed=given))
 
 
 def given_of(made: Proposal) -> list[list[bool]]:
     assert isinstance(made.distribution, Sampled)
-    assert made.distribution.given is not None
-    assert made.distribution.given.shape == made.distribution.q.shape[:2] == made.tokens.shape
-    found: list[list[bool]] = made.distribution.given.tolist()
+    assert made.distribution.fixed is not None
+    assert made.distribution.fixed.shape == made.distribution.q.shape[:2] == made.tokens.shape
+    found: list[list[bool]] = made.distribution.fixed.tolist()
     return found
 
 
@@ -48,4 +48,4 @@ def test_where_all_was_drawn_nothing_is_marked() -> None:
     q = torch.full((1, 3, VOCABULARY), 1 / VOCABULARY)
     made = cut(proposal([[1, 2, 3]], Sampled(q)), [2])
     assert isinstance(made.distribution, Sampled)
-    assert made.distribution.given is None
+    assert made.distribution.fixed is None

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from outpace import LLM, SamplingParams
-from outpace.engine.scheduler import AHEAD
+from outpace.engine.scheduler import HEADROOM
 from outpace.errors import ConfigError, OutpaceError
 from outpace.hf import speculative
 from outpace.methods.models.window import reserve
@@ -134,7 +134,7 @@ def test_rows_that_are_put_aside_see_the_images_again(family: str) -> None:
         },
         max_num_seqs=2,
         max_model_len=90,
-        max_batch_total_tokens=tokens + 4 * AHEAD,
+        max_batch_total_tokens=tokens + 4 * HEADROOM,
     )
     requests = [one for given in asked for one in llm.requests(given, greedy(50))]
     for request in requests:

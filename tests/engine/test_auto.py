@@ -10,10 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
+from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
 from outpace.llm import LLM
 from outpace.policy.auto import Auto
-from outpace.policy.base import Outcome
 from outpace.policy.lengths.adaptive import Constant
 
 PROMPTS = [[5, 6, 7, 8, 9], [1], [2, 3] * 8, [11, 12, 13]]
@@ -76,24 +76,24 @@ class Spy(Constant):
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
-        self.told: list[tuple[list[Outcome], Seconds]] = []
+        self.recorded: list[tuple[list[Outcome], Seconds]] = []
 
     def record(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
     ) -> None:
-        self.told.append((list(outcomes), seconds))
+        self.recorded.append((list(outcomes), seconds))
 
 
 def test_the_controller_is_told_every_round(target: LlamaForCausalLM) -> None:
     llm = LLM(target, speculative_config=CONFIGS["draft_model"])
     spy = llm.engine.controller = Spy(3)
     output = llm.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=20))[0]
-    assert len(spy.told) == output.metrics.num_target_passes
-    assert sum(outcomes[0].emitted for outcomes, _ in spy.told) == 20
-    assert sum(outcomes[0].accepted for outcomes, _ in spy.told) == (
+    assert len(spy.recorded) == output.metrics.num_target_passes
+    assert sum(outcomes[0].emitted for outcomes, _ in spy.recorded) == 20
+    assert sum(outcomes[0].accepted for outcomes, _ in spy.recorded) == (
         output.metrics.num_accepted_tokens
     )
-    assert all(seconds.score > 0 and seconds.rest > 0 for _, seconds in spy.told)
+    assert all(seconds.score > 0 and seconds.rest > 0 for _, seconds in spy.recorded)
 
 
 def test_memory_is_all_there_is(target: LlamaForCausalLM) -> None:

@@ -187,9 +187,9 @@ def evidence_of(llm: LLM, options: SamplingParams) -> list[tuple[Rows, Proposal,
 
     def watched(evidence: Evidence) -> Any:
         given.append(evidence)
-        return type(rule).given(rule, evidence)
+        return type(rule).with_evidence(rule, evidence)
 
-    object.__setattr__(rule, "given", watched)
+    object.__setattr__(rule, "with_evidence", watched)
     seen = recorded(llm)
     llm.generate(PROMPTS, options)
     rounds = [(rows, made) for rows, made, _ in seen]
@@ -245,7 +245,9 @@ def test_look_up_has_no_distributions_and_no_doubts() -> None:
     probs: list[Any] = []
     rule: Any = joint.engine.verifier.rule
     object.__setattr__(
-        rule, "given", lambda given: probs.append(given.draft) or type(rule).given(rule, given)
+        rule,
+        "with_evidence",
+        lambda given: probs.append(given.draft) or type(rule).with_evidence(rule, given),
     )
     joint.generate(PROMPTS, greedy(LENGTH))
     assert probs

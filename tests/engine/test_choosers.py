@@ -554,7 +554,7 @@ def test_no_round_waits_for_a_state_to_be_written(
     outputs.close()  # type: ignore[attr-defined]
     assert writers == ["MainThread"], "written once, when all of them have ended"
     assert method != "auto" or written_in(path) == learned_by(llm)
-    llm.engine.settle()
+    llm.engine.flush()
     assert len(writers) == 1, "there is nothing new"
     monkeypatch.setattr("outpace.draft.state.SECONDS", 0.0)
     llm.generate(PROMPTS[:4], params)
@@ -733,7 +733,7 @@ def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: 
     file.save({"gains": [2.0]})  # a second warning would be an error
     file.keep(lambda: {"gains": [3.0]})
     folder.mkdir()
-    file.settle()
+    file.flush()
     assert file.load() == {"gains": [3.0]}, "what could not be written is written later"
 
 

@@ -191,7 +191,7 @@ def test_a_drafter_fills_its_context_and_then_moves_its_window(
         for row, count in enumerate(proposal.counts.tolist()):
             if count:
                 depth = int(proposal.tree.depth[row, : count + 1].max())
-                ends.append(rows.length(row) + depth)
+                ends.append(rows.lengths[row] + depth)
         return proposal
 
     monkeypatch.setattr(drafter, "propose", watched)

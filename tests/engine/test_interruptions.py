@@ -210,7 +210,7 @@ def test_an_interrupted_token_is_still_looked_at() -> None:
     request = llm.intake.requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
     request.extend(ids_of("x"))
     request.output_ids += ids_of("y")  # as an interruption leaves it
-    request.settle()
+    request.finish_extend()
     whole = llm.intake.requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
     whole.extend(ids_of("xy"))
     assert whole.finish_reason == "stop"

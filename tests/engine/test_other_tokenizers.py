@@ -338,7 +338,7 @@ def test_a_continuation_is_the_text_behind_another(kind: str, before: str, text:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_text_is_settled_in_words(kind: str) -> None:
+def test_a_long_text_is_decided_in_words(kind: str) -> None:
     text, own = " ".join(LINES * 2), KINDS[kind]()
     assert len(text) > 2 * LONGEST
     translation = Translation(byte_level(), own)

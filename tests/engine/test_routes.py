@@ -215,9 +215,9 @@ def test_rows_may_be_drafted_for_by_different_children() -> None:
     def watch(trace: Round) -> None:
         mixed.append(set(trace.proposal.methods))
         distribution = trace.proposal.distribution
-        if isinstance(distribution, Sampled) and distribution.given is not None:
+        if isinstance(distribution, Sampled) and distribution.fixed is not None:
             certain = distribution.q.gather(-1, trace.proposal.tokens[..., None])[..., 0]
-            assert bool((certain[distribution.given] == 1).all())
+            assert bool((certain[distribution.fixed] == 1).all())
 
     with llm.engine.observing(watch):
         llm.generate([[5, 6, 5, 6, 5, 6], [9, 8, 7]], [SAMPLED, SAMPLED])

@@ -7,9 +7,15 @@ from collections.abc import Hashable
 import pytest
 
 from outpace import LLM
-from outpace.engine.orders import ByPriority, Fair, FirstCome, Order, Shortest
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Queue
+from outpace.engine.scheduler import RequestQueue
+from outpace.engine.scheduling_policies import (
+    ByPriority,
+    Fair,
+    FirstCome,
+    SchedulingPolicy,
+    Shortest,
+)
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy
 
@@ -19,7 +25,7 @@ def request(priority: float = 0) -> Request:
     return llm.requests(PROMPTS[0], greedy(3), priority=priority)[0]
 
 
-def drained(queue: Queue) -> list[Request]:
+def drained(queue: RequestQueue) -> list[Request]:
     found = []
     while (first := queue.first) is not None:
         found.append(first)
@@ -28,7 +34,7 @@ def drained(queue: Queue) -> list[Request]:
 
 
 def test_requests_join_as_they_come() -> None:
-    queue, requests = Queue(FirstCome()), [request(priority) for priority in (2, 0, 1)]
+    queue, requests = RequestQueue(FirstCome()), [request(priority) for priority in (2, 0, 1)]
     for one in requests:
         queue.add(one)
     assert len(queue) == 3
@@ -36,14 +42,16 @@ def test_requests_join_as_they_come() -> None:
 
 
 def test_the_smallest_number_goes_first_and_equals_as_they_come() -> None:
-    queue, requests = Queue(ByPriority()), [request(priority) for priority in (1, 0, 1, -5, 0)]
+    queue = RequestQueue(ByPriority())
+    requests = [request(priority) for priority in (1, 0, 1, -5, 0)]
     for one in requests:
         queue.add(one)
     assert drained(queue) == [requests[index] for index in (3, 1, 4, 0, 2)]
 
 
 def test_texts_that_have_begun_go_before_all_others() -> None:
-    queue, (early, late, begun, other) = Queue(ByPriority()), [request(p) for p in (0, -9, 5, 6)]
+    queue = RequestQueue(ByPriority())
+    early, late, begun, other = (request(priority) for priority in (0, -9, 5, 6))
     queue.add(early)
     queue.put_back([begun, other])
     queue.add(late)
@@ -61,11 +69,13 @@ def test_the_engine_goes_by_priority() -> None:
     assert ended == [1, 2, 3]
 
 
-@pytest.mark.parametrize("order", [FirstCome, ByPriority, Fair, Shortest])
-def test_the_next_one_of_many_is_found_without_a_look_at_all(order: type[Order]) -> None:
+@pytest.mark.parametrize("policy", [FirstCome, ByPriority, Fair, Shortest])
+def test_the_next_one_of_many_is_found_without_a_look_at_all(
+    policy: type[SchedulingPolicy],
+) -> None:
     sorted_: list[Request] = []
 
-    class Counted(order):  # type: ignore[misc, valid-type]
+    class Counted(policy):  # type: ignore[misc, valid-type]
         def key(self, request: Request) -> tuple[float, ...]:
             sorted_.append(request)
             return super().key(request)  # type: ignore[no-any-return]
@@ -74,7 +84,7 @@ def test_the_next_one_of_many_is_found_without_a_look_at_all(order: type[Order])
             sorted_.append(line)  # type: ignore[arg-type]
             return super().line_key(line)  # type: ignore[no-any-return]
 
-    queue, llm = Queue(Counted()), LLM(target("llama"), max_model_len=CONTEXT)
+    queue, llm = RequestQueue(Counted()), LLM(target("llama"), max_model_len=CONTEXT)
     for number in range(500):
         (one,) = llm.requests(PROMPTS[0], greedy(3))
         one.id, one.client = number, number % 3
@@ -84,7 +94,7 @@ def test_the_next_one_of_many_is_found_without_a_look_at_all(order: type[Order])
         first = queue.first
         assert first is not None
         queue.join(first)
-        queue.order.played([first])
+        queue.policy.played([first])
     assert len(sorted_) <= 100 * 3
     assert len(queue) == 400
     left = list(queue)
@@ -96,7 +106,7 @@ def test_the_next_one_of_many_is_found_without_a_look_at_all(order: type[Order])
 
 def test_who_arrives_while_another_leaves_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests are added by other threads, at any time."""
-    queue, leaves, late = Queue(), request(), request()
+    queue, leaves, late = RequestQueue(), request(), request()
     queue.add(leaves)
 
     def finished(one: Request) -> bool:

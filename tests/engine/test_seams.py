@@ -95,7 +95,7 @@ class StatesDrafter(Drafter):
         for row, budget in enumerate(budgets):
             text, seen = rows.requests[row].state[self]
             states = [x for x in seen if len(x)]
-            assert len(text) == rows.length(row) - 1 or not states
+            assert len(text) == rows.lengths[row] - 1 or not states
             size = states[-1].shape[-1] // 2 if states else 0
             guess = int(self.target.head(states[-1][-1, size:]).argmax()) if states else 0
             drafts.append([guess, (guess + 1) % 64][:budget])

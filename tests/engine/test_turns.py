@@ -66,7 +66,7 @@ def why_not(method: str) -> str:
     kind = drafters()[method]
     if issubclass(kind, Several):
         return "stands for several drafters"
-    if kind.rides:
+    if kind.capabilities.uses_aux_tokens:
         return "drafts inside the target's own pass"
     return "runs no model" if method in LOOK_UPS else ""
 
@@ -165,7 +165,8 @@ def test_a_head_that_learns_leaves_seeded_rows_to_look_ups() -> None:
     """It drafts nothing for them, and must not be chosen for that."""
     head = {"method": "medusa", **specimen("medusa"), "online": {"every": 64}}
     drafter = decoder(lookups=[NGRAM], drafter=head).engine.drafter
-    assert {name: child.skips_reproducible for name, child in drafter.choices.items()} == {
+    choices = drafter.choices.items()
+    assert {name: child.capabilities.skips_reproducible for name, child in choices} == {
         "ngram": False,
         "medusa": True,
     }

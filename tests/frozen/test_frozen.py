@@ -40,7 +40,7 @@ def tried_at_each_change(name: str) -> bool:
     return case.tokens == "5"
 
 
-def told(differences: Iterable[str], part: str, only: str = "") -> str:
+def listed(differences: Iterable[str], part: str, only: str = "") -> str:
     """Returns what a failed test says: all differences, and how they are renewed on purpose."""
     command = f"python -m tests.frozen.record --what {part}{only and f' --only {only!r}'}"
     return "\n".join(["", *differences, f"If that is meant: {command}"])
@@ -52,10 +52,10 @@ def test_what_is_seen_is_what_was_recorded(part: str) -> None:
     if reason is not None:
         pytest.skip(reason)
     found = list(surface_differences(part))
-    assert not found, told(found, part)
+    assert not found, listed(found, part)
 
 
 @pytest.mark.parametrize("name", representatives(recorded_cases(), tried_at_each_change))
 def test_texts_are_those_that_were_recorded(name: str) -> None:
     found = list(case_differences(name))
-    assert not found, told(found, "texts", name)
+    assert not found, listed(found, "texts", name)

@@ -369,8 +369,9 @@ def test_the_neighbours_of_the_usual_layers_are_tried(
     loaded = replace(Loaded(model, None, "counting"), tokenizer=Tokenizer())
     fit(head, TargetShape.of(model.config), "the head")
     assert head.names_no_layers
-    told = rf"the head does not say which layers .* \[{', '.join(map(str, reads))}\] are a guess; "
-    with pytest.warns(UserWarning, match=told + "with them it guesses 39 of 39 tokens right"):
+    listed = ", ".join(map(str, reads))
+    sentence = rf"the head does not say which layers .* \[{listed}\] are a guess; "
+    with pytest.warns(UserWarning, match=sentence + "with them it guesses 39 of 39 tokens right"):
         find_layers(head, loaded, "the head")
     assert head.layers == reads
 

@@ -11,8 +11,9 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
+from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
-from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.base import Controller, affordable
 
 
 @dataclass(frozen=True)

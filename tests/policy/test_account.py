@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from outpace.core.account import Account, DrafterAccount, Mode, Reason
+from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
-from outpace.policy.base import Controller, Outcome
+from outpace.policy.base import Controller
 from outpace.policy.lengths.adaptive import Constant
 
 from . import test_routing as routes

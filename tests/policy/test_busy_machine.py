@@ -7,7 +7,8 @@ from statistics import mean
 import pytest
 
 from outpace.core.stats import Seconds
-from outpace.policy.base import Controller, Outcome, affordable
+from outpace.draft.rounds import Outcome
+from outpace.policy.base import Controller, affordable
 from outpace.policy.costs import CONFIRMED, RUN, CostTable, Place
 from outpace.policy.exploration import Exploration
 from outpace.policy.lengths.adaptive import Constant

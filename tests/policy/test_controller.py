@@ -15,16 +15,18 @@ from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
+from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.auto import Auto
-from outpace.policy.base import Controller, Outcome, affordable
+from outpace.policy.base import Controller, affordable
 from outpace.policy.candidate import FIRST
-from outpace.policy.costs import CostTable, NominalCosts, Place
-from outpace.policy.estimator import Batch, Estimator
+from outpace.policy.costs import CostTable, Place
+from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.exploration import BACKOFF
 from outpace.policy.forecast import Prospect
 from outpace.policy.lengths.adaptive import Constant
+from outpace.policy.nominal import NominalCosts
 from outpace.policy.shapes import REGROWN, GrownTrees, Widths, best_of_size
 from representatives import representatives
 
@@ -230,8 +232,8 @@ def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
     assert (budget > 0) == drafts
 
 
-def test_what_keeps_up_has_nothing_to_read() -> None:
-    auto = alone(CHAINS, keeps_up=True)
+def test_what_needs_no_prefill_has_nothing_to_read() -> None:
+    auto = alone(CHAINS, needs_no_prefill=True)
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 8.0  # a first draft takes longer for some other reason
     known.play([request()], 60)
@@ -249,9 +251,9 @@ def test_beside_others_a_drafter_reads_what_is_expected_to_repay_it(
     known.play([request()], 60)
     beside, other = request(200), request(200)
     drafter = auto._candidates[NAME]
-    (width,) = drafter.offer(Batch([beside], [beside]), lambda _: Prospect(ahead, 0.9)).widths
+    (width,) = drafter.plan(RoundRows([beside], [beside]), lambda _: Prospect(ahead, 0.9)).widths
     assert (width > 0) == drafts, "9 or 54 seconds saved, where reading takes 7"
-    assert drafter.offer(Batch([other], [other])).widths[0] > 0, "alone it is all that there is"
+    assert drafter.plan(RoundRows([other], [other])).widths[0] > 0, "alone it is all that there is"
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
@@ -299,7 +301,7 @@ def test_trees_of_any_shape_promise_what_their_levels_bring() -> None:
         result = outcome(row, affordable([row], budgets_of(auto, [row]))[0])
         auto.record([row], [result], Seconds(0, 1 + 0.02 * result.drafted, 0))
     assert auto[NAME].tokens(row, 10) == pytest.approx(1 + 0.9 + 0.81, rel=0.1)
-    assert auto[NAME].seconds(Batch([row], [row]), 10) is not None
+    assert auto[NAME].seconds(RoundRows([row], [row]), 10) is not None
 
 
 def test_rounds_without_a_find_do_not_lower_what_finds_are_worth() -> None:

@@ -17,11 +17,11 @@ from outpace.config import SpeculativeConfig
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.proposal import DraftingTerms
 from outpace.draft.base import Round
+from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import StopHead, StopHeadConfig
 from outpace.methods.models.specimen import noisy_copy
-from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
 from outpace.targets.hf.loading.loaded import Loaded

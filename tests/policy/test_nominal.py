@@ -11,14 +11,14 @@ import pytest
 from engine.test_auto import CONFIGS, PROMPTS, llama
 from outpace.core.params import SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
+from outpace.draft.rounds import Outcome
 from outpace.llm import LLM
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto import Auto
-from outpace.policy.base import Outcome
 from outpace.policy.candidate import Candidate
-from outpace.policy.costs import BYTES_PER_MS, PASS_MS, NominalCosts
 from outpace.policy.estimator import Estimator
 from outpace.policy.exploration import CREDIT, SHARE, Exploration
+from outpace.policy.nominal import BYTES_PER_MS, PASS_MS, NominalCosts
 from outpace.policy.shapes import GrownTrees, Widths
 
 from .test_controller import alone, request

@@ -13,12 +13,13 @@ import pytest
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.base import Find, Pick
+from outpace.draft.rounds import LookupDraft, Outcome, Pick
 from outpace.engine.request import Request
 from outpace.policy.auto import Auto, would_be
-from outpace.policy.base import Outcome, affordable
-from outpace.policy.costs import CostTable, NominalCosts, Place
+from outpace.policy.base import affordable
+from outpace.policy.costs import CostTable, Place
 from outpace.policy.estimator import Estimator
+from outpace.policy.nominal import NominalCosts
 from outpace.policy.shapes import Widths
 
 from .test_controller import request
@@ -116,9 +117,9 @@ class Simulation:
         return self.tokens / self.seconds
 
 
-def as_finds(found: Sequence[Sequence[int]]) -> list[Find]:
+def as_finds(found: Sequence[Sequence[int]]) -> list[LookupDraft]:
     """A look-up's chains that say nothing of how sure it is."""
-    return list(map(Find, found))
+    return list(map(LookupDraft, found))
 
 
 def picked(of: Auto, rows: Sequence[Request], found: Sequence[Sequence[int]]) -> list[Pick]:

@@ -16,10 +16,11 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
+from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
 from outpace.llm import BUNDLED
 from outpace.policy.auto import Auto
-from outpace.policy.base import Controller, Outcome, RoundPlan, affordable
+from outpace.policy.base import Controller, RoundPlan, affordable
 from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.shapes import Widths
 from outpace.policy.stopping import Stopping

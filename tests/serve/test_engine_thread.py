@@ -79,7 +79,7 @@ def test_what_was_learned_is_written_when_nobody_waits(
     jobs: list[Listener] = []
     settled: list[list[bool]] = []
     monkeypatch.setattr(
-        llm.engine, "settle", lambda: settled.append([one.done.is_set() for one in jobs])
+        llm.engine, "flush", lambda: settled.append([one.done.is_set() for one in jobs])
     )
     made = EngineThread(llm.engine, max_waiting=4)
     jobs += [Listener(llm, max_tokens=count) for count in (4, 30)]

@@ -24,11 +24,11 @@ WAITING = re.compile(r"loading the bundled pair: reading weights \(\d+%\)")
 SLOW = """
 import os, time
 from pathlib import Path
-import outpace.llm as llm
+import outpace.building as building
 from outpace.cli import progress as shown
 
 shown.EVERY = 0.1
-load = llm.load
+load = building.load
 
 def slowly(*given, progress, **named):
     progress("reading weights", 0.4)
@@ -36,7 +36,7 @@ def slowly(*given, progress, **named):
         time.sleep(0.05)
     return load(*given, progress=progress, **named)
 
-llm.load = slowly
+building.load = slowly
 from outpace.cli.main import run
 run()
 """

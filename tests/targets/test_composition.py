@@ -136,7 +136,7 @@ def test_a_follower_that_replays_the_calls_holds_the_same() -> None:
     llm = decoder()
     own: Any = llm.engine.target
     follower = HFTarget(target("llama"), rows=2, max_length=CONTEXT)
-    leader = llm.engine.target = Leader(own, follower)
+    leader = llm.engine.batch.target = Leader(own, follower)
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected()
     assert follower.runner.passes == own.runner.passes > 0
     leader.admit(PromptInputs(PROMPTS[0]))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from devices import cpu_only
 from outpace import LLM, SamplingParams
-from outpace.engine.trials import try_alike
+from outpace.engine.trials import verify_invariance
 from outpace.errors import ConfigError, ParamsError
 from outpace.targets.base import Plan, Scores
 from outpace.targets.cpu.threads import ThreadLimit
@@ -71,9 +71,9 @@ def decoder(
 def test_a_trial_finds_out_that_passes_depend_on_their_shape(by_shape: Any) -> None:
     ordinary = HFTarget(by_shape, 4, CONTEXT)
     with pytest.raises(ConfigError, match=r"llama on \S+ in float64 gives .* batch_invariant out"):
-        try_alike(ordinary, "llama", VOCABULARY)
+        verify_invariance(ordinary, "llama", VOCABULARY)
     assert ordinary.active == 0
-    try_alike(decoder(by_shape).engine.target, "llama", VOCABULARY)
+    verify_invariance(decoder(by_shape).engine.target, "llama", VOCABULARY)
 
 
 @pytest.mark.parametrize("method", sorted(SPECULATION))

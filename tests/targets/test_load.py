@@ -390,12 +390,12 @@ def test_a_model_handed_over_may_be_named_as_it_is() -> None:
 
 
 def test_a_model_that_has_a_tokenizer_is_given_no_other() -> None:
-    told = "was loaded with a tokenizer"
+    sentence = "was loaded with a tokenizer"
     loaded = load(BUNDLED / "target")
     assert load(loaded, tokenizer=loaded.tokenizer).tokenizer is loaded.tokenizer
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=sentence):
         load(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=sentence):
         LLM(loaded, tokenizer=copy.deepcopy(loaded.tokenizer))
 
 

@@ -174,7 +174,7 @@ def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.Monke
     for llm in (plain, warm):
         updates.append([one.updates for one in cast(Any, llm.engine.drafter.learners())])
     assert updates[0] == updates[1] == ([0] if method == "medusa" else [])
-    assert told(plain) == told(warm)
+    assert text_and_counts(plain) == text_and_counts(warm)
     assert all(one.updates > 0 for one in cast(Any, warm.engine.drafter.learners()))
 
 
@@ -192,7 +192,7 @@ def test_texts_that_warm_up_are_not_kept_in_a_state(
     assert all(sums["all"][0] <= 6 for sums in savings.values()), "tokens of this text alone"
 
 
-def told(llm: LLM) -> tuple[list[int], int, int]:
+def text_and_counts(llm: LLM) -> tuple[list[int], int, int]:
     """Writes the text of a warm-up, which would be found again; returns it, its passes, and the
     drafted tokens that were taken."""
     (request,) = llm.requests([0] * 9, greedy(12))

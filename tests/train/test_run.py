@@ -95,7 +95,7 @@ def measured_length(llm: LLM, last: int) -> float:
 
     def see(trace: Round) -> None:
         for row, decision in enumerate(trace.outcomes):
-            if decision.drafted and trace.rows.length(row) - 1 <= last:
+            if decision.drafted and trace.rows.lengths[row] - 1 <= last:
                 rounds.append(1 + len(decision.path))
 
     with llm.engine.observing(see):

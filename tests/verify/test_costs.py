@@ -40,7 +40,8 @@ def round_of(name: str, drawn: Drawn, vocabulary: int) -> tuple[Rule, Tensor, Pr
     p, q = probs(vocabulary)
     options: dict[str, Any] = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **options)
-    rule = rule.given(Evidence(states=torch.ones(1, NODES + 1, 3), second=p, soft=p, draft=q))
+    evidence = Evidence(states=torch.ones(1, NODES + 1, 3), second=p, soft=p, draft=q)
+    rule = rule.with_evidence(evidence)
     parents = SHAPE if rule.trees else list(range(NODES))
     # Without equal siblings: the top tokens of each distribution, in turn.
     rank = torch.tensor([SHAPE[:node].count(up) for node, up in enumerate(SHAPE)])

@@ -76,14 +76,14 @@ def test_rules_are_frozen() -> None:
 def test_given_leaves_the_rule_alone_and_insists_on_what_it_needs() -> None:
     rule = make_rule("reflective")
     with pytest.raises(ConfigError, match="second"):
-        rule.given(Evidence())
-    informed = rule.given(Evidence(second=torch.ones(1, 1, 2) / 2))
+        rule.with_evidence(Evidence())
+    informed = rule.with_evidence(Evidence(second=torch.ones(1, 1, 2) / 2))
     assert informed.evidence.second is not None
     assert rule.evidence.second is None
     judge = make_rule("judge", head=JudgeHead(torch.ones(2)))
     with pytest.raises(ConfigError, match="states"):
-        judge.given(Evidence())
-    assert make_rule("token").given(Evidence()) is not None
+        judge.with_evidence(Evidence())
+    assert make_rule("token").with_evidence(Evidence()) is not None
 
 
 @pytest.mark.parametrize("name", ["kseq", "canonical"])

@@ -10,7 +10,7 @@ from outpace.core.trees.tree import Tree
 from outpace.verify.base import Drawn, Rule, draw
 from outpace.verify.registry import make_rule, rules
 
-SHARING = [name for name, rule in rules().items() if rule.weigh is not Rule.weigh]
+SHARING = [name for name, rule in rules().items() if rule.compute_shared is not Rule.compute_shared]
 
 
 def round_of(rule: Rule, seed: int) -> tuple[torch.Tensor, Proposal]:
@@ -33,9 +33,9 @@ def test_the_distributions_are_the_same_and_their_work_is_done_once(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rule = make_rule(name)
-    weigh, calls = type(rule).weigh, []
+    compute, calls = type(rule).compute_shared, []
     monkeypatch.setattr(
-        type(rule), "weigh", lambda *given: calls.append(given) or weigh(*given), raising=True
+        type(rule), "compute_shared", lambda *given: calls.append(given) or compute(*given)
     )
     p, proposal = round_of(rule, seed=1)
     node = torch.tensor([1, 0])

@@ -209,7 +209,7 @@ class ClaimTest:
         for row, nodes in enumerate(proposal.counts.tolist()):
             if nodes > trace.budgets[row]:
                 yield f"proposals of {nodes} nodes where {trace.budgets[row]} are allowed"
-            last = trace.rows.length(row) + max(depths[row].tolist(), default=0)
+            last = trace.rows.lengths[row] + max(depths[row].tolist(), default=0)
             end = self._context
             if nodes and end is not None and last > end:
                 yield f"drafts to position {last} where the drafter's context ends at {end}"
@@ -242,7 +242,7 @@ class ClaimTest:
 def _drawn_nodes(proposal: Proposal, q: Tensor) -> Iterator[tuple[int, int, int]]:
     """Yields row, node (from 0) and depth of every node that was drawn from something."""
     distribution = proposal.distribution
-    given = distribution.given if isinstance(distribution, Sampled) else None
+    given = distribution.fixed if isinstance(distribution, Sampled) else None
     drawn = proposal.valid & (q.sum(-1) > 0)
     real = (drawn if given is None else drawn & ~given).nonzero().tolist()
     depth = proposal.tree.depth.tolist()

@@ -140,7 +140,7 @@ def _informed(rule: Rule, row: int, count: int) -> Rule:
         name: None if value is None else value[row, : short.get(name, 2)].expand(count, -1, -1)
         for name, value in known.items()
     }
-    return rule.given(Evidence(**cut))
+    return rule.with_evidence(Evidence(**cut))
 
 
 # -- a short run on given prompts, watched -----------------------------------------------------

@@ -103,7 +103,7 @@ class Rehearsal:
         probs = None
         if self._drafter.needs.probs:
             probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
-        token = token_at(rows.length(0), self._vocabulary)
+        token = token_at(rows.lengths[0], self._vocabulary)
         root = torch.zeros_like(rows.positions)
         refused = Verdict(root, torch.full_like(root, token))
         refused, outcomes = on_host(refused, proposal, self._drafter.name)

@@ -28,12 +28,12 @@ class Sampled:
     drawn from q with its elder siblings removed and the rest renormalised; q stays the distribution
     before any removal. With ``several`` siblings do not share a distribution: each is an
     independent draw from the distribution of its own drafter, which is in its own row of q. A token
-    that was chosen and not drawn is marked in ``given``; its row of q is 1 at the token.
+    that was chosen and not drawn is marked in ``fixed``; its row of q is 1 at the token.
     """
 
     q: Tensor  # [B, N, V]
     with_replacement: bool = True
-    given: Tensor | None = None  # [B, N] bool
+    fixed: Tensor | None = None  # [B, N] bool
     several: bool = False
 
 
@@ -108,7 +108,7 @@ class Proposal:
     deterministic."""
     methods: Sequence[str] = ()
     """By row, the name of the drafter that made it, where one drafter stands for several."""
-    sure: Sequence[Sequence[float]] = ()
+    confidence: Sequence[Sequence[float]] = ()
     """By row, how sure a look-up is of each node, from 0 to 1, if it says so: an order, which
     becomes a chance once it is learned how often such nodes are accepted."""
     precomputed: Precomputed | None = None
@@ -211,6 +211,41 @@ class Needs:
     prompts: bool = False
     """Whether the target must have read a prompt, but for its last token, before the first draft.
     Otherwise the pass that scores the first draft may read a short prompt, too."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a drafter can do besides drafting, and what may be done with it."""
+
+    any_shape: bool = False
+    """It drafts the tree that `Rows.shape` says."""
+    ends_chains: bool = False
+    """Its chains end where `Rows.terms` say, by the distributions of their tokens."""
+    has_probs: bool = False
+    """`Drafter.probs_of` says something."""
+    uses_aux_tokens: bool = False
+    """Columns of its own are in the target's pass, wherever they stand."""
+    needs_no_prefill: bool = False
+    """It need not read first what was committed while it did not draft, as a draft model has to: it
+    is given the target's states of every token, or is a part of the target."""
+    stateless: bool = False
+    """It may be asked in the middle of a round, after some of the committed tokens: a look-up that
+    remembers nothing of its drafts, and of a text only what it has read."""
+    joins_drafts: bool = False
+    """A draft of a row may be put together from, or chosen among, several that ended."""
+    copies_prompts: bool = False
+    """It takes over what it knows of a prompt: from the row that a new one is forked from, and from
+    ended texts as far as `Drafter.cached_prefix` says. Only asked of drafters that need states:
+    without this, such a prompt is read again."""
+    takes_predictions: bool = False
+    """It looks into `Request.prediction`."""
+    skips_reproducible: bool = False
+    """It drafts nothing for rows that are `Request.reproducible`."""
+    saves: bool = False
+    """`Drafter.save` writes what it has learned, although it is none of its `Drafter.learners`."""
+    verify_on_load: str = ""
+    """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
+    was made for the target."""
 
 
 EndsAfter = Callable[[Tensor, Tensor], Tensor]

@@ -99,9 +99,9 @@ class Request:
     forked_from: Request | None = None
     """The request of the same prompt whose row it got a copy of when it joined the batch; None
     where its prompt is read."""
-    taken_over: int = 0
+    cached_prefix: int = 0
     """How many tokens at the beginning of its text were not read when it joined the batch, since
-    target and drafter had kept what they make of them (`Drafter.takes_over`)."""
+    target and drafter had kept what they make of them (`Drafter.cached_prefix`)."""
     state: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
     """What drafters, controllers and others keep of the text, each under itself or a `PerRequest`
     of its own. It stays while the request is out of the batch, until the text has ended."""

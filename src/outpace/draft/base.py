@@ -1,17 +1,17 @@
-"""The drafter protocol and what a drafter may see.
+"""The drafter protocol.
 
 What happens to a drafter, in this order:
 
-    check(request)          a request is about to join the batch: the drafter may refuse it
-    takes_over(request)     how many of its first tokens the target need not read for the drafter
-    begin(requests)         requests join the batch, or join it again
-    known(request)          how much of a request's text it need not read
-    read(requests, ...)     committed tokens and their hidden states, if `Drafter.needs` says so
-    look(rows, budgets)     once a round, if it has `choices`: what its look-ups find
-    propose(rows, budgets)  once a round: the tokens it guesses
-    observe(round)          once a round: what became of them
-    end(requests)           requests left the batch: their texts have ended, they were put aside and
-                            join again later, or a step was interrupted and all join again
+    check(request)            a request is about to join the batch: the drafter may refuse it
+    cached_prefix(request)    how many of its first tokens the target need not read for the drafter
+    begin(requests)           requests join the batch, or join it again
+    computed_tokens(request)  how much of a request's text it need not read
+    read(requests, ...)       committed tokens and their hidden states, if `Drafter.needs` says so
+    look_up(rows, budgets)    once a round, if it has `choices`: what its look-ups find
+    propose(rows, budgets)    once a round: the tokens it guesses
+    observe(round)            once a round: what became of them
+    end(requests)             requests left the batch: their texts have ended, they were preempted
+                              and join again later, or a step was interrupted and all join again
 
 What it keeps of a text is kept with the request (`Request.state`, `PerRequest`), and what it keeps
 of a round, from `propose` to `observe`, with the round (`Rows.state`).
@@ -20,9 +20,8 @@ of a round, from `propose` to `observe`, with the round (`Rows.state`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import count
 from pathlib import Path
 from types import MappingProxyType
@@ -31,16 +30,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from torch import Tensor, nn
 
 from outpace.config import COMMON, SpeculativeConfig
-from outpace.core.logits_pipeline import History, LogitsPipeline, RowFault
 from outpace.core.options import Options, make_options
 from outpace.core.progress import Progress, silent
-from outpace.core.proposal import DraftingTerms, Drawn, Needs, Proposal, Verdict
+from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
 from outpace.core.request import Request
-from outpace.core.rng import seeds_of_stream
-from outpace.core.stats import Seconds
-from outpace.core.transfer import to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.registry import find_drafter
+from outpace.draft.rounds import LookupDraft
+from outpace.draft.rounds import Round as Round
+from outpace.draft.rounds import Rows as Rows
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
@@ -50,162 +48,6 @@ if TYPE_CHECKING:  # only a drafter that runs a model of its own knows more than
     from outpace.targets.cpu.kernels import Kernels
     from outpace.targets.hf.fixed import FixedShapes
     from outpace.targets.hf.loading.loaded import Loaded
-
-
-@dataclass(frozen=True)
-class Pick:
-    """Who drafts in one row, and how many nodes at most; an empty name where nothing is drafted."""
-
-    name: str = ""
-    budget: int = 0
-
-
-@dataclass(frozen=True)
-class Find:
-    """The chain that a look-up would draft in one row, and how sure it is of each token
-    (`Proposal.sure`); not sure of any where it does not say so."""
-
-    tokens: Sequence[int] = ()
-    sure: Sequence[float] = ()
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The batch as a drafter sees it at the start of a round.
-
-    What is committed later in the round does not show here.
-    """
-
-    history: History
-    pipeline: LogitsPipeline
-    seeds: Tensor  # [B]
-    terms: DraftingTerms = field(default_factory=DraftingTerms)
-    """What is asked of this round's drafts."""
-    shape: TreeShape | None = None
-    """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
-    requests: Sequence[Request] = ()
-    """The request of each row, in the order in which they joined the batch."""
-    picks: Sequence[Pick] = ()
-    """Who drafts how much in each row, where the controller has chosen among `Drafter.choices`."""
-    state: dict[Any, Any] = field(default_factory=dict)
-    """What drafters keep until the round is over, each under itself. A round that comes to nothing
-    and is played again has other rows."""
-    lengths: Sequence[int] = field(init=False)
-    """Committed tokens of each row."""
-
-    def __post_init__(self) -> None:
-        pairs = zip(self.history.prompts, self.history.outputs, strict=True)
-        lengths = tuple(len(prompt) + len(output) for prompt, output in pairs)
-        object.__setattr__(self, "lengths", lengths)
-
-    @cached_property
-    def positions(self) -> Tensor:
-        """``[B]``: the lengths, on the device."""
-        return to_device(list(self.lengths), self.seeds.device)
-
-    @cached_property
-    def last_ids(self) -> Sequence[Collection[int]]:
-        """By row, the tokens after which its text ends; empty where that is not known."""
-        return [request.last_ids for request in self.requests]
-
-    @property
-    def coupled(self) -> bool:
-        """Whether tokens are drawn with the noise of the target's own."""
-        return self.terms.coupled
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def seeds_of(self, random_stream: int) -> Tensor:
-        """Returns the seeds ``[B]`` that a drafter in this random stream draws with."""
-        return seeds_of_stream(self.seeds, random_stream)
-
-    def since(self, row: int, start: int) -> list[int]:
-        """Returns the committed tokens of a row, prompt then output, from ``start`` on."""
-        prompt, output = self.history.prompts[row], self.history.outputs[row]
-        end = self.lengths[row] - len(prompt)
-        if start >= len(prompt):
-            return list(output[start - len(prompt) : end])
-        return [*prompt[start:], *output[:end]]
-
-    def root(self, row: int) -> int:
-        """Returns the last committed token of a row, after which drafts begin."""
-        return self.since(row, self.lengths[row] - 1)[0]
-
-    def history_before(self) -> History:
-        """The texts as they were when the round began. `history` grows as tokens are committed, so
-        that in `Drafter.observe` it is longer."""
-        pairs = zip(self.history.prompts, self.history.outputs, self.lengths, strict=True)
-        outputs = [output[: length - len(prompt)] for prompt, output, length in pairs]
-        return History(self.history.prompts, outputs)
-
-    def is_reproducible(self, row: int) -> bool:
-        """Returns whether what a row drafts must follow from its own history alone: what was
-        learned from other rows must not change it (`Request.reproducible`)."""
-        return bool(self.requests) and self.requests[row].reproducible
-
-    def for_others(self, budgets: Sequence[int]) -> list[int]:
-        """Returns the budgets, but 0 for rows that are `reproducible`."""
-        return [0 if self.is_reproducible(row) else budget for row, budget in enumerate(budgets)]
-
-    def length(self, row: int) -> int:
-        """Returns how many tokens of a row are committed."""
-        return self.lengths[row]
-
-
-@dataclass
-class Outcome:
-    """What one row drafted in a round, and what came of it."""
-
-    drafted: int  # nodes
-    depth: int  # levels
-    accepted: int = 0  # levels that the text took
-    emitted: int = 0  # tokens that the text took, before a stop condition
-    path: Sequence[int] = ()
-    """The accepted nodes, from the root down, whatever the text took of them."""
-    method: str = ""
-    """The name of the drafter: the child's, where one drafter stands for several."""
-    tokens: Sequence[int] = ()
-    """The accepted tokens and the extra one, whatever the text took of them."""
-    predicted: bool = False
-    """Whether the draft was from the text that was predicted for the request."""
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """A round that is over, also one in which nothing was drafted: the controller, the drafter and
-    all observers are shown the same one. Nothing in it may be changed."""
-
-    rows: Rows
-    """The batch as it was when the round began; its requests are as the round has left them."""
-    budgets: Sequence[int]
-    """How many nodes each row was allowed to draft."""
-    proposal: Proposal
-    verdict: Verdict
-    outcomes: Sequence[Outcome]
-    """What became of each row, on the host."""
-    seconds: Seconds
-    probs: Tensor | None = None
-    """``[B, M, V]``, if asked for in `Needs`: the target's distributions before any argmax, at the
-    root and at each node. Those of a round for several drafters are in `played`."""
-    aux_logits: Tensor | None = None  # [B, R, V], if the proposal had auxiliary tokens
-    dead_ends: Mapping[int, Mapping[int, RowFault]] = field(default_factory=dict)
-    """By row, the drafted nodes that have no distribution, each with the reason
-    (`LogitsPipeline.dead_ends`)."""
-    played_as: Round | None = None
-    """The round that was played, where this one tells a drafter what would have become of its own
-    proposal, while another drafter's was scored. Only the played one has distributions. Use
-    `played`."""
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """The request of each row."""
-        return self.rows.requests
-
-    @property
-    def played(self) -> Round:
-        """The round that was played: what the target says of the text, whoever drafted it."""
-        return self if self.played_as is None else self.played_as
 
 
 @dataclass(frozen=True, eq=False)
@@ -266,8 +108,8 @@ class Drafter(ABC):
     """A frozen dataclass of the entries of ``speculative_config`` that only this drafter knows."""
     needs: Needs = Needs()
     """What it has to be given of the target."""
-    has_probs: bool = False
-    """Whether `probs_of` says anything."""
+    capabilities: Capabilities = Capabilities()
+    """What else it can do, and what may be done with it."""
 
     # How much it drafts, in which shape, and what that costs: what the controller asks.
 
@@ -276,22 +118,13 @@ class Drafter(ABC):
     CPU scores in about one reading of the weights."""
     shape: TreeShape | None = None
     """The shape of its trees, where its options fix one. None: it drafts chains, trees of the shape
-    in `Rows.shape` (`any_shape`), or a different tree in every row."""
-    any_shape: bool = False
-    """Whether it drafts the tree that `Rows.shape` says."""
-    ends_chains: bool = False
-    """Whether its chains end where `Rows.terms` say, by the distributions of their tokens."""
-    keeps_up: bool = False
-    """Whether it need not read first what was committed while it did not draft, as a draft model
-    has to: it is given the target's states of every token, or is a part of the target."""
+    in `Rows.shape` (`Capabilities.any_shape`), or a different tree in every row."""
     pass_bytes: int = 0
     """Bytes of the weights that are read for one drafted level."""
     aux_per_node: int = 0
     """Columns of its own that ride in the target's pass after the root and each drafted node."""
     aux_per_row: int = 0
     """Columns of its own that ride in the target's pass in each row, however many nodes it has."""
-    rides: bool = False
-    """Whether columns of its own ride in the target's pass, wherever they stand."""
     weight_bytes: int = 0
     """The part of ``nbytes`` that is weights."""
     loaded: Loaded | None = None
@@ -301,33 +134,15 @@ class Drafter(ABC):
 
     # What it remembers and learns.
 
-    copies_prompts: bool = False
-    """Whether it takes over what it knows of a prompt: from the row that a new one is forked from,
-    and from ended texts as far as `takes_over` says. Only asked of drafters that need states:
-    without this, such a prompt is read again."""
     learns: bool = True
     """Whether it goes on learning from its rounds, if it is one of its `learners`."""
-    takes_predictions: bool = False
-    """Whether it looks into `Request.prediction`."""
-    skips_reproducible: bool = False
-    """Whether it drafts nothing for rows that are `Request.reproducible`."""
-    saves: bool = False
-    """Whether `save` writes what it has learned, although it is none of its `learners`."""
-    on_trial: str = ""
-    """What it drafts with, for an error's sentence, if that has to show when it is loaded that it
-    was made for the target."""
 
     # Drafters that are made of others, and what these ask of them.
 
     choices: Mapping[str, Drafter] = MappingProxyType({})
-    """Drafters by name among which the controller chooses in each row (`look`, `Rows.picks`)."""
+    """Drafters by name among which the controller chooses in each row (`look_up`, `Rows.picks`)."""
     file: StateFile | None = None
     """Where what the controller learns of its `choices` is kept between runs."""
-    asked_anywhere: bool = False
-    """Whether it may be asked in the middle of a round, after some of the committed tokens: a
-    look-up that remembers nothing of its drafts, and of a text only what it has read."""
-    joins_drafts: bool = False
-    """Whether a draft of a row may be put together from, or chosen among, several that ended."""
     random_stream: int = 0
     """The random streams that it draws from (`Rows.seeds_of`)."""
 
@@ -369,17 +184,17 @@ class Drafter(ABC):
         something that the user has given for it fails. That ends the request, before anybody has
         begun it."""
 
-    def takes_over(self, request: Request) -> int:
+    def cached_prefix(self, request: Request) -> int:
         """Returns how many tokens at the beginning of a request's text the target may take over
         from the cache of an earlier one, so that `read` will not deliver their states. How many it
-        did take over, which may be less, `begin` finds in `Request.taken_over`."""
+        did take over, which may be less, `begin` finds in `Request.cached_prefix`."""
         return 0 if self.needs.states else request.length
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Takes in requests that join the batch, after the present ones. Their texts have begun
         already where they were in the batch before."""
 
-    def known(self, request: Request) -> Mapping[str, int]:
+    def computed_tokens(self, request: Request) -> Mapping[str, int]:
         """Returns how many tokens at the beginning of a new request's text it need not read before
         it drafts there, under its name; nothing where it does not say."""
         return {}
@@ -388,7 +203,7 @@ class Drafter(ABC):
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
     ) -> None:
         """Takes in committed tokens, each once and in order, and their hidden states, but for the
-        first `Request.taken_over` tokens of a text.
+        first `Request.cached_prefix` tokens of a text.
 
         tokens: of each of these requests; states: ``[len(requests), T, H]``, the layers of
         `Needs.states` side by side, a request's tokens first and then padding. The last committed
@@ -396,7 +211,7 @@ class Drafter(ABC):
         A request that joins the batch again begins anew here.
         """
 
-    def look(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[Find]]:
+    def look_up(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[LookupDraft]]:
         """Returns what its look-ups would draft, by their names and by row, for the controller to
         choose by (`choices`)."""
         return {}
@@ -421,9 +236,9 @@ class Drafter(ABC):
         it shows none. Takes a pass."""
         return None
 
-    def tried(self) -> Iterator[Drafter]:
-        """Yields the drafters that are `on_trial`: itself, or those that it stands for."""
-        if self.on_trial:
+    def drafters_to_verify(self) -> Iterator[Drafter]:
+        """Yields the drafters that are verified on load: itself, or those that it stands for."""
+        if self.capabilities.verify_on_load:
             yield self
 
     def learners(self) -> Iterator[Drafter]:
@@ -431,7 +246,7 @@ class Drafter(ABC):
         yield from ()
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
-        """Lets go of requests that left the batch: their texts have ended, or they are put aside
+        """Lets go of requests that left the batch: their texts have ended, or they are preempted
         and join it again.
 
         interrupted: a step was left half way, so that all requests are gone, and what is known of

@@ -158,7 +158,7 @@ class Chains:
         distribution: DraftDistribution = Deterministic()
         if self._sampled:
             given = torch.cat(self._chosen, 1) if self._chosen else None
-            distribution = Sampled(torch.cat(self._probs, 1), given=given)
+            distribution = Sampled(torch.cat(self._probs, 1), fixed=given)
         soft = torch.cat(self._soft, 1) if self._rows.terms.probs else None
         counts = to_device(self.counts, self.tokens.device)
         return Proposal(self.tokens, tree, counts, distribution, soft=soft)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,21 +16,10 @@ from outpace.core.proposal import Deterministic, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
-from outpace.draft.trees import leading_to
+from outpace.draft.trees import Deeper, leading_to
 
 NODES = 60
 """Nodes of a tree at most, where the engine chooses how many: EAGLE-2's number."""
-
-
-class Deeper(Protocol):
-    """What makes the logits of the next level, as `trees.Deeper` does where all rows are alike."""
-
-    def __call__(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns the logits ``[B, W, V]`` at the last W nodes of ``fed`` [B, F].
-
-        tree: of all that was fed; parents: ``[B, W]``, which node of the level above that was fed
-        (the root, at first) each of the W belongs to.
-        """
 
 
 @dataclass(frozen=True)
@@ -63,7 +51,8 @@ class Growth:
             found = found.joined(frontier, best.indices, best.values)
             # A node cannot be in the tree if as many of its level as a tree may have are better,
             # and if no node of a level can be, none that is deeper can.
-            if level == self.depth or not found.newest_kept(wanted, best.values[0].numel()):
+            newest = best.values[0].numel()
+            if level == self.depth or not found.kept(wanted)[:, -newest:].any():
                 break
             expanded = min(self.top_k, max(budgets))
             frontier = frontier.below(found, best.values.shape[-1], expanded, deeper)
@@ -113,10 +102,6 @@ class _Candidates:
         rank = torch.empty_like(order)
         rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
         return (rank < wanted[:, None]) & (self.worth > 0)
-
-    def newest_kept(self, wanted: Tensor, newest: int) -> bool:
-        """Whether any of the last n nodes is among the best."""
-        return bool(self.kept(wanted)[:, -newest:].any())
 
     def proposal(self, wanted: Tensor, most: int) -> Proposal:
         """Returns the trees of the best nodes."""

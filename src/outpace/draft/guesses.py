@@ -23,8 +23,8 @@ class Guess:
     parents: list[int] = field(default_factory=list)
     chances: list[float] = field(default_factory=list)
     """Each node's chance to be accepted, by the drafter's own estimate; empty without any."""
-    sure: list[float] = field(default_factory=list)
-    """How sure the drafter is of each token of a chain (`Proposal.sure`), if it says so."""
+    confidence: list[float] = field(default_factory=list)
+    """How sure the drafter is of each token of a chain (`Proposal.confidence`), if it says so."""
     predicted: bool = False
     """Whether it is from the text that was predicted for the request."""
 
@@ -108,7 +108,7 @@ def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
     most: nodes at which it is cut; None for all.
 
     >>> merged([Guess.chain([5, 6]), Guess.chain([5, 7]), Guess.chain([8, 9])], most=4)
-    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], sure=[], predicted=False)
+    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], confidence=[], predicted=False)
     """
     tree = Guess()
     known: dict[tuple[int, int], int] = {}

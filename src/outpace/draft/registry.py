@@ -17,8 +17,8 @@ GROUP = "outpace.drafters"
 BEAMS = ("beam", "beams", "beam_search", "num_beams")
 """Names under which a beam search may be looked for among the drafters."""
 
-EARLIER = ("expect", "admit", "retain", "reset", "rewind")
-"""Methods of drafters that nobody calls any more."""
+EARLIER = ("expect", "admit", "retain", "reset", "rewind", "ends_chains", "any_shape", "rides")
+"""Methods and fields of drafters that nobody asks for any more."""
 
 REGISTRY = LazyRegistry(
     "method",
@@ -71,7 +71,7 @@ def find_drafter(name: str) -> type[Drafter]:
     if old:
         raise ConfigError(
             f"method {name!r} ({found.__module__}.{found.__qualname__}) was written for an earlier "
-            f"version of outpace ({', '.join(old)}): give it begin(requests), end(requests) and "
-            "observe(round), as CONTRIBUTING shows."
+            f"version of outpace ({', '.join(old)}): give it begin(requests), end(requests), "
+            "observe(round) and capabilities, as CONTRIBUTING shows."
         )
     return found

@@ -40,7 +40,7 @@ class StateFile:
     """Numbers by drafter, kept between runs.
 
     To write them after each text would hold up the round that follows. They are written when
-    nobody waits for a text (`settle`), before the program ends, and every `SECONDS` on the way, by
+    nobody waits for a text (`flush`), before the program ends, and every `SECONDS` on the way, by
     a thread of its own.
     """
 
@@ -64,7 +64,7 @@ class StateFile:
     def keep(self, state: Callable[[], Mapping[str, Any]]) -> None:
         """Takes what will be written from now on. state: returns what is known, between rounds."""
         self._state = state
-        _settle_at_exit(weakref.ref(self))
+        _flush_at_exit(weakref.ref(self))
 
     def changed(self) -> None:
         """Notes, between rounds, that more is known than is written."""
@@ -75,7 +75,7 @@ class StateFile:
             self._writing = threading.Thread(target=self.save, args=(state,), name="outpace-state")
             self._writing.start()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Writes what is known and not written; nobody plays a round meanwhile."""
         if self._writing is not None:
             self._writing.join()
@@ -150,15 +150,15 @@ class StateFile:
                 beside.unlink(missing_ok=True)
 
 
-def _settle_at_exit(file: weakref.ref[StateFile]) -> None:
-    """Has a file settled before the program ends, if it is still in use then."""
+def _flush_at_exit(file: weakref.ref[StateFile]) -> None:
+    """Has a file written before the program ends, if it is still in use then."""
 
-    def settle() -> None:
+    def flush() -> None:
         known = file()
         if known is not None:
-            known.settle()
+            known.flush()
 
-    atexit.register(settle)
+    atexit.register(flush)
 
 
 def _finite(text: str) -> float:

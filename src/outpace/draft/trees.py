@@ -162,8 +162,9 @@ class Deeper(Protocol):
         """Returns the logits ``[B, W, V]`` at the last W nodes of ``fed`` [B, F], which are those
         of this level that have children.
 
-        tree: of all that was fed; parents: ``[W]``, to which node of the level above that was fed
-        (the root, at first) each of the W belongs.
+        tree: of all that was fed; parents: ``[W]``, or ``[B, W]`` where each row has a tree of its
+        own: to which node of the level above that was fed (the root, at first) each of the W
+        belongs.
         """
 
 

@@ -45,7 +45,7 @@ class Request(request.Request):
     error: Exception | None = None
     """Why the text could not go on, with the finish reason "error"."""
     metrics: Metrics = field(default_factory=Metrics)
-    repeats: bool = True
+    repeatable: bool = True
     """Whether generating again with ``seed`` gives this text. It does not where the user gave no
     seed for a sampled text and tokens were drafted: how many depends on measured times and on
     other texts, and decides which random numbers are used."""
@@ -54,7 +54,7 @@ class Request(request.Request):
     client: Hashable = None
     """Who asks, for a queue that is fair to each client."""
     preemptions: int = 0
-    """How often it was put aside because all rows together held too many tokens."""
+    """How often it was preempted because all rows together held too many tokens."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not read for this request, because they were cached."""
     began_with: list[int] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Request(request.Request):
             self._look()
         return taken
 
-    def settle(self) -> None:
+    def finish_extend(self) -> None:
         """Makes up for an `extend` that was interrupted."""
         del self.logprobs[len(self.output_ids) :]
         if self._looked_at == len(self.output_ids) or self.finished:

@@ -15,7 +15,8 @@ from outpace.core.faults import RowFault
 from outpace.core.request import Request as AnyRequest
 from outpace.core.stats import Seconds
 from outpace.core.transfer import padded
-from outpace.draft.base import Drafter, Outcome, Round
+from outpace.draft.base import Drafter
+from outpace.draft.rounds import Outcome, Round
 from outpace.engine.request import Logprob, Request
 from outpace.targets.base import ReadPart, Scores, States
 

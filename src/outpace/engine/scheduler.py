@@ -7,8 +7,8 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from threading import Lock
 
-from outpace.engine.orders import FirstCome, Order
 from outpace.engine.request import Request
+from outpace.engine.scheduling_policies import FirstCome, SchedulingPolicy
 
 Entry = tuple[tuple[float, ...], int, int, Request]
 """What a request is sorted by in its line, its number, how many were added before it, itself."""
@@ -21,8 +21,8 @@ class Waiting:
     order have a single line.
     """
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._policy = policy
         self._lock = Lock()
         self._added = count()
         self._entries: dict[Request, Entry] = {}
@@ -40,16 +40,16 @@ class Waiting:
         """The request that comes first."""
         with self._lock:
             firsts = ((line, self._first_in(line)) for line in list(self._lines))
-            found = [(*self._order.line_key(line), *entry) for line, entry in firsts if entry]
+            found = [(*self._policy.line_key(line), *entry) for line, entry in firsts if entry]
             request: Request | None = min(found)[-1] if found else None  # type: ignore[assignment]
             return request
 
     def add(self, request: Request) -> None:
         """Adds a request, or sorts in anew one that is there."""
         with self._lock:
-            entry = self._order.key(request), request.id, next(self._added), request
+            entry = self._policy.key(request), request.id, next(self._added), request
             self._entries[request] = entry
-            heappush(self._lines.setdefault(self._order.line_of(request), []), entry)
+            heappush(self._lines.setdefault(self._policy.line_of(request), []), entry)
 
     def take_out(self, request: Request) -> None:
         """Takes out a request; ``KeyError`` where it is not there."""
@@ -63,7 +63,7 @@ class Waiting:
                 self._entries.pop(request, None)
             lines: dict[Hashable, list[Entry]] = {}
             for request, entry in self._entries.items():
-                lines.setdefault(self._order.line_of(request), []).append(entry)
+                lines.setdefault(self._policy.line_of(request), []).append(entry)
             for line in lines.values():
                 heapify(line)
             self._lines = lines
@@ -79,25 +79,25 @@ class Waiting:
         return None
 
 
-AHEAD = 32
+HEADROOM = 32
 """Tokens that are kept free for each row: what a round may add to it, its draft included."""
 
 
-class Queue:
+class RequestQueue:
     """The requests that wait for a row.
 
     A request that has been in the batch already, and was put back because a step was interrupted,
     goes before all others: its text has begun.
 
-    >>> queue = Queue()
+    >>> queue = RequestQueue()
     >>> len(queue), queue.first
     (0, None)
     """
 
-    def __init__(self, order: Order | None = None) -> None:
-        self.order = order or FirstCome()
+    def __init__(self, policy: SchedulingPolicy | None = None) -> None:
+        self.policy = policy or FirstCome()
         self._back: list[Request] = []  # were in the batch, in the order of their rows
-        self._waiting = Waiting(self.order)
+        self._waiting = Waiting(self.policy)
 
     def __len__(self) -> int:
         return len(self._back) + len(self._waiting)
@@ -113,12 +113,12 @@ class Queue:
     def place(self, request: Request) -> tuple[float, ...]:
         """Returns what requests are sorted by: their line's key and their own, then the time of
         arrival."""
-        order = self.order
-        return (*order.line_key(order.line_of(request)), *order.key(request), request.id)
+        policy = self.policy
+        return (*policy.line_key(policy.line_of(request)), *policy.key(request), request.id)
 
     def add(self, request: Request) -> None:
         """Adds a request that has just arrived."""
-        self.order.arrives(request)
+        self.policy.arrives(request)
         self._waiting.add(request)
 
     def put_back(self, requests: Iterable[Request]) -> None:
@@ -128,7 +128,7 @@ class Queue:
         self._waiting.drop(again)
         self._back = [*again, *(one for one in self._back if one not in again)]
 
-    def put_aside(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Adds a request that has to leave the batch, where it would stand had it never joined."""
         request.preemptions += 1
         self._waiting.add(request)
@@ -139,7 +139,7 @@ class Queue:
             self._back.remove(request)
         else:
             self._waiting.take_out(request)
-        self.order.joins(request)
+        self.policy.joins(request)
 
     def drop_finished(self) -> None:
         """Takes out all requests that have ended while they waited."""
@@ -147,10 +147,10 @@ class Queue:
         self._waiting.drop([one for one in self._waiting if one.finished])
 
 
-class Room:
+class TokenLimit:
     """How many tokens of prompts and texts all rows may hold together.
 
-    >>> Room(None).lacks([])
+    >>> TokenLimit(None).exceeded([])
     False
     """
 
@@ -158,14 +158,14 @@ class Room:
         """limit: a single row always has room; None: there is no limit."""
         self._limit = limit
 
-    def holds(self, running: Sequence[Request], request: Request) -> bool:
+    def admits(self, running: Sequence[Request], request: Request) -> bool:
         """Whether one more request may join, so that nobody has to leave in the next rounds."""
         together = [*running, request]
-        return not running or self._limit is None or self._need(together, AHEAD) <= self._limit
+        return not running or self._limit is None or self._need(together, HEADROOM) <= self._limit
 
-    def lacks(self, running: Sequence[Request]) -> bool:
+    def exceeded(self, running: Sequence[Request]) -> bool:
         """Whether a request has to leave before the next round."""
         return len(running) > 1 and self._limit is not None and self._need(running) > self._limit
 
     def _need(self, requests: Sequence[Request], spare: int = 0) -> int:
-        return sum(request.length + AHEAD + spare for request in requests)
+        return sum(request.length + HEADROOM + spare for request in requests)

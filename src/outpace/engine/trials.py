@@ -55,12 +55,12 @@ class _Record:
     accepted: int = 0
 
     @property
-    def is_settled(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether it is known that it was made for the target, or that it was not."""
         return self.accepted >= ENOUGH or self.drafted >= MOST
 
 
-def try_out(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> None:
+def verify_drafter(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> None:
     """Finds out whether a drafter was made for the target at all.
 
     A head that was trained for another model of the same shape drafts as quickly as any, and next
@@ -85,7 +85,7 @@ def try_out(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> No
         try:
             for request in requests:
                 engine.add(request)
-            while engine.busy and not record.is_settled:
+            while engine.busy and not record.is_decided:
                 engine.step()
         finally:
             for request in requests:
@@ -93,10 +93,10 @@ def try_out(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> No
                     engine.remove(request)
     if record.accepted < ENOUGH and record.drafted >= MOST:
         raise ConfigError(
-            f"{drafter.on_trial} was trained for another model, or hardly at all: this target "
-            f"accepted {record.accepted} of the {record.drafted} tokens that it drafted. Train one "
-            "for this target, or set 'check' to false in its speculative_config to use it all the "
-            "same."
+            f"{drafter.capabilities.verify_on_load} was trained for another model, or hardly at "
+            f"all: this target accepted {record.accepted} of the {record.drafted} tokens that it "
+            "drafted. Train one for this target, or set 'check' to false in its speculative_config "
+            "to use it all the same."
         )
 
 
@@ -111,7 +111,7 @@ COMPANY = 3
 
 
 @torch.inference_mode()
-def try_alike(target: Target, name: str, vocabulary: int) -> None:
+def verify_invariance(target: Target, name: str, vocabulary: int) -> None:
     """Compares a text's logits, fed one token at a time and alone, with those of the same tokens as
     drafts and with other texts. The target has no rows before, and none afterwards.
 

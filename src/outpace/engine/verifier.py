@@ -14,7 +14,8 @@ from outpace.core.gumbel import realise
 from outpace.core.logits_pipeline import Branches
 from outpace.core.proposal import AuxTokens, DraftingTerms, Drawn, Proposal, Verdict
 from outpace.core.transfer import to_device
-from outpace.draft.base import Drafter, Outcome, Rows
+from outpace.draft.base import Drafter
+from outpace.draft.rounds import Outcome, Rows
 from outpace.engine.request import Logprob, Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
@@ -69,7 +70,7 @@ class Verifier:
         """Raises ``ConfigError`` where the rule cannot verify what a drafter proposes."""
         for drawn in [Drawn.DETERMINISTIC] if self.coupled else drafter.draws:
             self.rule.check(drawn, drafter.trees)
-        if drafter.rides and self.rule.needs.second_pass is not None:
+        if drafter.capabilities.uses_aux_tokens and self.rule.needs.second_pass is not None:
             self._refuse_aux_tokens()
 
     def _refuse_aux_tokens(self) -> NoReturn:
@@ -105,7 +106,7 @@ class Verifier:
             second = rows.pipeline.soft(copy, branches, rows.history)
         states = scores.of_nodes(needs.states) if needs.states else None
         draft = proposal.soft if needs.draft_probs else None
-        return self.rule.given(Evidence(states, second, soft, draft))
+        return self.rule.with_evidence(Evidence(states, second, soft, draft))
 
 
 def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:

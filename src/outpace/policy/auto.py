@@ -11,12 +11,18 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.draft.base import Find, Pick
+from outpace.draft.rounds import LookupDraft, Outcome, Pick
 from outpace.draft.state import StateFile
-from outpace.policy.base import Controller, Outcome, RoundPlan, affordable, mode_of, wish
+from outpace.policy.base import (
+    Controller,
+    RoundPlan,
+    affordable,
+    mode_of,
+    requested_budget,
+)
 from outpace.policy.candidate import Candidate, Trial
 from outpace.policy.costs import CHANGED, MISS, PLAIN, CostTable, Place
-from outpace.policy.estimator import Batch, Estimator
+from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.exploration import MOST, PROBE, Exploration
 from outpace.policy.forecast import Choice, Prospect, Prospects, TextForecast, Way
 
@@ -67,7 +73,7 @@ class Auto(Controller):
         # Of the present round.
         self._played: _Plan | None = None
         self._asked: frozenset[Request] = frozenset()
-        self._finds: Mapping[Request, Mapping[str, Find]] = {}
+        self._lookup_drafts: Mapping[Request, Mapping[str, LookupDraft]] = {}
         self._lengths: dict[Request, int] = {}
         self._file = file
         if file is not None:
@@ -88,16 +94,16 @@ class Auto(Controller):
     # -- choosing ------------------------------------------------------------------------------
 
     def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
-        self._played, self._finds, self._asked = None, {}, frozenset()
+        self._played, self._lookup_drafts, self._asked = None, {}, frozenset()
         self._choices = {}
         shape: TreeShape | None = None
         learned = not any(request.reproducible for request in requests)
         for one in self._estimators:
             shape = one.prepare(learned) or shape
             terms = one.terms(requests, terms)
-        wishes = [wish(request) for request in requests]
         most = max(one.most for one in self._estimators)
-        budgets = [most if wished is None else wished for wished in wishes]
+        requested = map(requested_budget, requests)
+        budgets = [most if budget is None else budget for budget in requested]
         if self._alone is not None:
             budgets = [pick.budget for pick in self._picks(requests, budgets)]
             within = zip(requests, affordable(requests, budgets), strict=True)
@@ -108,21 +114,23 @@ class Auto(Controller):
     def pick(
         self,
         requests: Sequence[Request],
-        found: Mapping[str, Sequence[Find]],
+        found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
     ) -> list[Pick]:
         names = [one.name for one in self._look_ups]
-        self._finds = {
+        self._lookup_drafts = {
             request: {name: found[name][row] for name in names if found[name][row].tokens}
             for row, request in enumerate(requests)
         }
         self._lengths = {request: request.length for request in requests}
         for one in self._estimators:
             name = one.name
-            one.finds = {row: finds[name] for row, finds in self._finds.items() if name in finds}
+            one.lookup_drafts = {
+                row: drafts[name] for row, drafts in self._lookup_drafts.items() if name in drafts
+            }
             for request, budget in zip(requests, budgets, strict=True):
                 if budget and name in names:
-                    one.text(request).tally.ask(request in one.finds)
+                    one.text(request).tally.ask(request in one.lookup_drafts)
         picks = zip(self._picks(requests, budgets), budgets, strict=True)
         return [Pick(pick.name, min(pick.budget, budget)) for pick, budget in picks]
 
@@ -131,26 +139,27 @@ class Auto(Controller):
         for request, budget in zip(requests, budgets, strict=True):
             if not budget:
                 picks[request] = Pick()
-            elif wish(request) is not None:
+            elif requested_budget(request) is not None:
                 # The first look-up that found something, or the model.
-                names = [*self._finds.get(request, ()), *(one.name for one in self._models), ""]
-                picks[request] = Pick(names[0], budget)
+                found, models = self._lookup_drafts.get(request, ()), self._models
+                name = next(iter([*found, *(one.name for one in models)]), "")
+                picks[request] = Pick(name, budget)
             elif request.reproducible:
                 picks[request] = self._nominal(request)
             else:
                 free.append(request)
         floor = max((pick.budget for pick in picks.values()), default=0)
-        self._played = self._measured(Batch(requests, free, floor)) if free else None
+        self._played = self._measured(RoundRows(requests, free, floor)) if free else None
         picks |= self._played.picks if self._played else {}
         return [picks[request] for request in requests]
 
     def _nominal(self, request: Request) -> Pick:
         """Who drafts in a row that goes by its own history and nominal costs."""
-        best, promise, finds = Pick(), 1.0, self._finds.get(request, {})
-        able = [self._candidates[name] for name in finds]
+        best, promise, drafts = Pick(), 1.0, self._lookup_drafts.get(request, {})
+        able = [self._candidates[name] for name in drafts]
         able += [one for one in self._models if self._is_able(one.estimator)]
         for one in able:
-            width, rate = one.nominal(request, finds.get(one.name))
+            width, rate = one.nominal(request, drafts.get(one.name))
             # A draft that is tried although plain decoding seems best promises less than 1.
             if width and (rate > promise or not best.budget):
                 best, promise = Pick(one.name, width), max(rate, promise)
@@ -160,7 +169,7 @@ class Auto(Controller):
         """Whether it drafts for a row that must repeat itself, where others could."""
         return one is self._alone or not one.skips_reproducible
 
-    def _measured(self, batch: Batch) -> _Plan:
+    def _measured(self, batch: RoundRows) -> _Plan:
         """The best plan for the rows that go by measured rounds, or now and then the one of those
         close to it that was measured longest ago, because one bad measurement might hide that it is
         better. One of which nothing is known comes first: the budget sees to it that such trials
@@ -194,13 +203,13 @@ class Auto(Controller):
         widest = max(plan.picks.values(), key=lambda pick: pick.budget)
         return self.costs.age(place, widest.name, widest.budget)
 
-    def _looked_up(self, batch: Batch) -> _Plan | None:
+    def _looked_up(self, batch: RoundRows) -> _Plan | None:
         """What look-ups found, in the rows where they found anything; None if that does not pay."""
         chosen: dict[Request, str] = {}
         for request in batch.free:
             worth = {
-                name: self[name].tokens(request, len(find.tokens))
-                for name, find in self._finds.get(request, {}).items()
+                name: self[name].tokens(request, len(draft.tokens))
+                for name, draft in self._lookup_drafts.get(request, {}).items()
             }
             if worth:
                 chosen[request] = max(worth, key=worth.__getitem__)
@@ -209,10 +218,10 @@ class Auto(Controller):
         made = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), 0.0)
         for name in dict.fromkeys(chosen.values()):
             one, rows = self[name], [row for row, by in chosen.items() if by == name]
-            own = Batch(batch.rows, rows, batch.floor)
-            offer = self._candidates[name].offer(own)
+            own = RoundRows(batch.rows, rows, batch.floor)
+            offer = self._candidates[name].plan(own)
             widths = [
-                min(width, len(one.finds[row].tokens))
+                min(width, len(one.lookup_drafts[row].tokens))
                 for row, width in zip(rows, offer.widths, strict=True)
             ]
             if not any(widths):
@@ -228,10 +237,12 @@ class Auto(Controller):
                 made.seconds = max(made.seconds, seconds)
         return made if made.trials else None
 
-    def _modelled(self, model: Candidate, batch: Batch, looked_up: _Plan | None) -> _Plan | None:
+    def _modelled(
+        self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
+    ) -> _Plan | None:
         """A draft model in all rows, or in those where look-ups found nothing better; None if that
         does not pay."""
-        one, offer = model.estimator, model.offer(batch, self._prospects(model))
+        one, offer = model.estimator, model.plan(batch, self._prospects(model))
         if self._look_ups:
             self._choices[one.name] = self._choices_of(model, batch, looked_up)
         width = max(offer.widths)
@@ -264,7 +275,7 @@ class Auto(Controller):
         return lambda request: Prospect(texts.ahead(request), texts.saves(request, name))
 
     def _choices_of(
-        self, model: Candidate, batch: Batch, looked_up: _Plan | None
+        self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
     ) -> dict[Request, Choice]:
         """What a model promises in each row of this round, and what can be had without it."""
         forecast, plain = model.forecast, self.costs.plain(batch.place)
@@ -285,10 +296,10 @@ class Auto(Controller):
 
     # -- learning ------------------------------------------------------------------------------
 
-    def begin(self, request: Request, known: Mapping[str, int]) -> None:
-        least = min(known.values(), default=0)
+    def begin(self, request: Request, computed: Mapping[str, int]) -> None:
+        least = min(computed.values(), default=0)
         for one in self._estimators:
-            one.begin(request, least if self._alone else known.get(one.name, 0))
+            one.begin(request, least if self._alone else computed.get(one.name, 0))
 
     def record(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
@@ -306,8 +317,8 @@ class Auto(Controller):
                 own = self._own(outcome, candidate.estimator)
                 candidate.record(request, own, decided, request in self._asked)
         self._learn_savings(requests, outcomes)
-        self._learn_finds(outcomes)
-        self._played, self._asked, self._finds = None, frozenset(), {}
+        self._learn_lookups(outcomes)
+        self._played, self._asked, self._lookup_drafts = None, frozenset(), {}
         if self._file is not None and any(request.finished for request in requests):
             self._file.changed()
 
@@ -364,19 +375,19 @@ class Auto(Controller):
                     self._texts.note(request, name, outcome.emitted, saved)
             choices.clear()
 
-    def _learn_finds(self, outcomes: Sequence[Outcome]) -> None:
+    def _learn_lookups(self, outcomes: Sequence[Outcome]) -> None:
         """Shows look-ups what would have become of what they found where another one drafted."""
-        for (request, finds), outcome in zip(self._finds.items(), outcomes, strict=False):
+        for (request, drafts), outcome in zip(self._lookup_drafts.items(), outcomes, strict=False):
             committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
             if request.finished or request.length != self._lengths[request] + outcome.emitted:
                 continue
-            for name, find in finds.items():
+            for name, draft in drafts.items():
                 if outcome.drafted and outcome.method == name:
                     trail = chain_trail(outcome.drafted, outcome.accepted)
                 else:
-                    trail = would_be(find.tokens, committed)
+                    trail = would_be(draft.tokens, committed)
                     self[name].learn(request, trail)
-                self[name].learn_find(find, trail)
+                self[name].learn_lookup(draft, trail)
 
     # -- telling -------------------------------------------------------------------------------
 

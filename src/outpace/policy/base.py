@@ -11,9 +11,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import LARGEST, TreeShape
-from outpace.draft.base import Find as Find
-from outpace.draft.base import Outcome as Outcome
-from outpace.draft.base import Pick as Pick
+from outpace.draft.rounds import LookupDraft, Outcome, Pick
 from outpace.errors import ParamsError
 
 
@@ -41,17 +39,17 @@ class Controller(ABC):
     def pick(
         self,
         requests: Sequence[Request],
-        found: Mapping[str, Sequence[Find]],
+        found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
     ) -> Sequence[Pick]:
         """Returns who drafts how much in each row, for a drafter with `choices`; nothing where it
-        is left to the drafter. found: what look-ups would draft (`Drafter.look`). budgets: of the
-        rows, as they were planned."""
+        is left to the drafter. found: what look-ups would draft (`Drafter.look_up`). budgets: of
+        the rows, as they were planned."""
         return ()
 
-    def begin(self, request: Request, known: Mapping[str, int]) -> None:
-        """Learns of a request that joins the batch. known: how many tokens of its text drafters
-        need not read, by their names (`Drafter.known`)."""
+    def begin(self, request: Request, computed: Mapping[str, int]) -> None:
+        """Learns of a request that joins the batch. computed: how many tokens of its text drafters
+        need not read, by their names (`Drafter.computed_tokens`)."""
 
     def record(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
@@ -67,7 +65,7 @@ class Controller(ABC):
         """Returns what a request was drafted with so far, and why not with more."""
 
 
-class Untaught(Controller):
+class FrozenController(Controller):
     """Chooses as another controller does, which learns nothing of the rounds: for texts that are
     nobody's."""
 
@@ -80,7 +78,7 @@ class Untaught(Controller):
     def pick(
         self,
         requests: Sequence[Request],
-        found: Mapping[str, Sequence[Find]],
+        found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
     ) -> Sequence[Pick]:
         return self._controller.pick(requests, found, budgets)
@@ -92,39 +90,40 @@ class Untaught(Controller):
 def affordable(
     requests: Sequence[Request], budgets: Sequence[int], most: int = LARGEST
 ) -> list[int]:
-    """Returns the budgets under each request's own wish, what it may still generate, and what is
-    scored at once, ``most``.
+    """Returns the budgets under what each request asks for itself, what it may still generate, and
+    what is scored at once, ``most``.
 
     One token comes with every round, so that the last one need not be drafted.
     """
-    wishes = [wish(request) for request in requests]
-    return [
-        max(0, min(budget if wished is None else wished, request.remaining - 1, most))
-        for request, budget, wished in zip(requests, budgets, wishes, strict=True)
+    wanted = [
+        budget if (asked := requested_budget(request)) is None else asked
+        for request, budget in zip(requests, budgets, strict=True)
     ]
+    pairs = zip(requests, wanted, strict=True)
+    return [max(0, min(budget, request.remaining - 1, most)) for request, budget in pairs]
 
 
-def wish(request: Request) -> int | None:
+def requested_budget(request: Request) -> int | None:
     """Returns the budget that a request asks for itself, None if it leaves the choice to us."""
-    wished = request.params.speculative
-    if wished is None or wished == "auto":
+    requested = request.params.speculative
+    if requested is None or requested == "auto":
         return None
-    return 0 if wished == "off" else int(wished)
+    return 0 if requested == "off" else int(requested)
 
 
 def mode_of(request: Request) -> Mode:
     """Returns what decides how much is drafted for a request where a controller may choose that."""
-    wished = wish(request)
-    if wished is not None:
-        return Mode.FIXED if wished else Mode.OFF
+    requested = requested_budget(request)
+    if requested is not None:
+        return Mode.FIXED if requested else Mode.OFF
     return Mode.NOMINAL if request.reproducible else Mode.MEASURED
 
 
-def check_wish(request: Request, most: int) -> None:
+def check_requested_budget(request: Request, most: int) -> None:
     """Raises ``ParamsError`` where a request wants more tokens drafted than are scored at once."""
-    wished = wish(request) or 0
-    if wished > most:
+    requested = requested_budget(request) or 0
+    if requested > most:
         raise ParamsError(
             f"speculative must be at most {most} with this LLM, which scores no more tokens of a "
-            f"text at once, not {wished}."
+            f"text at once, not {requested}."
         )

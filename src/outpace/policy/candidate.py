@@ -9,10 +9,9 @@ from weakref import WeakSet
 from outpace.core.account import DrafterAccount, Mode, Reason
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
-from outpace.draft.base import Find
-from outpace.policy.base import Outcome
+from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.costs import PLAIN, Place
-from outpace.policy.estimator import Batch, Estimator
+from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.exploration import MOST, OF_TEXT, Backoff, Exploration
 from outpace.policy.forecast import Forecast, Prospect, Prospects, repays
 from outpace.policy.text import TextState
@@ -45,7 +44,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Offer:
+class CandidatePlan:
     """What a drafter would draft in the coming round."""
 
     widths: Sequence[int]
@@ -77,7 +76,7 @@ class Candidate:
 
     # -- by measured costs ---------------------------------------------------------------------
 
-    def offer(self, batch: Batch, prospects: Prospects | None = None) -> Offer:
+    def plan(self, batch: RoundRows, prospects: Prospects | None = None) -> CandidatePlan:
         """Returns how many nodes to draft in each of the free rows.
 
         prospects: what drafting brings in the rest of a row's text, besides others that draft;
@@ -87,13 +86,13 @@ class Candidate:
             self.estimator.stopping.begin(batch.free)
         width, trial = self._width(batch, prospects)
         trying = self._cheapest(batch) if trial else None
-        return Offer([width if trying in (None, row) else 0 for row in batch.free], trial)
+        return CandidatePlan([width if trying in (None, row) else 0 for row in batch.free], trial)
 
-    def _cheapest(self, batch: Batch) -> Request:
+    def _cheapest(self, batch: RoundRows) -> Request:
         """The row in which it costs least to try a draft."""
         return min(batch.free, key=self.estimator.unread)
 
-    def _width(self, batch: Batch, prospects: Prospects | None) -> tuple[int, Trial | None]:
+    def _width(self, batch: RoundRows, prospects: Prospects | None) -> tuple[int, Trial | None]:
         """The width of the coming drafts, and the trial that they are, if they are one."""
         if self._backoff is not None and self._backoff.lasts(batch.place, batch.free):
             return 0, None
@@ -141,7 +140,9 @@ class Candidate:
         allowed = borne and self._budget.allows(trial.loss * plain, plain)
         return (width, trial) if allowed else (0, None)
 
-    def _repays(self, batch: Batch, gain: float, plain: float, prospects: Prospects | None) -> bool:
+    def _repays(
+        self, batch: RoundRows, gain: float, plain: float, prospects: Prospects | None
+    ) -> bool:
         """Whether drafting is expected to repay what has to be read for it."""
         unread = sum(map(self.estimator.unread, batch.free))
         if not unread:
@@ -166,9 +167,9 @@ class Candidate:
 
     # -- by a text's own history and nominal costs ---------------------------------------------
 
-    def nominal(self, request: Request, find: Find | None = None) -> tuple[int, float]:
+    def nominal(self, request: Request, draft: LookupDraft | None = None) -> tuple[int, float]:
         """Returns how many nodes to draft in a text that must repeat itself, and the tokens for
-        each pass of the target that they promise: less than 1 where that is a trial. find: what it
+        each pass of the target that they promise: less than 1 where that is a trial. draft: what it
         has found, if it was asked.
 
         Every draft is entered with what it lost against plain decoding, or gained. While too much
@@ -182,9 +183,9 @@ class Candidate:
         loss = 0.0 if forecast.best else forecast.costs[width] * (1 - forecast.rates[width])
         if not one.text(request).nominal.allows(loss):
             return 0, 1.0
-        if find is None or len(find.tokens) >= width:
+        if draft is None or len(draft.tokens) >= width:
             return width, forecast.rates[width]
-        width = len(find.tokens)
+        width = len(draft.tokens)
         below = max(each for each in one.static.values if each <= width)
         cost = one.nominal.round(width, one.static.levels[below])
         return width, forecast.tokens[below] / cost
@@ -193,7 +194,7 @@ class Candidate:
 
     def record(self, request: Request, outcome: Outcome, decided: bool, asked: bool) -> None:
         """Learns from what became of a row's draft. decided: it was chosen by measured rounds.
-        asked: whether it was, where that was not for `Estimator.finds`."""
+        asked: whether it was, where that was not for `Estimator.lookup_drafts`."""
         tally = self.estimator.text(request).tally
         tally.score(outcome, self._reason if decided else None)
         if asked:

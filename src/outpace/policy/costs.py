@@ -1,4 +1,4 @@
-"""What a round costs: measured by the clock, or nominal where a clock must not decide.
+"""What a round costs by the clock.
 
 round(B, w) = draft(B, w) + score(B, w + 1 tokens) + everything else
 
@@ -414,74 +414,3 @@ def _line(known: Mapping[int, float], last: int) -> list[float]:
     slope = (known[farthest] - known[0]) / max(1, farthest)
     found += [known[0] + slope * place for place in range(farthest + 1, last + 1)]
     return found[: last + 1]
-
-
-# -- nominal costs ---------------------------------------------------------------------------------
-
-BYTES_PER_MS = 30e6
-"""Bytes of weights that a pass reads in a millisecond, nominally. What all nominal costs were
-chosen from is in docs/decisions/0004-static-prices.md."""
-
-PASS_MS, DRAFTING_MS, TREE_MS = 0.3, 1.1, 1.5
-"""What weighs on small models, and hardly on others: a pass of the target or of the drafter besides
-reading weights; drafting at all (catching up, masks, the verdict); comparing siblings."""
-
-SCORED, SCORED_ON_CPU = 0.02, 0.1
-"""Passes that scoring one more token costs."""
-
-
-@dataclass(frozen=True)
-class NominalCosts:
-    """What the parts of a round cost in passes of the target, without any clock: a measured time
-    would be another one on every machine and in every run.
-
-    >>> round(NominalCosts(level=0.2, node=0.05).round(nodes=4, levels=4), 2)
-    2.0
-    """
-
-    level: float = 0.0
-    node: float = SCORED_ON_CPU
-    started: float = 0.0
-    forked: float = 0.0
-    experts: float = 0.0
-    """The share of a plain pass that reads experts."""
-    chosen: float = 1.0
-    """The share of all experts that a token chooses."""
-
-    @classmethod
-    def of(
-        cls,
-        drafter: int,
-        target: int,
-        device: str,
-        aux_tokens: int = 0,
-        experts: tuple[float, float] = (0.0, 0.0),
-    ) -> NominalCosts:
-        """Returns the costs for bytes of weights that a pass of each reads; drafter: 0 for one that
-        is no model. device: its kind. aux_tokens: columns after the root and each node. experts: as
-        `Target.expert_bytes`."""
-        one_pass, scored = PASS_MS * BYTES_PER_MS, SCORED_ON_CPU if device == "cpu" else SCORED
-        whole = target + one_pass
-        return cls(
-            level=(drafter + one_pass) / whole if drafter else 0.0,
-            node=scored * (1 + aux_tokens),
-            started=DRAFTING_MS * BYTES_PER_MS / whole + scored * aux_tokens,
-            forked=TREE_MS * BYTES_PER_MS / whole,
-            experts=experts[0] / whole,
-            chosen=experts[1] or 1.0,
-        )
-
-    def round(self, nodes: int, levels: int) -> float:
-        """Returns what a round costs that drafts this many nodes in this many levels."""
-        if not nodes:
-            return 1.0
-        drafted = self.started + self.level * levels + self.forked * (nodes > levels)
-        return 1 + drafted + self.node * nodes + self._of_experts(nodes)
-
-    def _of_experts(self, nodes: int) -> float:
-        """Returns what reading the experts costs that a plain pass does not read: each token
-        chooses its own, any with the same chance."""
-        if not self.experts:
-            return 0.0
-        read = (1 - (1 - self.chosen) ** (1 + nodes)) / self.chosen
-        return self.experts * (read - 1)

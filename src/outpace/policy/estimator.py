@@ -10,7 +10,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.draft.base import Find
+from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.acceptance import (
     MEMORY,
     MEMORY_OF_TEXT,
@@ -20,10 +20,10 @@ from outpace.policy.acceptance import (
     Ratio,
     ranges_of,
 )
-from outpace.policy.base import Outcome
-from outpace.policy.costs import ENOUGH, CostTable, NominalCosts, Place
+from outpace.policy.costs import ENOUGH, CostTable, Place
 from outpace.policy.exploration import Exploration
 from outpace.policy.forecast import Forecast
+from outpace.policy.nominal import NominalCosts
 from outpace.policy.shapes import GrownTrees, Widths
 from outpace.policy.stopping import Stopping, expected_seconds
 from outpace.policy.text import TextState
@@ -33,7 +33,7 @@ ALONG = 16
 
 
 @dataclass(frozen=True)
-class Batch:
+class RoundRows:
     """The rows of a round."""
 
     rows: Sequence[Request]
@@ -72,19 +72,19 @@ class Estimator:
         *,
         prior: float = PRIOR,
         look_up: bool = False,
-        keeps_up: bool = False,
+        needs_no_prefill: bool = False,
         stops: bool = False,
         skips_reproducible: bool = False,
     ) -> None:
         """drafts: what to choose from. prior: the chance of a first token before anything is known.
-        look_up: it runs no model. keeps_up: it never has anything to read before a draft. stops:
-        its chains may be ended by how sure it is of its tokens. skips_reproducible: it drafts
-        nothing for rows whose text must repeat itself."""
+        look_up: it runs no model. needs_no_prefill: it never has anything to read before a draft.
+        stops: its chains may be ended by how sure it is of its tokens. skips_reproducible: it
+        drafts nothing for rows whose text must repeat itself."""
         self.name, self.look_up, self.skips_reproducible = name, look_up, skips_reproducible
         self._grown = drafts if isinstance(drafts, GrownTrees) else None
         self.static = drafts.static if isinstance(drafts, GrownTrees) else drafts
         self.widths = self.static  # of the present round
-        self.nominal, self._keeps_up = nominal or NominalCosts(), keeps_up
+        self.nominal, self._needs_no_prefill = nominal or NominalCosts(), needs_no_prefill
         self._any_tree = self._grown is None and self.static.shape.is_chain
         self.costs = CostTable()  # until it shares one with others
         self.acceptance = Acceptance(prior)
@@ -95,7 +95,7 @@ class Estimator:
         self._rows_found = Ratio(MEMORY_OF_TEXT, prior=1.0)  # of the rows, where it found anything
         self._texts = PerRequest(self._new_text, lasting=True)
         self._learned = 0  # how often something was learned of acceptance
-        self.finds: Mapping[Request, Find] = {}  # in the present round, as far as it was asked
+        self.lookup_drafts: Mapping[Request, LookupDraft] = {}  # of this round, if it was asked
 
     def _new_text(self, request: Request) -> TextState:
         counts = self.acceptance.new()
@@ -106,11 +106,11 @@ class Estimator:
         """Returns what is known of it in a request's text."""
         return self._texts[request]
 
-    def begin(self, request: Request, known: int) -> None:
-        """Takes a text that joins the batch, perhaps once more, of which it has read ``known``
+    def begin(self, request: Request, computed: int) -> None:
+        """Takes a text that joins the batch, perhaps once more, of which it has read ``computed``
         tokens."""
         text = self.text(request)
-        text.read, text.drafted = known, False
+        text.read, text.drafted = computed, False
 
     def unread(self, request: Request, since: int = 0) -> int:
         """Returns the tokens that it has to read before it can draft for a row, as that was
@@ -118,7 +118,7 @@ class Estimator:
         text = self.text(request)
         left = request.length - since - text.read
         along = text.drafted or (text.read and left <= ALONG)
-        return 0 if self._keeps_up or along else left
+        return 0 if self._needs_no_prefill or along else left
 
     @property
     def most(self) -> int:
@@ -130,7 +130,7 @@ class Estimator:
     def prepare(self, learned: bool) -> TreeShape | None:
         """Begins a round; returns the tree that its drafts are parts of, if the drafter leaves it
         open. learned: that tree may depend on what was learned, because no row is reproducible."""
-        self.finds = {}
+        self.lookup_drafts = {}
         if self._grown is None:
             return None
         self.widths = self._grown.learned if learned else self.static
@@ -145,13 +145,13 @@ class Estimator:
         found = self._expected(request)
         return found[nodes if nodes in found else max(width for width in found if width <= nodes)]
 
-    def seconds(self, batch: Batch, nodes: int) -> float | None:
+    def seconds(self, batch: RoundRows, nodes: int) -> float | None:
         """Returns the seconds that a round with ``nodes`` nodes is expected to take; None while
         nothing is known of these."""
         curve = self.curve(batch, max(nodes, batch.floor))
         return None if curve is None else self._takes(batch.free, curve, nodes, batch.floor)[nodes]
 
-    def forecast(self, batch: Batch) -> Forecast | None:
+    def forecast(self, batch: RoundRows) -> Forecast | None:
         """Returns what the widths promise that are near those that were measured; None while
         nothing is known of a round's time."""
         values, curve = self.widths.values, self.curve(batch, batch.floor)
@@ -161,7 +161,7 @@ class Estimator:
         widest = max(values[1], 2 * self.costs.widest(batch.place, self.name))
         near = [width for width in values if width <= widest]
         takes = self._takes(batch.free, curve, near[-1], batch.floor)
-        # A find has to pay for the rounds before it in which asking brought nothing.
+        # A draft has to pay for the rounds before it in which asking brought nothing.
         asking = (1 / self._found.value - 1) * self.costs.miss(batch.place, self.name)
         # Rows whose width is not chosen here bring the same whatever is chosen.
         others = len(batch.rows) - len(batch.free)
@@ -184,7 +184,7 @@ class Estimator:
         costs = {width: self.nominal.round(width, widths.levels[width]) for width in tokens}
         return Forecast(tokens, costs)
 
-    def curve(self, batch: Batch, nodes: int) -> Sequence[float] | None:
+    def curve(self, batch: RoundRows, nodes: int) -> Sequence[float] | None:
         """Returns the seconds of a round by its width, up to this one at least."""
         heights = self.widths.heights(max(nodes, self.most))
         return self.costs.curve(batch.place, self.name, heights)
@@ -213,10 +213,10 @@ class Estimator:
         learned, as in plain rounds, which must not take longer for asking again."""
         text, widths = self.text(request), self.widths
         height, room = widths.shape.height, request.remaining - 1
-        find = self.finds.get(request)
-        if find is not None and find.sure:
+        draft = self.lookup_drafts.get(request)
+        if draft is not None and draft.confidence:
             table = self._calibration.chances()
-            found = [[table[at]] for at in ranges_of(find.sure[:height])]
+            found = [[table[at]] for at in ranges_of(draft.confidence[:height])]
             return widths.tokens([*found, *[[0.0]] * (height - len(found))], room)
         levels = self._levels.value if self._any_tree else 1.0
         known = (widths, self._learned, levels, min(room, height))
@@ -250,10 +250,10 @@ class Estimator:
         self.acceptance.learn(self.text(request).counts, trail)
         self._learned += 1
 
-    def learn_find(self, find: Find, trail: Trail) -> None:
+    def learn_lookup(self, draft: LookupDraft, trail: Trail) -> None:
         """Learns how often what it is sure of comes true."""
         accepted = sum(rank is not None for _, rank in trail)
-        tested = ranges_of(find.sure[: len(trail)])
+        tested = ranges_of(draft.confidence[: len(trail)])
         self._calibration = self._calibration.with_draft(tested, accepted)
 
     def learn_asking(self, found: int, asked: int) -> None:
@@ -287,7 +287,7 @@ class Estimator:
         catching_up = [
             self.unread(request, outcome.emitted)
             for request, outcome in zip(requests, outcomes, strict=True)
-            if outcome.drafted and not (self.text(request).drafted or self._keeps_up)
+            if outcome.drafted and not (self.text(request).drafted or self._needs_no_prefill)
         ]
         unread, steady = sum(catching_up), costs.of(place, name, width)
         if begun and not catching_up:

@@ -11,10 +11,10 @@ from outpace.errors import ConfigError
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto import Auto
 from outpace.policy.base import Controller
-from outpace.policy.costs import NominalCosts
 from outpace.policy.estimator import Estimator
 from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.lengths.registry import find_length, length_names
+from outpace.policy.nominal import NominalCosts
 from outpace.policy.shapes import LENGTHS, SIBLINGS, GrownTrees, Widths, best_of_size
 from outpace.targets.base import Target
 
@@ -56,22 +56,24 @@ def _nominal(drafter: Drafter, target: Target) -> NominalCosts:
 
 
 def _estimator(drafter: Drafter, target: Target) -> Estimator:
+    can = drafter.capabilities
     return Estimator(
         drafter.name,
         _drafts(drafter, target),
         _nominal(drafter, target),
-        prior=PRIOR if drafter.pass_bytes or drafter.any_shape else PRIOR_OF_LOOK_UPS,
-        look_up=not (drafter.pass_bytes or drafter.rides),
-        keeps_up=drafter.keeps_up,
+        prior=PRIOR if drafter.pass_bytes or can.any_shape else PRIOR_OF_LOOK_UPS,
+        look_up=not (drafter.pass_bytes or can.uses_aux_tokens),
+        needs_no_prefill=can.needs_no_prefill,
         stops=_stops(drafter, target),
-        skips_reproducible=drafter.skips_reproducible,
+        skips_reproducible=can.skips_reproducible,
     )
 
 
 def _stops(drafter: Drafter, target: Target) -> bool:
     """Whether chains may end by how sure the drafter is of its tokens. To see that of a GPU's
     tokens, each of them would have to be waited for."""
-    if not drafter.ends_chains or drafter.joins_drafts or target.device.type != "cpu":
+    can = drafter.capabilities
+    if not can.ends_chains or can.joins_drafts or target.device.type != "cpu":
         return False
     return drafter.pass_bytes >= LEAST_PASS
 
@@ -79,19 +81,16 @@ def _stops(drafter: Drafter, target: Target) -> bool:
 def _drafts(drafter: Drafter, target: Target) -> Widths | GrownTrees:
     """What a controller may choose from."""
     most = target.most_nodes
-    if drafter.any_shape:
-        return _growing(drafter, target, min(most, LENGTHS[-1]))
+    if drafter.capabilities.any_shape:
+        most, siblings = min(most, LENGTHS[-1]), _siblings(target)
+        return GrownTrees(_nominal(drafter, target), most, drafter.deepest, siblings)
     if drafter.shape is None:
         return Widths.chains(min(most, drafter.longest))
     return Widths.by_level(drafter.shape)
 
 
-def _growing(drafter: Drafter, target: Target, most: int) -> GrownTrees:
-    """Trees of at most n nodes, or chains where the target scores no others."""
-    return GrownTrees(_nominal(drafter, target), most, drafter.deepest, _siblings(target))
-
-
 def _siblings(target: Target) -> int:
+    """Children of a node of a tree, at most: one where the target scores chains only."""
     return 1 if target.chains_only else SIBLINGS
 
 
@@ -102,7 +101,7 @@ def _by_name(
     kind = find_length(name)
     if not drafter.longest:
         raise ConfigError(f"length={name!r} has nothing to choose: plain decoding drafts nothing.")
-    if kind.stops and not drafter.ends_chains:
+    if kind.stops and not drafter.capabilities.ends_chains:
         others = ", ".join(repr(n) for n in length_names() if not find_length(n).stops)
         raise ConfigError(
             f"length={name!r} ends chains by the drafter's distributions, and "
@@ -117,6 +116,6 @@ def _by_name(
 
 def _shape(drafter: Drafter, target: Target, most: int) -> TreeShape | None:
     """The tree of which drafts are the first nodes, if the drafter leaves that open."""
-    if not drafter.any_shape:
+    if not drafter.capabilities.any_shape:
         return None
     return best_of_size(most, _nominal(drafter, target), drafter.deepest, _siblings(target))

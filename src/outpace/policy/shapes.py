@@ -10,7 +10,7 @@ from operator import mul
 
 from outpace.core.trees.tree_shape import LARGEST, Chances, TreeShape
 from outpace.policy.acceptance import Acceptance, prior
-from outpace.policy.costs import NominalCosts
+from outpace.policy.nominal import NominalCosts
 
 CLOSELY, WIDE = 16, (20, 24, 32, 40, 50, 60)
 """Tokens of a chain, or nodes of a tree that the drafter makes as it likes, up to which each number

@@ -12,8 +12,8 @@ from torch import Tensor
 from outpace.core.proposal import DraftingTerms, EndsAfter
 from outpace.core.request import Request
 from outpace.core.trees.tree_shape import Trail, chain_trail
+from outpace.draft.rounds import Outcome
 from outpace.policy.acceptance import MEMORY, Acceptance, Calibration, Confidences, Counts
-from outpace.policy.base import Outcome
 from outpace.policy.costs import ENOUGH
 
 GOES_ON = 0.9

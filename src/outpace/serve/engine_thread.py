@@ -265,11 +265,11 @@ class EngineThread:
             except queue.Empty:
                 if self._jobs or self.engine.running:
                     return True
-                self.engine.settle()
+                self.engine.flush()
                 message = self._mailbox.get()
             if message is None:
                 self._abort_all()  # also what was handed over while the server was closing
-                self.engine.settle()
+                self.engine.flush()
                 return False
             message()
 

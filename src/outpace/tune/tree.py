@@ -74,7 +74,7 @@ class TreeTrials:
         """llm: with a drafter that can draft any tree. tokens: of each text. Raises
         ``ConfigError`` for another drafter."""
         drafter = llm.engine.drafter
-        if not drafter.any_shape or drafter.choices:
+        if not drafter.capabilities.any_shape or drafter.choices:
             raise ConfigError(
                 f"method {drafter.name!r} does not draft trees of any shape: use 'draft_tree', or "
                 "a trained head that drafts trees, with 'branching' left at 'auto'."

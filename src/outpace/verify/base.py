@@ -72,11 +72,11 @@ class Rule(ABC):
 
     Subclasses state what they are and write `stop` and `next`. Both are pure, batched and ragged;
     the padding nodes of a row (beyond ``proposal.counts``) must get probability 0. What both need
-    goes into `weigh`, and they get it from `weighed`.
+    goes into `compute_shared`, and they get it from `shared`.
 
     A rule with options is a frozen dataclass, whose fields are the options (`core.options`). A
     rule that needs more than (p, proposal) says so in ``needs``, and its round is verified by
-    ``rule.given(evidence)``.
+    ``rule.with_evidence(evidence)``.
     """
 
     name: ClassVar[str]
@@ -123,31 +123,31 @@ class Rule(ABC):
         node: ``[B]`` with 0 <= node <= counts.
         """
 
-    def given(self, evidence: Evidence) -> Self:
+    def with_evidence(self, evidence: Evidence) -> Self:
         """Returns the rule for one round: itself, with what it asked for in ``needs`` at hand."""
         lacking = evidence.missing(self.needs)
         if lacking is not None:
             raise ConfigError(f"verify={self.name!r} needs evidence.{lacking} in every round.")
         return self._with("evidence", evidence)
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> Any:
+    def compute_shared(self, p: Tensor, proposal: Proposal) -> Any:
         """Returns what `stop` and `next` both need of these distributions; most rules share
         nothing."""
         return None
 
-    def weighed(self, p: Tensor, proposal: Proposal) -> Any:
-        """Returns what `weigh` does. In a rule that is `prepared` for this round it is computed
-        once, and kept."""
+    def shared(self, p: Tensor, proposal: Proposal) -> Any:
+        """Returns what `compute_shared` does. In a rule that is `prepared` for this round that runs
+        once, and its result is kept."""
         work = self._work
         if work is None or work.p is not p or work.proposal is not proposal:
-            return self.weigh(p, proposal)
+            return self.compute_shared(p, proposal)
         if work.found is None:
-            work.found = self.weigh(p, proposal)
+            work.found = self.compute_shared(p, proposal)
         return work.found
 
     def prepared(self, p: Tensor, proposal: Proposal) -> Self:
-        """Returns the rule for one round, in which `weigh` runs once at most."""
-        if type(self).weigh is Rule.weigh:
+        """Returns the rule for one round, in which `compute_shared` runs once at most."""
+        if type(self).compute_shared is Rule.compute_shared:
             return self
         return self._with("_work", _Work(p, proposal))
 
@@ -156,7 +156,7 @@ class Rule(ABC):
         object.__setattr__(informed, name, value)  # options are frozen, the copy is ours
         return informed
 
-    def recognise(self, model: Callable[[], Origin]) -> None:
+    def check_target(self, model: Callable[[], Origin]) -> None:
         """Raises ``ConfigError`` where the rule was trained for another target; most rules are not
         trained. model: says which target it is, which takes a pass."""
 

@@ -169,7 +169,7 @@ class JudgeRule(_WithResidual):
     def needs(self) -> RuleNeeds:
         return RuleNeeds(states=(-1,))
 
-    def recognise(self, model: Callable[[], Origin]) -> None:
+    def check_target(self, model: Callable[[], Origin]) -> None:
         assert isinstance(self.head, JudgeHead)
         if self.head.origin is not None:
             self.head.origin.check(model(), "the judge")
@@ -178,7 +178,7 @@ class JudgeRule(_WithResidual):
         assert isinstance(self.head, JudgeHead)
         if self.evidence.states is None:
             raise ConfigError(
-                "verify='judge' needs evidence.states in every round: rule.given(...)."
+                "verify='judge' needs evidence.states in every round: rule.with_evidence(...)."
             )
         judged = self.head.score(self.evidence.states)[:, 1:] > self.threshold  # [B, N]
         passes = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))

@@ -231,7 +231,7 @@ class _Case:
         self.proposal = Proposal(tokens, tree, self.counts, distribution)
         self.p = world.p[pair[:, None], seen]
         self.pair, self.depth = pair, tree.depth.double()
-        self.rule = rule.given(
+        self.rule = rule.with_evidence(
             Evidence(
                 states=world.states[pair[:, None], seen],
                 second=world.second[pair[:, None], seen],

@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from outpace.core.options import options_of
 from outpace.core.proposal import Drawn, Proposal
-from outpace.draft.base import Drafter, Find, Pick, Rows, Setup
+from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.fingerprint import digest_of
 from outpace.draft.registry import drafter_names, find_drafter
+from outpace.draft.rounds import LookupDraft, Pick
 from outpace.draft.state import FileName, StateFile
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.heads.base import Head
@@ -148,11 +149,12 @@ class AutoDrafter(Several):
         self.choices = dict(zip(names, children, strict=True))
         self._look_ups = [n for n, child in enumerate(children) if not child.pass_bytes]
         self._models = [n for n, child in enumerate(children) if child.pass_bytes]
-        self.any_shape = any(child.any_shape for child in children)
+        any_shape = any(child.capabilities.any_shape for child in children)
+        self.capabilities = replace(self.capabilities, any_shape=any_shape)
 
     @property
     def deepest(self) -> int | None:
-        known = [child.deepest for child in self.children if child.any_shape]
+        known = [child.deepest for child in self.children if child.capabilities.any_shape]
         return min((levels for levels in known if levels is not None), default=None)
 
     @classmethod
@@ -201,12 +203,12 @@ class AutoDrafter(Several):
         model = find_drafter("draft_model").specimen(loaded)["model"]
         return {"model": model, "lookups": [{"method": "ngram", "prompt_lookup_min": 1}]}
 
-    def look(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[Find]]:
+    def look_up(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[LookupDraft]]:
         found = self.turn(rows).found = [self.ask(n, rows, budgets) for n in self._look_ups]
-        return {self.names[each.child]: _finds(each) for each in found}
+        return {self.names[each.child]: _lookup_drafts(each) for each in found}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        picks = rows.picks or self._first(self.look(rows, budgets), budgets)
+        picks = rows.picks or self._first(self.look_up(rows, budgets), budgets)
         asked = {self.names[each.child]: each for each in self.turn(rows).found}
         for n in self._models:
             name = self.names[n]
@@ -214,10 +216,15 @@ class AutoDrafter(Several):
         listed = list(asked.values())
         place = {name: at for at, name in enumerate(asked)}
         made = self.join(listed, [place.get(pick.name, 0) for pick in picks])
-        counts = [self._count(asked, pick, row) for row, pick in enumerate(picks)]
+        counts = [
+            min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
+            for row, pick in enumerate(picks)
+        ]
         return cut(made, counts)
 
-    def _first(self, found: Mapping[str, Sequence[Find]], budgets: Sequence[int]) -> list[Pick]:
+    def _first(
+        self, found: Mapping[str, Sequence[LookupDraft]], budgets: Sequence[int]
+    ) -> list[Pick]:
         """The first look-up that found something in a row, or the draft model."""
         model = self.names[self._models[0]] if self._models else ""
         return [
@@ -225,20 +232,16 @@ class AutoDrafter(Several):
             for row, budget in enumerate(budgets)
         ]
 
-    @staticmethod
-    def _count(asked: Mapping[str, Asked], pick: Pick, row: int) -> int:
-        return min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
 
-
-def _finds(asked: Asked) -> list[Find]:
+def _lookup_drafts(asked: Asked) -> list[LookupDraft]:
     """What a look-up found in each row."""
-    sure = asked.proposal.sure or [()] * len(asked.nodes)
-    return [Find(nodes.eldest_chain(), one) for nodes, one in zip(asked.nodes, sure, strict=True)]
+    pairs = zip(asked.nodes, asked.proposal.confidence or [()] * len(asked.nodes), strict=True)
+    return [LookupDraft(nodes.eldest_chain(), confidence) for nodes, confidence in pairs]
 
 
 def _refuse_aux_tokens(method: str) -> None:
     """Raises ``ConfigError`` for a drafter that cannot take turns with look-ups."""
-    if find_drafter(method).rides:
+    if find_drafter(method).capabilities.uses_aux_tokens:
         raise ConfigError(
             f"method 'auto' cannot take {method!r} as its drafter, which drafts inside the "
             "target's own pass: use it as the method."

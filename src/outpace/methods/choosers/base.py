@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from outpace.config import SpeculativeConfig
-from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Verdict
+from outpace.core.proposal import (
+    AuxTokens,
+    Capabilities,
+    Deterministic,
+    Drawn,
+    Needs,
+    Proposal,
+    Verdict,
+)
 from outpace.core.request import Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, Rows, Setup
@@ -92,17 +100,19 @@ class Several(Drafter):
         prompts = any(child.needs.prompts for child in children)
         self.needs = Needs(tuple(layers), probs, images, prompts)
         self.longest = max(child.longest for child in children)
-        self.copies_prompts = all(
-            child.copies_prompts for child in children if child.needs.states
-        ) and bool(layers)
         own = {id(child.loaded.model if child.loaded else child): child for child in children}
         self.weight_bytes = sum(child.weight_bytes for child in own.values())
         self.pass_bytes = max(child.pass_bytes for child in children)
-        self.ends_chains = any(child.ends_chains for child in children)
-        self.rides = any(child.rides for child in children)
-        self.takes_predictions = any(child.takes_predictions for child in children)
         self.aux_per_row = max(child.aux_per_row for child in children)
-        self.joins_drafts = any(child.joins_drafts for child in children)
+        can = [child.capabilities for child in children]
+        readers = [child.capabilities for child in children if child.needs.states]
+        self.capabilities = Capabilities(
+            ends_chains=any(one.ends_chains for one in can),
+            uses_aux_tokens=any(one.uses_aux_tokens for one in can),
+            joins_drafts=any(one.joins_drafts for one in can),
+            copies_prompts=bool(layers) and all(one.copies_prompts for one in readers),
+            takes_predictions=any(one.takes_predictions for one in can),
+        )
         self.loaded = next((child.loaded for child in children if child.loaded), None)
         self.of_target = next((child.of_target for child in children if child.of_target), "")
 
@@ -124,20 +134,20 @@ class Several(Drafter):
         for child in self.children:
             child.check(request)
 
-    def takes_over(self, request: Request) -> int:
-        return min(child.takes_over(request) for child in self.children)
+    def cached_prefix(self, request: Request) -> int:
+        return min(child.cached_prefix(request) for child in self.children)
 
     def begin(self, requests: Sequence[Request]) -> None:
         for child in self.children:
             child.begin(requests)
 
-    def known(self, request: Request) -> Mapping[str, int]:
-        pairs = zip(self.names, self.children, strict=True)
-        return {name: min(child.known(request).values(), default=0) for name, child in pairs}
+    def computed_tokens(self, request: Request) -> Mapping[str, int]:
+        known = [child.computed_tokens(request).values() for child in self.children]
+        return {name: min(own, default=0) for name, own in zip(self.names, known, strict=True)}
 
-    def tried(self) -> Iterator[Drafter]:
+    def drafters_to_verify(self) -> Iterator[Drafter]:
         for child in self.children:
-            yield from child.tried()
+            yield from child.drafters_to_verify()
 
     def learners(self) -> Iterator[Drafter]:
         for child in self.children:
@@ -153,7 +163,7 @@ class Several(Drafter):
         that saves."""
         pairs = list(zip(self.names, self.children, strict=True))
         found = [(name, one) for name, child in pairs for one in child.learners()]
-        found = found or [(name, child) for name, child in pairs if child.saves]
+        found = found or [(name, child) for name, child in pairs if child.capabilities.saves]
         if not found:
             super().save(folder)
         elif len(found) == 1:
@@ -279,7 +289,7 @@ def check_look_up(option: str, drafter: Drafter) -> None:
         raise ConfigError(
             f"{option} cannot be {drafter.name!r}, which runs a model: choose a look-up."
         )
-    if drafter.rides:
+    if drafter.capabilities.uses_aux_tokens:
         raise ConfigError(
             f"{option} cannot be {drafter.name!r}, which drafts inside the target's own pass: "
             "choose a look-up, or use it as the method."

@@ -8,7 +8,7 @@ et al. 2023, arXiv 2310.15141). vote: Minions (Wang et al. 2024, arXiv 2402.1567
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from outpace.core.proposal import Drawn, Proposal
@@ -73,7 +73,7 @@ class Ensemble(Several):
         super().__init__(children, names, vocabulary)
         self._combine = combine
         if combine != "precedence":
-            self.joins_drafts = True
+            self.capabilities = replace(self.capabilities, joins_drafts=True)
             self.trees = combine == "merge"
             self.draws = frozenset({self._merges(alike) if self.trees else Drawn.DETERMINISTIC})
         self._votes = PerRequest(

@@ -88,8 +88,8 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
         return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
     distribution, tree = proposal.distribution, proposal.tree
     if isinstance(distribution, Sampled):
-        given = None if distribution.given is None else distribution.given[:, :width]
-        distribution = replace(distribution, q=distribution.q[:, :width], given=given)
+        given = None if distribution.fixed is None else distribution.fixed[:, :width]
+        distribution = replace(distribution, q=distribution.q[:, :width], fixed=given)
     shape = (len(counts), width)
     return replace(
         proposal,
@@ -130,7 +130,7 @@ def side_by_side(
     q = torch.cat([_distribution_of(one, vocabulary) for one in made], 1)
     q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))
     given = torch.cat([_given(one) for one in made], 1).gather(1, at)
-    distribution = Sampled(q, given=given if any(map(_some_given, made)) else None, several=several)
+    distribution = Sampled(q, fixed=given if any(map(_some_given, made)) else None, several=several)
     return Proposal(tokens, Tree(to_device(parents, device)), sizes, distribution)
 
 
@@ -146,8 +146,8 @@ def _distribution_of(proposal: Proposal, vocabulary: int) -> Tensor:
 def _given(proposal: Proposal) -> Tensor:
     """``[B, N]`` bool: the tokens that were not drawn."""
     distribution = proposal.distribution
-    if isinstance(distribution, Sampled) and distribution.given is not None:
-        return distribution.given
+    if isinstance(distribution, Sampled) and distribution.fixed is not None:
+        return distribution.fixed
     return torch.full_like(
         proposal.tokens, isinstance(distribution, Deterministic), dtype=torch.bool
     )
@@ -156,7 +156,7 @@ def _given(proposal: Proposal) -> Tensor:
 def _some_given(proposal: Proposal) -> bool:
     distribution = proposal.distribution
     return (
-        distribution.given is not None
+        distribution.fixed is not None
         if isinstance(distribution, Sampled)
         else proposal.tree.size > 0
     )

@@ -69,7 +69,8 @@ class Staged(DraftModel):
                 "a look-up of method 'staged' is not given them: choose another one."
             )
         drafter.needs = replace(drafter.needs, probs=drafter.lookup.needs.probs)
-        drafter.takes_predictions = drafter.lookup.takes_predictions
+        predicts = drafter.lookup.capabilities.takes_predictions
+        drafter.capabilities = replace(drafter.capabilities, takes_predictions=predicts)
         return drafter
 
     @classmethod
@@ -125,11 +126,8 @@ class Staged(DraftModel):
             return [[] for _ in budgets]
         guessed = guesses_of(self.lookup.propose(rows, budgets))
         # A look-up may find tokens that the draft model does not have.
-        known = itertools.takewhile
-        return [list(known(self._knows, nodes.eldest_chain())) for nodes in guessed]
-
-    def _knows(self, token: int) -> bool:
-        return token < self._own_size
+        chains = [nodes.eldest_chain() for nodes in guessed]
+        return [list(itertools.takewhile(lambda t: t < self._own_size, one)) for one in chains]
 
     def _as_guessed(
         self, drawn: Tensor, guesses: Sequence[Sequence[int]], live: Sequence[bool], place: int

@@ -175,10 +175,10 @@ class AttendingHeadDrafter(HeadDrafter):
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            twin = request.forked_from
-            before = None if twin is None else self._texts[twin].of_prompt
+            parent = request.forked_from
+            before = None if parent is None else self._texts[parent].of_prompt
             if before is None:
-                self._texts[request] = Text(request.length - 1 - request.taken_over)
+                self._texts[request] = Text(request.length - 1 - request.cached_prefix)
             else:
                 self._texts[request] = replace(before.copy(), of_prompt=before)
             self.begin_row(request, 0 if before is None else before.cached)
@@ -223,7 +223,7 @@ class AttendingHeadDrafter(HeadDrafter):
         draft only: they wait on, as a round that comes to nothing is played again."""
         texts = [self._texts[request] for request in rows.requests]
         tokens = [
-            [*text.tokens, *rows.since(row, rows.length(row) - 1)] if text.states else []
+            [*text.tokens, *rows.since(row, rows.lengths[row] - 1)] if text.states else []
             for row, text in enumerate(texts)
         ]
         outputs = self._compute(rows.requests, tokens, dropped=1)

@@ -15,7 +15,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import AuxTokens, Proposal
+from outpace.core.proposal import AuxTokens, Capabilities, Proposal
 from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows, Setup
@@ -141,7 +141,7 @@ class AuxHeadDrafter(HeadDrafter):
     """
 
     aux_per_node: int = 1  # at least: as many as the head has depths
-    rides: bool = True
+    capabilities: Capabilities = replace(HeadDrafter.capabilities, uses_aux_tokens=True)
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
@@ -177,7 +177,7 @@ class AuxHeadDrafter(HeadDrafter):
     def _found(self, rows: Rows, row: int) -> Tensor | None:
         """The guesses ``[depths, V]`` that follow a row's text, if there are any."""
         guesses = self._guesses[rows.requests[row]]
-        return guesses.logits if guesses and guesses.end == rows.length(row) else None
+        return guesses.logits if guesses and guesses.end == rows.lengths[row] else None
 
     def walk(self, rows: Rows) -> ByDepth:
         found = [self._found(rows, row) for row in range(len(rows))]
@@ -187,14 +187,14 @@ class AuxHeadDrafter(HeadDrafter):
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         for row, (request, budget) in enumerate(zip(rows.requests, budgets, strict=True)):
             rode = self._rode[request]
-            if budget and rode is not None and rode < rows.length(row):
+            if budget and rode is not None and rode < rows.lengths[row]:
                 self._recover(rows, row)
         proposal = super().propose(rows, budgets)
         if not any(budgets):
             return proposal
         riding = rows.state[self] = [budget > 0 for budget in budgets]
         for row, request in enumerate(rows.requests):
-            self._rode[request] = rows.length(row) if riding[row] else None
+            self._rode[request] = rows.lengths[row] if riding[row] else None
         nodes = torch.arange(1 + proposal.tree.size, device=rows.seeds.device)
         with torch.inference_mode():
             aux_tokens = self.head.aux_tokens(nodes, len(nodes), len(rows))
@@ -218,7 +218,7 @@ class AuxHeadDrafter(HeadDrafter):
         row = torch.arange(len(said), device=said.device)
         guesses = self._of_head(said[row, to_device(list(round.verdict.nodes), said.device)])
         ends = [
-            round.rows.length(number) + len(outcome.path) + 1
+            round.rows.lengths[number] + len(outcome.path) + 1
             for number, outcome in enumerate(round.outcomes)
         ]
         return [
@@ -243,4 +243,4 @@ class AuxHeadDrafter(HeadDrafter):
         with torch.inference_mode():
             aux_tokens = self.head.aux_tokens(last, len(before), 1)
         logits = self._of_head(self._target.forward_aux(before, aux_tokens))
-        self._guesses[request] = _Guesses(rows.length(row), logits)
+        self._guesses[request] = _Guesses(rows.lengths[row], logits)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.options import Reads
-from outpace.core.proposal import Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
 from outpace.core.request import Request, RowNumbers
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
@@ -78,8 +78,7 @@ class Walk(Protocol):
         """Returns the logits ``[B, V]`` after the roots."""
 
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """As `draft.trees.Deeper`, and of heads with `TreeHeadOptions` also as
-        `draft.dynamic.Deeper`."""
+        """As `draft.trees.Deeper`; rows have trees of their own where it has `TreeHeadOptions`."""
 
 
 class TrainedDrafter(Drafter):
@@ -93,8 +92,7 @@ class TrainedDrafter(Drafter):
     trees: bool = True
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = HeadOptions
-    copies_prompts = True
-    keeps_up = True
+    capabilities: Capabilities = Capabilities(copies_prompts=True, needs_no_prefill=True)
     specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
     """The sizes of the head that its `specimen` has."""
     _cache: TextCache | None = None
@@ -137,7 +135,8 @@ class TrainedDrafter(Drafter):
             )
         if setup.options.check and given is not None and not isinstance(given, Head):
             # What was handed over is its owner's affair.
-            drafter.on_trial = named(given)
+            verified = replace(drafter.capabilities, verify_on_load=named(given))
+            drafter.capabilities = verified
         if online is None:
             return drafter
         from outpace.methods.online.online import Online
@@ -178,7 +177,7 @@ class TrainedDrafter(Drafter):
 
     # -- texts ---------------------------------------------------------------------------------
 
-    def takes_over(self, request: Request) -> int:
+    def cached_prefix(self, request: Request) -> int:
         if not self.needs.states:
             return request.length
         if request.reproducible or request.media is not None:
@@ -193,14 +192,14 @@ class TrainedDrafter(Drafter):
         """Adds a row of the cache: with the first ``known`` entries of the request that a new one
         is forked from, or else with those that are taken over."""
         assert self._cache is not None
-        twin = request.forked_from
-        if twin is None:
+        parent = request.forked_from
+        if parent is None:
             self._cache.admit()
         else:
-            self._cache.admit(self._rows[twin], known)
+            self._cache.admit(self._rows[parent], known)
         row = self._rows.begin(request)
-        if request.taken_over and self._prefixes is not None:
-            self._prefixes.restore(row, request.token_ids, request.taken_over)
+        if request.cached_prefix and self._prefixes is not None:
+            self._prefixes.restore(row, request.token_ids, request.cached_prefix)
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         if self._cache is None:
@@ -238,7 +237,7 @@ class HeadDrafter(TrainedDrafter):
     """
 
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
-    any_shape = True
+    capabilities: Capabilities = replace(TrainedDrafter.capabilities, any_shape=True)
     _growth: Growth | None = None
     """How trees grow that hold the most probable nodes, if they do."""
 
@@ -247,11 +246,11 @@ class HeadDrafter(TrainedDrafter):
             return
         self._growth = options.growth
         if self._growth is not None:
-            self.any_shape, self.draws = False, frozenset({Drawn.DETERMINISTIC})
-            self.longest = NODES
+            self.draws, self.longest = frozenset({Drawn.DETERMINISTIC}), NODES
+            self.capabilities = replace(self.capabilities, any_shape=False)
         elif (shape := shape_of(options.branching)) is not None:
             self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
-            self.any_shape = False
+            self.capabilities = replace(self.capabilities, any_shape=False)
 
     @classmethod
     def usual_rule(cls, options: Any) -> str:

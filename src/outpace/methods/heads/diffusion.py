@@ -7,14 +7,14 @@ diffusion (Sahoo et al. 2024, arXiv 2406.07524).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
@@ -197,7 +197,7 @@ class DiffusionDrafter(TrainedDrafter):
     name: ClassVar[str] = "diffusion"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
     trees: bool = False
-    ends_chains: bool = True
+    capabilities: Capabilities = replace(TrainedDrafter.capabilities, ends_chains=True)
     default_rule: ClassVar[str] = "token"
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
@@ -238,7 +238,7 @@ class DiffusionDrafter(TrainedDrafter):
     @torch.inference_mode()
     def _denoised(self, rows: Rows) -> Denoised:
         context = self.head.context
-        texts = [rows.since(row, max(0, rows.length(row) - context)) for row in range(len(rows))]
+        texts = [rows.since(row, max(0, rows.lengths[row] - context)) for row in range(len(rows))]
         padded = [[self.head.mask] * (context - len(text)) + text for text in texts]
         windows = to_device(padded, rows.seeds.device)
         return self.head.denoise(windows, len(self._vocabulary))[-1]

@@ -202,7 +202,7 @@ class LyannaDrafter(StepHeadDrafter):
             times = used.times + 1 if used else 0
             ahead = walk.states[len(outcome.path) + 1 :]
             if outcome.drafted and times < self._reuse and ahead:
-                begin = used.begin if used else round.rows.length(row) - 1
+                begin = used.begin if used else round.rows.lengths[row] - 1
                 self._kept[request] = _Kept(begin, [state[row] for state in ahead], times)
 
 

@@ -155,9 +155,9 @@ class StateDrafter(TrainedDrafter):
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            twin, known = request.forked_from, request.length - 1
-            new = _Seen(known - request.taken_over)
-            self._seen[request] = new if twin is None else self._seen[twin].again()
+            parent, known = request.forked_from, request.length - 1
+            new = _Seen(known - request.cached_prefix)
+            self._seen[request] = new if parent is None else self._seen[parent].again()
             if self._cache is not None:
                 self.begin_row(request, known)
 
@@ -201,7 +201,7 @@ class StateDrafter(TrainedDrafter):
         states = [self._seen[request].latest for request in rows.requests]
         blank = torch.zeros_like(next(state for state in states if state is not None))
         found = torch.stack([blank if state is None else state for state in states])
-        roots = [rows.since(row, rows.length(row) - 1) for row in range(len(rows))]
+        roots = [rows.since(row, rows.lengths[row] - 1) for row in range(len(rows))]
         return found[:, None].to(self._head.dtype), to_device(roots, found.device)
 
 

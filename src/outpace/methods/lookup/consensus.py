@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
@@ -64,7 +64,7 @@ class ConsensusDrafter(Drafter):
 
     name: ClassVar[str] = "consensus"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    asked_anywhere: bool = True
+    capabilities: Capabilities = Capabilities(stateless=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = ConsensusOptions

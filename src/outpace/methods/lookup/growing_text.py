@@ -17,7 +17,7 @@ class GrowingText:
     def catch_up(self, rows: Rows, row: int) -> None:
         """Takes over what was committed since."""
         known = len(self.occurrences)
-        if known < rows.length(row):
+        if known < rows.lengths[row]:
             self.prompt = len(rows.history.prompts[row])
             self.occurrences.extend(rows.since(row, known))
 

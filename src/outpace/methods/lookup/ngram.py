@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import is_whole
 from outpace.draft.base import Drafter, Rows, Setup
@@ -94,8 +94,7 @@ class NgramDrafter(Drafter):
 
     name: ClassVar[str] = "ngram"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    asked_anywhere: bool = True
-    takes_predictions: bool = True
+    capabilities: Capabilities = Capabilities(stateless=True, takes_predictions=True)
     Options: ClassVar[type[Any]] = NgramOptions
 
     def __init__(self, options: NgramOptions) -> None:

@@ -62,7 +62,7 @@ class Prediction:
         chain = Guess.chain(tokens)
         chain.chances, chain.predicted = [1.0] * len(tokens), True
         agree = [self._agree + place for place in range(len(tokens))]
-        chain.sure = [tokens / (tokens + 2) for tokens in agree]
+        chain.confidence = [tokens / (tokens + 2) for tokens in agree]
         return chain
 
     def _from(self, place: int, count: int) -> list[int]:

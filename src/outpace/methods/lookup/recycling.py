@@ -7,7 +7,7 @@ Token Recycling" (arXiv 2408.08696).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.core.options import Options, Reads
-from outpace.core.proposal import Deterministic, Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, Deterministic, Drawn, Needs, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree_shape import TreeShape
@@ -105,11 +105,10 @@ class RecyclingDrafter(Drafter):
 
     name: ClassVar[str] = "recycling"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    asked_anywhere: bool = True
+    capabilities: Capabilities = Capabilities(stateless=True, saves=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     needs: Needs = Needs(probs=True)
-    saves: bool = True
     Options: ClassVar[type[Any]] = RecyclingOptions
 
     def __init__(
@@ -126,7 +125,7 @@ class RecyclingDrafter(Drafter):
         table = None if datastore is None else datastore.table
         self._target, self._table = target, table
         self.shape = shape
-        self.any_shape = shape is None
+        self.capabilities = replace(self.capabilities, any_shape=shape is None)
         self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.most_siblings)
         self._matrix = _Matrix(vocabulary, self._candidates, table)
         self._stored = None if table is None else _Matrix(vocabulary, self._candidates, table)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.options import Reads
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees
 from outpace.errors import ConfigError
@@ -48,7 +48,7 @@ class RetrievalDrafter(Drafter):
 
     name: ClassVar[str] = "retrieval"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    asked_anywhere: bool = True
+    capabilities: Capabilities = Capabilities(stateless=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = RetrievalOptions
@@ -82,7 +82,7 @@ class RetrievalDrafter(Drafter):
         options = self._options
         if not budget:
             return Guess()
-        context = rows.since(row, max(0, rows.length(row) - options.max_token_span))
+        context = rows.since(row, max(0, rows.lengths[row] - options.max_token_span))
         found, match = self.datastore.matches(
             context, options.min_token_span, options.max_token_span
         )

@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options, Reads
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.guesses import Guess, deterministic_trees, merged
@@ -75,12 +75,10 @@ class SuffixDrafter(Drafter):
 
     name: ClassVar[str] = "suffix"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    asked_anywhere: bool = True
-    takes_predictions: bool = True
+    capabilities: Capabilities = Capabilities(stateless=True, takes_predictions=True, saves=True)
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = SuffixOptions
     longest: int = 16
-    saves: bool = True
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class SuffixDrafter(Drafter):
         if interrupted:  # nothing has ended, and what is known of the texts may be incomplete
             self.past.recover()
             return
-        for request in requests:  # it has ended, or was put aside and will go on
+        for request in requests:  # it has ended, or was preempted and will go on
             output = self._texts[request].output()
             self.past.add(output[self._kept[request] :])
             self._kept[request] = max(self._kept[request], len(output))
@@ -128,8 +126,8 @@ class SuffixDrafter(Drafter):
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
         made = deterministic_trees(guesses, rows.seeds.device)
-        sure = [guess.sure for guess in guesses] if made.tree.is_chain else ()
-        return replace(made, sure=sure)
+        confidence = [guess.confidence for guess in guesses] if made.tree.is_chain else ()
+        return replace(made, confidence=confidence)
 
     def observe(self, round: Round) -> None:
         # A row that drafts nothing for a while must not have much to catch up with.
@@ -168,18 +166,18 @@ class SuffixDrafter(Drafter):
             nodes = min(budget, int(length * self._options.suffix_decoding_max_spec_factor))
             texts = store.continuations(places, length, COUNTED, nodes)
             stored = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
-            stored.sure = _sure(stored, length)
+            stored.confidence = _confidences(stored, length)
             found = max(found, stored, key=lambda guess: guess.score)
         if self.trees:
-            return merged([found, self._surest(store.table, Guess(), context, budget)], budget)
-        return self._surest(store.table, found, context, budget)
+            return merged([found, self._likelier(store.table, Guess(), context, budget)], budget)
+        return self._likelier(store.table, found, context, budget)
 
-    def _surest(self, table: NgramTable, match: Guess, context: list[int], nodes: int) -> Guess:
+    def _likelier(self, table: NgramTable, match: Guess, context: list[int], nodes: int) -> Guess:
         """Returns the chain in which each token is the match's or the table's, whichever is surer;
         the table's alone once the chain has left the match, or gone past its end."""
         least = max(LEAST, self._options.suffix_decoding_min_token_prob)
         chain, chance, text = Guess(), 1.0, list(context)
-        following = list(zip(match.tokens, match.sure, strict=True))
+        following = list(zip(match.tokens, match.confidence, strict=True))
         for place in range(nodes):
             token, sure = table.after(text) or (-1, 0.0)
             if place < len(following):
@@ -192,7 +190,7 @@ class SuffixDrafter(Drafter):
             if chance < least:
                 break
             chain.add(token, place, chance)
-            chain.sure.append(sure)
+            chain.confidence.append(sure)
             text.append(token)
         return chain
 
@@ -209,7 +207,7 @@ class SuffixDrafter(Drafter):
             guess = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
             if guess.score > best.score:
                 best, at = guess, int(found[0])
-                best.sure = _sure(guess, length)
+                best.confidence = _confidences(guess, length)
         return best, at
 
     def save(self, folder: Path) -> None:
@@ -242,11 +240,11 @@ class SuffixDrafter(Drafter):
         return texts + self.past.occurrences.nbytes + known
 
 
-def _sure(guess: Guess, matched: int) -> list[float]:
+def _confidences(guess: Guess, matched: int) -> list[float]:
     """How sure a match of n tokens is of each token that it drafts: the more often the token came
     next, and the longer the match is, to which the draft before it belongs.
 
-    >>> _sure(Guess([5, 6], [0, 1], chances=[1.0, 0.5]), 2)
+    >>> _confidences(Guess([5, 6], [0, 1], chances=[1.0, 0.5]), 2)
     [0.5, 0.3]
     """
     before = [1.0, *guess.chances]

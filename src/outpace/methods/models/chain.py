@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits_pipeline import Branches
-from outpace.core.proposal import Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
 from outpace.core.request import Request
 from outpace.core.transfer import padded, to_device
+from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.prefix_cache import PrefixCache
@@ -66,8 +67,7 @@ class DraftModel(Drafter):
 
     name: ClassVar[str] = "draft_model"
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    ends_chains: bool = True
-    has_probs: bool = True
+    capabilities: Capabilities = Capabilities(ends_chains=True, has_probs=True)
     Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(
@@ -187,36 +187,36 @@ class DraftModel(Drafter):
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            twin = self._twin(request)
-            row = self._looking.begin(request, twin, self._new_text)
-            self._join(row, twin)
+            parent = self._parent(request)
+            row = self._looking.begin(request, parent, self._new_text)
+            self._join(row, parent)
             self._rows.append(row)
             row.keeps = request.source is None and row.prompt is None
             alone = request.forked_from is None and not request.reproducible
             row.borrows = row.keeps and alone
 
-    def _twin(self, request: Request) -> ModelRow | None:
+    def _parent(self, request: Request) -> ModelRow | None:
         """The row of the request that a new one is copied from."""
         return next((row for row in self._rows if row.request is request.forked_from), None)
 
-    def _join(self, row: ModelRow, twin: ModelRow | None) -> None:
-        """Gives a new row its slots: a copy of its twin's, or none."""
+    def _join(self, row: ModelRow, parent: ModelRow | None) -> None:
+        """Gives a new row its slots: a copy of its parent's, or none."""
         row.own = row.text.extend(row.request.token_ids)
         read = max(0, len(row.own) - 1)
-        source = self._copied(row, twin)
+        source = self._copied(row, parent)
         if source is not None and self.runner.reach(source, read) == read:
             self.runner.fork(source, read)
         else:
             self.runner.admit(1, row.request.source)
             self.runner.pin(self.runner.active - 1, read)
 
-    def _copied(self, row: ModelRow, twin: ModelRow | None) -> int | None:
-        """The number of the twin's row, if it has the prompt's beginning and was shown the same."""
-        if twin is None or twin.begin or (twin.prompt is None) != (row.prompt is None):
+    def _copied(self, row: ModelRow, parent: ModelRow | None) -> int | None:
+        """The number of the parent's row, if it has the prompt's beginning and saw the same."""
+        if parent is None or parent.begin or (parent.prompt is None) != (row.prompt is None):
             return None
-        return self._rows.index(twin)
+        return self._rows.index(parent)
 
-    def known(self, request: Request) -> Mapping[str, int]:
+    def computed_tokens(self, request: Request) -> Mapping[str, int]:
         number = next(n for n, row in enumerate(self._rows) if row.request is request)
         row, known = self._rows[number], self.runner.lengths[number]
         if row.borrows and not begin_of(len(row.own), self.runner.max_length):
@@ -241,8 +241,8 @@ class DraftModel(Drafter):
             row = self._rows[number]
             if row.keeps and not row.begin:
                 # A later text may go on from all of it.
-                whole = row.request.keep_cached
-                self._prefixes.keep(number, self._in_slots(number), whole)
+                cached = row.own[: self.runner.lengths[number]]
+                self._prefixes.keep(number, cached, whole=row.request.keep_cached)
         staying = [n for n, row in enumerate(self._rows) if row.request not in requests]
         self.runner.retain(staying)
         self._rows = [self._rows[number] for number in staying]
@@ -304,6 +304,10 @@ class DraftModel(Drafter):
     def origin(self) -> Origin | None:
         return origin_of(self.loaded)
 
+    def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """As `draft.trees.Deeper`, for what drafts trees."""
+        return self._score(self._readable(fed), parents.shape[-1], tree=tree)[0]
+
     def _readable(self, tokens: Tensor) -> Tensor:
         """Drafted tokens as the model can be fed them. One that it does not have is only drawn
         where the options leave none of its own: whatever follows it does not matter."""
@@ -355,10 +359,6 @@ class DraftModel(Drafter):
             return 0
         row.borrows = False
         return self._prefixes.restore(number, own[:-1])
-
-    def _in_slots(self, number: int) -> list[int]:
-        """The tokens of a row that has no window, as far as they are cached."""
-        return self._rows[number].own[: self.runner.lengths[number]]
 
     def _unseen(self, number: int) -> list[int]:
         """`_unread`, when what the row is shown of images has been read."""

@@ -6,12 +6,10 @@ EAGLE-2 (Li et al. 2024, arXiv 2406.16858), with a draft model in the place of i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
-from torch import Tensor
-
-from outpace.core.proposal import Drawn, Proposal
-from outpace.core.trees.tree import Tree
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.draft.base import Rows
 from outpace.draft.dynamic import NODES, Growth
 from outpace.heads.classifiers import Origin
@@ -32,7 +30,7 @@ class DynamicTree(DraftModel):
     name: ClassVar[str] = "draft_tree"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     trees: bool = True
-    ends_chains: bool = False
+    capabilities: Capabilities = replace(DraftModel.capabilities, ends_chains=False)
     longest: int = NODES
 
     def __init__(
@@ -60,7 +58,3 @@ class DynamicTree(DraftModel):
                 self._make_room(row, len(self._rows[row].own))
         logits = self._catch_up([budget > 0 for budget in budgets])
         return self._growth(rows, logits, self._deeper, budgets)
-
-    def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """The logits of the last nodes that were fed, by one pass of the model."""
-        return self._score(self._readable(fed), parents.shape[1], tree=tree)[0]

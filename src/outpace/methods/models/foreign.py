@@ -7,9 +7,11 @@ heterogeneous vocabularies" (arXiv 2502.05202).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from outpace.core.proposal import Capabilities
 from outpace.draft.base import Round, Rows
 from outpace.errors import VocabularyMismatch
 from outpace.heads.classifiers import Origin
@@ -39,22 +41,23 @@ class ForeignModel(DraftModel):
     before.
     """
 
-    has_probs: bool = False  # they are of its own tokens, not of the target's
+    # Its distributions are of its own tokens, not of the target's.
+    capabilities: Capabilities = replace(DraftModel.capabilities, has_probs=False)
 
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(drafter, runner, target.vocabulary, sight)
         self._target = target
 
-    def _join(self, row: ModelRow, twin: ModelRow | None) -> None:
-        source = self._copied(row, twin)
-        if source is None or twin is None:
+    def _join(self, row: ModelRow, parent: ModelRow | None) -> None:
+        source = self._copied(row, parent)
+        if source is None or parent is None:
             self.runner.admit(1, row.request.source)
         else:
             self.runner.fork(source, self.runner.lengths[source])
-            row.cached = list(twin.cached)
+            row.cached = list(parent.cached)
 
     def _new_text(self, goes_on: bool) -> OwnText:
-        return Translation(self._target.tokenizer, self._own_tokenizer, goes_on)
+        return Translation(self._target.tokenizer, self.loaded.tokenizer, goes_on)
 
     def origin(self) -> Origin | None:
         return None
@@ -67,11 +70,6 @@ class ForeignModel(DraftModel):
     def observe(self, round: Round) -> None:
         """Leaves it to the next round to compare what is cached with the text."""
         self.runner.settle(UNSETTLED)
-
-    @property
-    def _own_tokenizer(self) -> object:
-        assert self.loaded is not None
-        return self.loaded.tokenizer
 
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts; their texts are translated."""

@@ -47,14 +47,14 @@ class Looking:
         """Whether it is shown no images any more."""
 
     def begin(
-        self, request: Request, twin: ModelRow | None, text: Callable[[bool], OwnText]
+        self, request: Request, parent: ModelRow | None, text: Callable[[bool], OwnText]
     ) -> ModelRow:
         """Returns the row of a request that joins the batch.
 
-        twin: the row that it is copied from, if it is. text: makes the text of the target's tokens;
-        its argument says whether these go on after a prompt that is shown.
+        parent: the row that it is copied from, if it is. text: makes the text of the target's
+        tokens; its argument says whether these go on after a prompt that is shown.
         """
-        prompt = None if twin is None else twin.prompt
+        prompt = None if parent is None else parent.prompt
         prompt = prompt or self._sight.of(request.token_ids, request.media)
         if prompt is None:
             return ModelRow(request, text(False))

@@ -6,10 +6,11 @@ Timor et al. 2025 (arXiv 2502.05202), algorithm 2 (string-level exact match).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import Capabilities, Drawn, Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.vocabulary import Vocabulary
@@ -30,9 +31,11 @@ class TextModel(ForeignModel):
     The distribution of such tokens is unknown. They are given, not drawn.
     """
 
+    # There are no distributions to end chains by.
+    capabilities: Capabilities = replace(ForeignModel.capabilities, ends_chains=False)
+
     def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
         super().__init__(target, drafter, runner, sight)
-        self.ends_chains = False  # there are no distributions to end them by
         self.draws = frozenset({Drawn.DETERMINISTIC})
         own = drafter.vocabulary
         self._vocabulary = Vocabulary.shared(own, own, runner.device)

@@ -10,11 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
-
-from outpace.core.proposal import Deterministic, Drawn, Proposal
+from outpace.core.proposal import Capabilities, Deterministic, Drawn, Proposal
 from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
@@ -62,7 +59,7 @@ class DraftTree(DraftModel):
     name: ClassVar[str] = "draft_tree"
     draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
     trees: bool = True
-    ends_chains: bool = False
+    capabilities: Capabilities = replace(DraftModel.capabilities, ends_chains=False)
     Options: ClassVar[type[Any]] = DraftTreeOptions
     default_rule: ClassVar[str] = "recursive"
 
@@ -78,7 +75,7 @@ class DraftTree(DraftModel):
         """shape: None for what `Rows.shape` says in each round."""
         super().__init__(drafter, runner, vocabulary, sight)
         self.shape = shape
-        self.any_shape = shape is None
+        self.capabilities = replace(self.capabilities, any_shape=shape is None)
         self._with_replacement = with_replacement
         self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
 
@@ -128,10 +125,6 @@ class DraftTree(DraftModel):
         )
         counts = rows.pipeline.silenced(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
-
-    def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """The logits of the last nodes that were fed, by one pass of the model."""
-        return self._score(self._readable(fed), len(parents), tree=tree)[0]
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
         """A chain, with a distribution that says how its tokens, had they any siblings, would be

@@ -47,8 +47,6 @@ class Online(Drafter):
     plainly: what a learning drafter proposes follows from everybody's texts.
     """
 
-    skips_reproducible = True
-
     def __init__(
         self, inner: Drafter, trainee: Trainee, options: OnlineOptions, width: int = 0
     ) -> None:
@@ -72,14 +70,16 @@ class Online(Drafter):
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
         self.needs = replace(inner.needs, probs=True)
-        self.longest, self.shape, self.any_shape = inner.longest, inner.shape, inner.any_shape
+        self.longest, self.shape = inner.longest, inner.shape
         self.choices: Mapping[str, Drafter] = MappingProxyType({})
-        self.ends_chains, self.copies_prompts = inner.ends_chains, inner.copies_prompts
-        self.loaded, self.on_trial = inner.loaded, inner.on_trial
-        self.aux_per_node, self.rides = inner.aux_per_node, inner.rides
-        self.aux_per_row = inner.aux_per_row
-        self.keeps_up, self.takes_predictions = inner.keeps_up, inner.takes_predictions
-        self.has_probs, self.joins_drafts = inner.has_probs, inner.joins_drafts
+        self.capabilities = replace(
+            inner.capabilities,
+            skips_reproducible=True,
+            stateless=False,  # it remembers its rounds, to learn from them
+            saves=False,  # what it has learned is saved as one of the `learners`
+        )
+        self.loaded = inner.loaded
+        self.aux_per_node, self.aux_per_row = inner.aux_per_node, inner.aux_per_row
         self.weight_bytes = inner.weight_bytes + trainee.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)
@@ -133,15 +133,15 @@ class Online(Drafter):
     def check(self, request: Request) -> None:
         self._inner.check(request)
 
-    def takes_over(self, request: Request) -> int:
-        return self._inner.takes_over(request)
+    def cached_prefix(self, request: Request) -> int:
+        return self._inner.cached_prefix(request)
 
     def begin(self, requests: Sequence[Request]) -> None:
         self._inner.begin(requests)
         self._traces.forget(requests)  # of one that joins again all is read again
 
-    def known(self, request: Request) -> Mapping[str, int]:
-        return self._inner.known(request)
+    def computed_tokens(self, request: Request) -> Mapping[str, int]:
+        return self._inner.computed_tokens(request)
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         self._inner.end(requests, interrupted)
@@ -194,7 +194,7 @@ class Online(Drafter):
         for row, (request, outcome) in enumerate(zip(rows.requests, round.outcomes, strict=True)):
             trace, path = self._traces[request], [0, *outcome.path]
             if not self.needs.states:
-                known = rows.since(row, 0 if not len(trace) else rows.length(row) - 1)
+                known = rows.since(row, 0 if not len(trace) else rows.lengths[row] - 1)
                 trace.read([*known, *outcome.tokens[:-1]], None)
             places = range(len(path)) if self._options.positions == ALL else [len(path) - 1]
             if self._options.positions == ALL or wrong[row]:

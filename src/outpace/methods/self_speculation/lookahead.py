@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options
-from outpace.core.proposal import AuxTokens, Drawn, Proposal
+from outpace.core.proposal import AuxTokens, Capabilities, Drawn, Proposal
 from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows, Setup
@@ -121,7 +121,7 @@ class LookaheadDrafter(Drafter):
     name: ClassVar[str] = "lookahead"
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
     trees: bool = True
-    rides: bool = True
+    capabilities: Capabilities = Capabilities(uses_aux_tokens=True)
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = LookaheadOptions
 
@@ -164,7 +164,7 @@ class LookaheadDrafter(Drafter):
             self._windows[request].enter(newest[row], self._pools[request])
 
     def _placed(self, rows: Rows, row: int) -> list[int]:
-        length = rows.length(row)
+        length = rows.lengths[row]
         window = self._windows[rows.requests[row]]
         return window.place(length, rows.since(row, max(0, length - RECENT)))
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Lt
 
 from outpace.core.options import Options
-from outpace.core.proposal import Drawn, EndsAfter, Proposal
+from outpace.core.proposal import Capabilities, Drawn, EndsAfter, Proposal
 from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows
@@ -48,8 +48,7 @@ class PartialDrafter(Drafter):
     """
 
     draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    ends_chains: bool = True
-    keeps_up: bool = True
+    capabilities: Capabilities = Capabilities(ends_chains=True, needs_no_prefill=True)
 
     def __init__(self, target: Target, view: View, ending: Ending | None) -> None:
         """ending: how chains end early; None: they do not."""

@@ -14,7 +14,8 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
-from outpace.policy.base import Controller, Outcome, RoundPlan, wish
+from outpace.draft.rounds import Outcome
+from outpace.policy.base import Controller, RoundPlan, requested_budget
 from outpace.policy.text import Tally
 
 LONGEST = 32
@@ -91,7 +92,7 @@ class LengthPolicy(Controller):
         played = self._played[request]
         if not self.count:
             return Account(Mode.NONE, played.rounds)
-        mode = Mode.OFF if wish(request) == 0 else Mode.FIXED
+        mode = Mode.OFF if requested_budget(request) == 0 else Mode.FIXED
         drafters = tuple(tally.account(name) for name, tally in played.by_drafter.items())
         return Account(mode, played.rounds, drafters)
 

@@ -17,10 +17,10 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter
 from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below, probability
+from outpace.draft.rounds import Outcome
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Classifier, load_classifier
 from outpace.policy.acceptance import Calibration, Confidences
-from outpace.policy.base import Outcome
 from outpace.policy.lengths.base import LengthPolicy, StoppingPolicy
 
 
@@ -187,7 +187,7 @@ class Risk(StoppingPolicy):
         self._confidences = Confidences(())
 
     def meet(self, drafter: Drafter) -> None:
-        if drafter.joins_drafts:
+        if drafter.capabilities.joins_drafts:
             raise ConfigError(
                 f"length='risk' learns from whole chains of one drafter, and method="
                 f"{drafter.name!r} has several draft for a row at once: choose another length."

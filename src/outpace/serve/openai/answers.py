@@ -394,7 +394,7 @@ class Answer:
     def _metrics(self, request: Request) -> dict[str, Any]:
         return {
             **request.metrics.as_dict(),
-            "seed": request.seed if request.repeats else None,
+            "seed": request.seed if request.repeatable else None,
             "stop_reason": request.stop_reason,
             "preemptions": request.preemptions,
         }

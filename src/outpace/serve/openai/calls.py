@@ -292,7 +292,7 @@ class Reader:
         shown: Collection[str] = (),
     ) -> list[Request]:
         priority = given.get("priority", 0)
-        if priority and self._llm.engine.waiting.order.name != "priority":
+        if priority and self._llm.engine.waiting.policy.name != "priority":
             raise ApiError(
                 400, "priority needs a server with --scheduling-policy priority.", "priority"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,6 @@ from outpace.targets.base import (
     PromptInputs,
     ReadPart,
     Scores,
-    States,
     SubLayers,
     Target,
 )
@@ -43,23 +42,10 @@ from outpace.targets.hf.partial.parts import (
 )
 from outpace.targets.hf.plain import forward_mask, rounds_inputs
 from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.hf.prompts import Prompts, RowPrompt, asking_for, states_of
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.vision.images import Images, feed_piece
-from outpace.targets.hf.vision.prompt import ImagePrompt
+from outpace.targets.hf.vision.images import Images
 from outpace.targets.hf.weights import experts_in, experts_read, weight_bytes
-
-PADDING = 1.25
-"""Prompts of several rows are read in one pass as long as padding them to the same length costs no
-more than a quarter of their tokens."""
-
-
-@dataclass(eq=False)
-class _Row:
-    """What is read of a row before its first round."""
-
-    prompt: Sequence[int]
-    images: ImagePrompt | None = None
-    """Its prompt with images, until all of it is read."""
 
 
 class HFTarget(Target):
@@ -108,9 +94,7 @@ class HFTarget(Target):
         self.runner = Runner(model, rows, max_length, fixed, kv_cache_dtype)
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self._scaling = LogitScaling.of(self.runner.config)
-        self._padding = PADDING if self.runner.reads_padding else 1.0
-        self._rows: list[_Row] = []
-        self._ready = 0
+        self._prompts = Prompts(self.runner, fixed_pieces=invariant)
         self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
         # By number of layers: the first ones, without norm and head, and those after them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
@@ -144,7 +128,7 @@ class HFTarget(Target):
 
     @property
     def ready(self) -> int:
-        return self._ready
+        return self._prompts.ready
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -153,7 +137,7 @@ class HFTarget(Target):
     def admit(self, inputs: PromptInputs) -> int:
         images = None if self._images is None else self._images.look(inputs)
         self.runner.admit(1, inputs.source)
-        self._rows.append(_Row(inputs.token_ids, images))
+        self._prompts.admit(RowPrompt(inputs.token_ids, images))
         row = self.active - 1
         self.runner.pin(row, len(inputs.token_ids) - 1)
         if images is not None:
@@ -166,17 +150,16 @@ class HFTarget(Target):
         return row
 
     def fork(self, row: int, whole: bool = False) -> int:
-        if self._ready < self.active:
+        if self.ready < self.active:
             raise AssertionError("a row is forked while prompts are being read")
-        prompt = self._rows[row].prompt
-        self.runner.fork(row, self.lengths[row] if whole else len(prompt) - 1)
-        self._rows.append(_Row(prompt))
-        self._ready += 1
+        read = len(self._prompts[row].tokens) - 1
+        self.runner.fork(row, self.lengths[row] if whole else read)
+        self._prompts.fork(row)
         return self.active - 1
 
     def reset(self) -> None:
         self.runner.reset()
-        self._rows, self._ready = [], 0
+        self._prompts.retain([])
         self.forget_texts()
 
     def forget_texts(self) -> None:
@@ -189,98 +172,12 @@ class HFTarget(Target):
             if self.reuses and length and not shown:
                 self._saved.add(text[:length], self.runner.save(row, length))
         self.runner.retain(rows)
-        self._rows = [self._rows[row] for row in rows]
-        self._ready = sum(row < self._ready for row in rows)
-
-    # -- prompts -------------------------------------------------------------------------------
+        self._prompts.retain(rows)
 
     def fill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
     ) -> list[ReadPart]:
-        """As `Target.fill`. The tokens of sources count as those of prompts do."""
-        if self.runner.sources is not None:
-            spent = self.runner.sources.encode(self._ready, token_budget)
-            token_budget = max(1, token_budget - spent)
-        if self._ready and self._left(0) > 0:
-            self._ready = 0  # their first round, which was to read the rest, came to nothing
-        # Where states are wanted they are there before the first round, however prompts are read.
-        first = not (layers or whole)
-        if self._ready == 0 and first and self._fit_the_first_pass(token_budget):
-            self._ready = self.active
-            return []
-        unread = self._rows[self._ready :]
-        self.runner.reserve(self._ready, [len(row.prompt) + 1 for row in unread])
-        found = []
-        while self._skip_read_rows() < self._readable and token_budget > 0:
-            chunk = self._read_some(token_budget, layers)
-            token_budget -= sum(map(len, chunk.tokens))
-            found.append(chunk)
-        return found
-
-    @property
-    def _readable(self) -> int:
-        """How many rows, from the first on, have all that reading their prompts needs."""
-        sources = self.runner.sources
-        return self.active if sources is None else sources.encoded
-
-    def _fit_the_first_pass(self, token_budget: int) -> bool:
-        """Whether all rows have as much left to read, and little enough, that the pass of their
-        first round can read it: one pass less before the first token."""
-        if self.invariance is not None:  # a draft after a prompt gives the pass another shape
-            return False
-        if self._readable < self.active or any(row.images is not None for row in self._rows):
-            return False
-        left = [self._left(row) for row in range(self.active)]
-        return len(set(left)) == 1 and left[0] < PREFILL_CHUNK and sum(left) <= token_budget
-
-    def _left(self, row: int) -> int:
-        return len(self._rows[row].prompt) - 1 - self.runner.lengths[row]
-
-    def _skip_read_rows(self) -> int:
-        """Counts as ready the rows whose prompts are read, up to the first that is not."""
-        while self._ready < self._readable and self._left(self._ready) == 0:
-            self._ready += 1
-        return self._ready
-
-    def _next_chunk(self, budget: int) -> list[list[int]]:
-        """The tokens that the next rows read in one pass."""
-        if self.invariance is not None:
-            budget = PREFILL_CHUNK  # pieces depend on nothing but the prompt's length
-        found: list[list[int]] = []
-        width = total = 0
-        for row in range(self._ready, self._readable):
-            begin = self.runner.lengths[row]
-            size = min(self._left(row), PREFILL_CHUNK, budget - total)
-            width, total = max(width, size), total + size
-            apart = size == 0 or self._rows[row].images is not None or self.invariance is not None
-            if found and (apart or width * (len(found) + 1) > self._padding * total):
-                break
-            found.append(list(self._rows[row].prompt[begin : begin + size]))
-        return found
-
-    def _read_some(self, budget: int, layers: frozenset[int]) -> ReadPart:
-        """Reads what the next rows read in one pass."""
-        first = self._ready
-        images = self._rows[first].images
-        if images is not None:
-            return self._read_images(first, images, budget, layers)
-        tokens = self._next_chunk(budget)
-        output = self.runner.prefill(first, tokens, **asking_for(layers))
-        return ReadPart(range(first, first + len(tokens)), tokens, states_of(output, layers))
-
-    def _read_images(
-        self, row: int, images: ImagePrompt, budget: int, layers: frozenset[int]
-    ) -> ReadPart:
-        """Reads the next piece of a prompt with images."""
-        # The last token of a prompt is read with those that see it. It is the root of the first
-        # round all the same, which writes it to its slot once more as it is.
-        prompt, lengths = self._rows[row].prompt, self.runner.lengths
-        begin, last, size = lengths[row], len(prompt) - 1, min(budget, PREFILL_CHUNK)
-        output = feed_piece(self.runner, row, images, prompt, last, size, **asking_for(layers))
-        known = list(prompt[begin : lengths[row]])
-        if lengths[row] >= min(last, len(images)):
-            self._rows[row].images = None
-        return ReadPart([row], [known], states_of(output, layers, len(known)))
+        return self._prompts.fill(token_budget, layers, whole)
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -398,20 +295,20 @@ class HFTarget(Target):
     @torch.inference_mode()
     def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
         layers = {kind: self.runner.cache.layers[self.entry_layers[kind]] for kind in types}
-        slots = self.runner.cached_slots(self._ready)
+        slots = self.runner.cached_slots(self.ready)
         return {kind: layer.shown(slots) for kind, layer in layers.items()}
 
     def view(self, skipped: SubLayers) -> PartView:
         self._check_layers("leave out some of its layers")
         part = WithoutSubLayers(self.model, skipped)
-        return PartView(self.runner, lambda: self._ready, part)
+        return PartView(self.runner, lambda: self.ready, part)
 
     def lower(self, layers: int) -> LowerLayersView:
         self._check_layers("stop after some of its layers")
         lower = LowerLayers(self.model, layers)
         rest = LowerLayers(self.model, layers, stops=True)
         self._halves[layers] = rest, UpperLayers(self.model, layers)
-        return LowerLayersView(self.runner, lambda: self._ready, lower)
+        return LowerLayersView(self.runner, lambda: self.ready, lower)
 
     @torch.inference_mode()
     def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
@@ -458,13 +355,3 @@ class HFTarget(Target):
 
     def another(self, rows: int) -> HFTarget:
         return HFTarget(self.model, rows, self.max_length, kv_cache_dtype=self.kv_cache_dtype)
-
-
-def asking_for(layers: Iterable[int]) -> dict[str, Any]:
-    """Returns the arguments that make a model give the hidden states of these layers."""
-    return {"output_hidden_states": True} if layers else {}
-
-
-def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
-    """Returns the hidden states of a pass's first ``columns`` columns, by layer."""
-    return {layer: output.hidden_states[layer][:, :columns] for layer in layers}

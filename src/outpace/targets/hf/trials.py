@@ -1,8 +1,5 @@
 """Tries models out: whether drafts that are scored through the slot cache get the logits of plain
-passes, and why not, in plain words.
-
-Distances are measured in standard deviations of the plain logits, so that they mean the same for
-any model.
+passes.
 """
 
 from __future__ import annotations
@@ -14,57 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.request import Source
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.attention import as_attended
-from outpace.targets.hf.kinds import GROUPED, is_encoder_decoder, lack_float64
-from outpace.targets.hf.masks import INDEXED, NAMES, WITHOUT_MASK, follows, named_span, with_span
-from outpace.targets.hf.plain import read_plainly, some_states, some_tokens
-from outpace.targets.hf.recurrent.families import STATES, keeps_states
+from outpace.targets.hf.distance import (
+    BRANCHES,
+    COARSE,
+    PARENTS,
+    PENDING,
+    PREFIX,
+    distance,
+    is_exact,
+    tolerance_in,
+)
+from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.masks import INDEXED, NAMES, follows, named_span, with_span
+from outpace.targets.hf.plain import read_plainly, some_tokens
+from outpace.targets.hf.recurrent.families import keeps_states
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.seq2seq.trials import probe_encoder_decoder
 from outpace.targets.hf.setting import autocast_of
-
-PREFIX = 6
-"""Tokens before the draft, in the longest text."""
-PENDING = 2
-"""Those of them that are fed together with the draft; the others are cached before."""
-PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
-"""A wide tree: the last of many siblings stands far from where its column would put it."""
-BRANCHES = ((1,), (8, 9, 10))
-"""The paths whose nodes are compared: the first child, and the longest path."""
-
-COARSE = 0.15
-"""How far logits may be off in 16 bits, where a mixture of experts may even send a token to other
-experts, and where layers round what they read."""
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-
-
-def tolerance_in(dtype: torch.dtype) -> float:
-    """Returns how far logits may be off where the same is computed in another order."""
-    return _TOLERANCE.get(dtype, COARSE)
-
-
-def is_exact(dtype: torch.dtype) -> bool:
-    """Returns whether rounding in a dtype is too small to change which tokens are picked."""
-    return dtype in _TOLERANCE
-
-
-def distance(scored: Tensor, expected: Tensor) -> float:
-    """Returns how far the logits ``[..., V]`` of some tokens are from the expected ones at most;
-    infinitely far where there is a NaN.
-
-    >>> distance(torch.tensor([[1.0, 3.0]]), torch.tensor([[1.0, 3.0]]))
-    0.0
-    >>> distance(torch.tensor([[1.0, torch.nan]]), torch.tensor([[1.0, 3.0]]))
-    inf
-    """
-    spread = expected.std(-1).clamp(min=1e-12)
-    off = (scored - expected).square().mean(-1).sqrt() / spread
-    return float(off.nan_to_num(nan=torch.inf).max())
-
-
-# -- decoders --------------------------------------------------------------------------------------
+from outpace.targets.hf.trial_reasons import remedy_for, why_it_fails, why_other_logits
 
 _ACCEPTED = (8, 9)
 _AFTER, _OTHER = 2, 5
@@ -89,18 +55,18 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     coarse: the layers round, so that the last bit of an input may be seen in the output.
     """
     if is_encoder_decoder(model):
-        return _probe_encoder_decoder(model, coarse)
+        return probe_encoder_decoder(model, coarse)
     try:
         most = COARSE if coarse and not _rounds_alike(model) else tolerance(model)
         if _difference(model) <= most and _difference_of_rows(model) <= most:
             return
-        reason, cause = _why_other_logits(model), None
+        reason, cause = why_other_logits(model), None
     except UnsupportedModel:
         raise
     except Exception as error:  # whatever stops a model in its own forward pass
-        reason, cause = _why_it_fails(model, error), error
+        reason, cause = why_it_fails(model, error), error
     raise UnsupportedModel(
-        f"{type(model).__name__} cannot be decoded speculatively: {reason}. {_remedy_for(model)}."
+        f"{type(model).__name__} cannot be decoded speculatively: {reason}. {remedy_for(model)}."
     ) from cause
 
 
@@ -246,212 +212,3 @@ def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -
     logits = reader([*text, *(nodes[node - 1] for node in _ACCEPTED), *after])
     read.append(logits[-_AFTER:])
     return torch.cat(read).double()
-
-
-# -- encoder-decoders ------------------------------------------------------------------------------
-
-_SOURCES = (5, 3)
-"""States of the sources of the two rows."""
-
-
-def _probe_encoder_decoder(model: nn.Module, coarse: bool) -> None:
-    """Raises ``UnsupportedModel``, with the reason, unless drafts that are scored through the slot
-    cache get the logits of plain passes over the same sources.
-
-    coarse: the layers round, so that the last bit of an input may be seen in the output.
-    """
-    loaded: Any = model
-    tolerance = COARSE if coarse else tolerance_in(loaded.dtype)
-    cause: Exception | None = None
-    try:
-        reason = _fault(model, tolerance)
-    except UnsupportedModel:
-        raise
-    except Exception as error:  # whatever stops a model in its own forward pass
-        reason, cause = _why_decoder_fails(model), error
-    if reason is not None:
-        raise UnsupportedModel(
-            f"{type(model).__name__} cannot be decoded speculatively: {reason}. Use another model."
-        ) from cause
-
-
-@torch.inference_mode()
-def _fault(model: nn.Module, tolerance: float) -> str | None:
-    """Returns what is wrong with the logits that the model gives drafts, None if nothing is."""
-    runner = Runner(model, rows=2, max_length=PREFIX + len(PARENTS))
-    lengths = _SOURCES if runner.model.masks_sources else (_SOURCES[0],) * 2
-    sources = [_source(model, length, row) for row, length in enumerate(lengths)]
-    texts = [_unpadded(model, PREFIX - row, first=3 + row) for row in range(2)]
-    nodes = _unpadded(model, len(PARENTS), first=9)
-    pairs = zip(sources, texts, strict=True)
-    expected = [_read_with_source(runner, *pair, nodes) for pair in pairs]
-    if not all(bool(logits.isfinite().all()) for logits in expected):
-        return "its logits are NaN or infinite: its weights are damaged, or numbers overflow"
-    scored = _score_with_sources(runner, sources, texts, nodes)
-    off = max(distance(*pair) for pair in zip(scored, expected, strict=True))
-    if off <= tolerance:
-        return None
-    return (
-        "drafted tokens after cached ones get other logits than the same tokens in a text: it "
-        "ignores the mask or the positions that it is given"
-    )
-
-
-def _unpadded(model: Any, count: int, first: int) -> list[int]:
-    """A text without padding: M2M100 gives padding no position of its own, and then counts the
-    tokens after it otherwise with a cache than without."""
-    padding = model.config.pad_token_id
-    found = [token for token in some_tokens(model, count + 1, first) if token != padding]
-    return found[:count]
-
-
-def _source(model: nn.Module, length: int, seed: int) -> Source:
-    """A source that the encoder might have read."""
-    return Source(states=some_states(model, length, seed), encoder=model)
-
-
-def _score_with_sources(
-    runner: Runner,
-    sources: Sequence[Source],
-    texts: Sequence[Sequence[int]],
-    nodes: Sequence[int],
-) -> list[Tensor]:
-    """Returns ``[P, V]`` for each row: the logits of the token before the root from a pass of its
-    own, and those of the compared paths, the root before each.
-
-    The rows have cached texts of different lengths.
-    """
-    for source in sources:
-        runner.admit(1, source)
-    runner.prefill(0, [text[:-PENDING] for text in texts])
-    alone = runner.forward(_columns(runner, [[text[-PENDING]] for text in texts]), keep=1).logits
-    tree = Tree.uniform(list(PARENTS), rows=len(texts), device=runner.device)
-    fed = _columns(runner, [[*text[-PENDING:], *nodes] for text in texts])
-    logits = runner.forward(fed, keep=1 + len(nodes), tree=tree).logits
-    return [
-        torch.cat([one, *(row[[0, *branch]] for branch in BRANCHES)]).double()
-        for one, row in zip(alone, logits, strict=True)
-    ]
-
-
-def _columns(runner: Runner, tokens: Sequence[Sequence[int]]) -> Tensor:
-    return torch.tensor([list(row) for row in tokens], device=runner.device)
-
-
-def _read_with_source(
-    runner: Runner, source: Source, text: Sequence[int], nodes: Sequence[int]
-) -> Tensor:
-    """Returns ``[P, V]``: the same from one plain pass for each path."""
-    assert source.states is not None
-    read: list[Tensor] = []
-    for branch in BRANCHES:
-        ids = _columns(runner, [[*text, *(nodes[node - 1] for node in branch)]])
-        logits = runner.model.read(source.states[None], ids, use_cache=False).logits[0]
-        if not read:
-            read.append(logits[len(text) - PENDING, None])
-        read.append(logits[-len(branch) - 1 :])
-    return torch.cat(read).double()
-
-
-def _why_decoder_fails(model: nn.Module) -> str:
-    """Returns which of the things that a round needs makes the model raise an error."""
-    try:
-        read_plainly(model, _unpadded(model, PREFIX, first=3))
-    except Exception:  # the error that matters is the one that the caller has seen
-        return (
-            "its decoder cannot write from token ids and the states of its encoder alone (it needs "
-            "another input)"
-        )
-    return "its decoder cannot read several drafted tokens after cached ones"
-
-
-# -- what is wrong with a model --------------------------------------------------------------------
-
-_SHORT = 6
-
-
-def _why_it_fails(model: nn.Module, error: Exception) -> str:
-    """Returns the first of the things that a round needs at which the model raises an error.
-
-    error: the one that it has raised in a round.
-    """
-    if "view size is not compatible" in str(error):
-        return "it reads the keys of several rows only where they lie one after the other"
-    ids, positions, mask = some_tokens(model, _SHORT), _positions(model), _causal(model)
-    needed: tuple[tuple[dict[str, Tensor], str], ...] = (
-        ({}, _unread_alone(model)),
-        ({"position_ids": positions}, "it takes no position_ids, which place drafted tokens"),
-        (
-            {"position_ids": positions, "attention_mask": mask},
-            "it takes no attention mask with a row for each token, which drafted tokens need",
-        ),
-    )
-    for arguments, reason in needed:
-        try:
-            read_plainly(model, ids, **arguments)
-        except Exception:  # the error that matters is the one that the caller has seen
-            return reason
-    if _attends(model):
-        hidden = read_plainly(model, ids, attention_mask=_causal(model, hidden=1))
-        if torch.equal(hidden, read_plainly(model, ids)):
-            return "it ignores a mask with a row for each token, which drafted tokens need"
-    return "it does not work with a cache that is handed to it, but keeps one of another kind"
-
-
-def _attends(model: nn.Module) -> bool:
-    """Whether there are layers that a mask might say something to."""
-    loaded: Any = model
-    text = loaded.config.get_text_config()
-    types = set(getattr(text, "layer_types", None) or ())
-    return bool(types - STATES - WITHOUT_MASK) or not (types or keeps_states(text))
-
-
-def _unread_alone(model: nn.Module) -> str:
-    """Returns why a model cannot read a text of token ids."""
-    config: Any = model.config
-    if lack_float64(model):
-        return f"its experts are computed by {GROUPED!r}, which takes no float64"
-    codebooks = getattr(config, "num_codebooks", 1)
-    if codebooks > 1:
-        return f"it reads {codebooks} codes of audio at once, where outpace gives it one token"
-    for part, medium in (("vision_config", "an image"), ("audio_config", "audio")):
-        if getattr(config, part, None) is not None:
-            return (
-                f"it reads no text without {medium}, and outpace tries models out with plain texts"
-            )
-    return "it cannot read a text of token ids alone (it needs another input or a setting)"
-
-
-def _remedy_for(model: nn.Module) -> str:
-    """Returns what to do about a model that cannot be decoded speculatively."""
-    if lack_float64(model):
-        return "Load it with experts_implementation='eager', or in float32"
-    return "Use another model"
-
-
-def _why_other_logits(model: nn.Module) -> str:
-    """Returns which of the things that place drafted tokens the model ignores."""
-    ids, positions = some_tokens(model, _SHORT), _positions(model)
-    plain = read_plainly(model, ids)
-    if torch.equal(read_plainly(model, ids, attention_mask=_causal(model, hidden=1)), plain):
-        return "it ignores the attention mask that it is given"
-    if not torch.allclose(read_plainly(model, ids, position_ids=positions), plain):
-        return "it does not count the positions of a text from 0"
-    if torch.equal(read_plainly(model, ids, position_ids=positions * 2), plain):
-        return "it ignores the position_ids that it is given"
-    return "it reads drafted tokens after cached ones otherwise than the same tokens in a text"
-
-
-def _positions(model: nn.Module) -> Tensor:
-    """Returns ``[1, T]``: the positions of a text."""
-    loaded: Any = model
-    return torch.arange(_SHORT, device=loaded.device)[None]
-
-
-def _causal(model: nn.Module, hidden: int = 0) -> Tensor:
-    """Returns the mask ``[1, 1, T, T]`` of a text; its last token does not see the first
-    ``hidden`` ones."""
-    loaded: Any = model
-    seen = torch.ones(1, _SHORT, _SHORT, dtype=torch.bool, device=loaded.device).tril()
-    seen[:, -1, :hidden] = False
-    return as_attended(seen, loaded.config.get_text_config()._attn_implementation, loaded.dtype)

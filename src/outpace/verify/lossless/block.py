@@ -46,7 +46,7 @@ class BlockRule(Rule):
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
         assert isinstance(proposal.distribution, Sampled)
-        joint = self.weighed(p, proposal)  # [B, M]
+        joint = self.shared(p, proposal)  # [B, M]
         pass_ = torch.ones_like(joint)
         pass_[:, 1:-1] = in_pieces(
             _pass, p[:, 1:-1], proposal.distribution.q[:, 1:], joint[:, 1:-1]
@@ -58,14 +58,14 @@ class BlockRule(Rule):
         overruled = (1 - pass_).flip(1).cumprod(1).flip(1)[:, 1:]  # nothing later passed
         return pass_ * torch.cat([overruled, torch.ones_like(pass_[:, :1])], 1)
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> Tensor:
+    def compute_shared(self, p: Tensor, proposal: Proposal) -> Tensor:
         return joint_ratio(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
         here = rows_of(p, node).double()
-        joint = self.weighed(p, proposal).gather(1, node[:, None])
+        joint = self.shared(p, proposal).gather(1, node[:, None])
         q = children_probs_at(proposal, node)
         return normalised(excess(here, q, 1 / joint[:, 0].clamp(min=TINY)), fallback=here)
 

@@ -60,19 +60,19 @@ class CanonicalRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        choice = self.weighed(p, proposal)
+        choice = self.shared(p, proposal)
         pooled = choice.proposal
         step = choice.chance * ratio(at_drafted(p, pooled), choice.induced)
         leave: Tensor = (pooled.tree.child_of * step[:, None, :]).sum(-1)
         return reach_merged(step, pooled.tree, choice.stands) * (1 - leave).clamp(min=0)
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> _Choice:
+    def compute_shared(self, p: Tensor, proposal: Proposal) -> _Choice:
         return _choose(p, *merged(proposal), self.alphabet)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        choice: _Choice = self.weighed(p, proposal)
+        choice: _Choice = self.shared(p, proposal)
         rows = torch.arange(node.shape[0], device=node.device)
         tables = choice.tables[choice.place[rows, node]]
         knocked_out = _knock_out(p, choice.proposal, rows, node, self.alphabet, tables)

@@ -54,19 +54,19 @@ class KSeqRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        pooled, stands, rho = self.weighed(p, proposal)
+        pooled, stands, rho = self.shared(p, proposal)
         drafted = drafted_mass(pooled, torch.float64) * rho.gather(1, pooled.tree.parents)
         step, stay = in_turn(ratio(at_drafted(p, pooled), drafted), pooled)
         return reach_merged(step, pooled.tree, stands) * stay
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Proposal, Tensor, Tensor]:
+    def compute_shared(self, p: Tensor, proposal: Proposal) -> tuple[Proposal, Tensor, Tensor]:
         pooled, stands = merged(proposal)
         return pooled, stands, density(p, pooled)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        pooled, _, rho = self.weighed(p, proposal)
+        pooled, _, rho = self.shared(p, proposal)
         here, q = rows_of(p, node).double(), children_probs_at(pooled, node)
         count, rho = (x.gather(1, node[:, None])[:, 0] for x in (children(pooled), rho))
         passing = torch.minimum(q, here / rho[..., None])

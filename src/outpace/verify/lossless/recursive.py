@@ -64,11 +64,11 @@ class RecursiveRule(Rule):
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         if as_match(proposal):
             return MatchRule().stop(p, proposal)
-        accept, _ = self.weighed(p, proposal)
+        accept, _ = self.shared(p, proposal)
         step, stay = in_turn(accept, proposal)
         return reach(step, proposal.tree) * stay
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
+    def compute_shared(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
         if Drawn.of(proposal) is Drawn.SEVERAL:
             return _each_by_its_distribution(p, proposal), None
         return _in_order(p, proposal)
@@ -76,7 +76,7 @@ class RecursiveRule(Rule):
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if as_match(proposal):
             return MatchRule().next(p, proposal, node)
-        _, times = self.weighed(p, proposal)
+        _, times = self.shared(p, proposal)
         here = rows_of(p, node).double()
         if times is None:
             return _left_by_all(here, proposal, node)

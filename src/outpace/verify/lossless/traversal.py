@@ -53,10 +53,10 @@ class TraversalRule(Rule):
             return MatchRule().stop(p, proposal)
         if proposal.tree.is_chain:
             return BlockRule().stop(p, proposal)
-        stop: Tensor = self.weighed(p, proposal)[0]
+        stop: Tensor = self.shared(p, proposal)[0]
         return stop
 
-    def weigh(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
+    def compute_shared(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
         return _traverse(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class TraversalRule(Rule):
         if proposal.tree.is_chain:
             return BlockRule().next(p, proposal, node)
         here = rows_of(p, node).double()
-        t = self.weighed(p, proposal)[1].gather(1, node[:, None])[:, 0]
+        t = self.shared(p, proposal)[1].gather(1, node[:, None])[:, 0]
         return normalised(excess(here, children_probs_at(proposal, node), t), fallback=here)
 
 

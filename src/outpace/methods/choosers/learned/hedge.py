@@ -93,9 +93,12 @@ class Hedge(Learning[Leader]):
             return Leader(costs, options.memory)
 
         super().__init__(children, names, vocabulary, first, options.state)
-        self.joins_drafts |= any(
-            one.pass_bytes and not one.has_probs and not one.aux_per_node for one in children
+        joins = any(
+            one.pass_bytes and not (one.capabilities.has_probs or one.aux_per_node)
+            for one in children
         )
+        joins = joins or self.capabilities.joins_drafts
+        self.capabilities = replace(self.capabilities, joins_drafts=joins)
         self._horizon, self._shares = horizon, shares
         self._allowance = Allowance(options.asking, AT_FIRST)  # of all rows together
         self._allowances = PerRequest(
@@ -136,7 +139,7 @@ class Hedge(Learning[Leader]):
         shared.best = min(max(0, best), len(self.children) - 1)
 
     def choice(self, rows: Rows) -> list[int]:
-        return [self._best(request, rows.length(row)) for row, request in enumerate(rows.requests)]
+        return [self._best(request, rows.lengths[row]) for row, request in enumerate(rows.requests)]
 
     def _best(self, request: Request, length: int) -> int:
         """The leader, unless it has to read the text and another one costs less without that.
@@ -152,7 +155,8 @@ class Hedge(Learning[Leader]):
 
     def _cost_of_reading(self, number: int, request: Request, length: int) -> float:
         """What it costs a child to read a text of this length that it has not read."""
-        if self.children[number].keeps_up or number in self._texts[request].readers:
+        can = self.children[number].capabilities
+        if can.needs_no_prefill or number in self._texts[request].readers:
             return 0.0
         return self._shares[number] * length / READ_AT_ONCE
 
@@ -184,7 +188,7 @@ class Hedge(Learning[Leader]):
         wanted = [
             budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)
         ]
-        if child.has_probs or child.aux_per_node:
+        if child.capabilities.has_probs or child.aux_per_node:
             return wanted
         return [
             own or (min(most, self._horizon) if most and self._is_due(number, rows, row) else 0)
@@ -204,7 +208,7 @@ class Hedge(Learning[Leader]):
         found = {
             number: self._found(number, turn, rows, committed)
             for number, child in enumerate(self.children)
-            if child.asked_anywhere
+            if child.capabilities.stateless
         }
         super().observe(round)
         chances = [
@@ -274,7 +278,7 @@ class Hedge(Learning[Leader]):
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
         due = [
-            child.has_probs and not played[row] and self._is_due(number, rows, row)
+            child.capabilities.has_probs and not played[row] and self._is_due(number, rows, row)
             for row in all_rows
         ]
         if any(due):
@@ -302,7 +306,7 @@ class Hedge(Learning[Leader]):
         What does not draft for reproducible rows is not asked about them: what it would say there
         may be what it has learned from others."""
         request = rows.requests[row]
-        skips = request.reproducible and self.children[number].skips_reproducible
+        skips = request.reproducible and self.children[number].capabilities.skips_reproducible
         if self._texts[request].rounds % self._every or skips:
             return False
         return self._allowances[request].hold(self._cost_of_asking(number, rows, row))
@@ -310,8 +314,8 @@ class Hedge(Learning[Leader]):
     def _cost_of_asking(self, number: int, rows: Rows, row: int) -> float:
         """What it costs to ask a model: a pass, or a draft where it cannot say its
         distributions."""
-        passes = 1 if self.children[number].has_probs else self._horizon
-        reading = self._cost_of_reading(number, rows.requests[row], rows.length(row))
+        passes = 1 if self.children[number].capabilities.has_probs else self._horizon
+        reading = self._cost_of_reading(number, rows.requests[row], rows.lengths[row])
         return passes * self._shares[number] + reading
 
     def _was_silent(self, number: int, turn: Turn, rows: Rows, row: int) -> bool:

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from outpace.core.transfer import to_device
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import PromptInputs
+from outpace.targets.hf.distance import distance
 from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.plain import reads_forward
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.targets.hf.trials import distance, tolerance
+from outpace.targets.hf.trials import tolerance
 from outpace.targets.hf.vision.prompt import ImagePrompt, on_device, read_prompt
 
 IDENTICAL = frozenset(

@@ -16,9 +16,9 @@ from outpace import LLM
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.lengths import ENOUGH, LengthEstimator
-from outpace.engine.orders import PATIENCE, Fair, FirstCome, Order, Shortest
 from outpace.engine.request import Request
-from outpace.engine.scheduler import Queue
+from outpace.engine.scheduler import RequestQueue
+from outpace.engine.scheduling_policies import PATIENCE, Fair, FirstCome, SchedulingPolicy, Shortest
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy
 
@@ -42,20 +42,20 @@ def ended(one: Request, length: int) -> Request:
 # -- fair ------------------------------------------------------------------------------------------
 
 
-def joins(queue: Queue, count: int, length: int = 10) -> list[str]:
+def joins(queue: RequestQueue, count: int, length: int = 10) -> list[str]:
     """Lets the next requests join one by one, each of which is written at once."""
     found = []
     for _ in range(count):
         one = queue.first
         assert one is not None
         queue.join(one)
-        queue.order.played([ended(one, length)])
+        queue.policy.played([ended(one, length)])
         found.append(str(one.client))
     return found
 
 
-def queue_of(*clients: str) -> Queue:
-    queue = Queue(Fair())
+def queue_of(*clients: str) -> RequestQueue:
+    queue = RequestQueue(Fair())
     for number, client in enumerate(clients):
         one = request([1] * 10, client)
         one.id = number
@@ -96,23 +96,23 @@ def test_long_texts_count_more_than_short_ones() -> None:
         assert one is not None
         queue.join(one)
         length = 90 if one.client == "long" else 10
-        queue.order.played([ended(one, length)])
+        queue.policy.played([ended(one, length)])
         given[str(one.client)] += 10 + 2 * length
     assert given["long"] == pytest.approx(given["short"], abs=200)
 
 
 def test_clients_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.engine.orders.REMEMBERED", 5)
-    order = Fair()
-    queue = Queue(order)
+    monkeypatch.setattr("outpace.engine.scheduling_policies.REMEMBERED", 5)
+    policy = Fair()
+    queue = RequestQueue(policy)
     for number in range(40):
         queue.add(request([1], str(number)))
         joins(queue, 1)
-    assert len(order._given) <= 6
+    assert len(policy._given) <= 6
 
 
 def test_more_clients_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.engine.orders.REMEMBERED", 2)
+    monkeypatch.setattr("outpace.engine.scheduling_policies.REMEMBERED", 2)
     queue = queue_of(*"abcd")
     assert joins(queue, 4) == [*"abcd"]
 
@@ -124,13 +124,13 @@ def latencies(found: list[TextTimes]) -> np.ndarray:
     return np.array([one.latency for one in found])
 
 
-def run(order: Order, load: float, seed: int) -> list[TextTimes]:
-    return played(texts(1000, load, ROWS, seed), order, ROWS)
+def run(policy: SchedulingPolicy, load: float, seed: int) -> list[TextTimes]:
+    return played(texts(1000, load, ROWS, seed), policy, ROWS)
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_under_load_the_mean_latency_falls(seed: int) -> None:
-    first, shortest = (latencies(run(order, 0.95, seed)) for order in (FirstCome(), Shortest()))
+    first, shortest = (latencies(run(policy, 0.95, seed)) for policy in (FirstCome(), Shortest()))
     assert shortest.mean() < 0.85 * first.mean()
     assert np.median(shortest) < 0.6 * np.median(first)
 
@@ -138,18 +138,18 @@ def test_under_load_the_mean_latency_falls(seed: int) -> None:
 def test_nobody_waits_for_ever() -> None:
     """Three rows' worth of work arrives for two: with the shortest alone, long texts would wait
     until nobody comes any more."""
-    order = Shortest()
+    policy = Shortest()
     coming = texts(1200, 1.5, ROWS, seed=4)
     predicted: dict[int, float] = {}
-    arrives = order.arrives
+    arrives = policy.arrives
 
     def noting(one: Request) -> None:
         arrives(one)
-        predicted[one.id] = order._arrivals[one].predicted
+        predicted[one.id] = policy._arrivals[one].predicted
 
-    order.arrives = noting  # type: ignore[method-assign]
+    policy.arrives = noting  # type: ignore[method-assign]
     by_id = {one.request.id: one for one in coming}
-    found = played(coming, order, ROWS)
+    found = played(coming, policy, ROWS)
     assert len(found) == len(coming)
     joined = {text.request.id: at for text, at in _joined(found, coming)}
     for number, text in by_id.items():
@@ -170,12 +170,12 @@ def _joined(found: list[TextTimes], coming: list) -> list:  # type: ignore[type-
 
 
 def test_what_was_put_aside_is_sorted_by_what_is_left() -> None:
-    order = Shortest()
+    policy = Shortest()
     one = request(limit=100, ignore_eos=True)
-    order.arrives(one)
-    assert order.key(one) == (100.0,)
+    policy.arrives(one)
+    assert policy.key(one) == (100.0,)
     one.extend([END + 1] * 60)
-    assert order.key(one) == (40.0,)
+    assert policy.key(one) == (40.0,)
 
 
 def test_the_engine_learns_from_its_texts() -> None:

@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.base import Round
 from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
-from outpace.engine.scheduler import AHEAD, Queue, Room
+from outpace.engine.scheduler import HEADROOM, RequestQueue, TokenLimit
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy
@@ -198,20 +198,20 @@ def test_an_interruption_while_a_row_leaves_costs_no_text(
 
 def test_room() -> None:
     (one,) = decoder("none").requests([1] * 20, greedy(5))
-    room = Room(2 * (20 + AHEAD) + 2 * AHEAD)
-    assert room.holds([], one)
-    assert room.holds([one], one)
-    assert not room.holds([one, one], one)
-    assert not room.lacks([one] * 3)
-    assert room.lacks([one] * 4)
-    assert not Room(1).lacks([one]), "a single row always has room"
-    assert Room(1).holds([], one)
-    assert not Room(None).lacks([one] * 100)
+    room = TokenLimit(2 * (20 + HEADROOM) + 2 * HEADROOM)
+    assert room.admits([], one)
+    assert room.admits([one], one)
+    assert not room.admits([one, one], one)
+    assert not room.exceeded([one] * 3)
+    assert room.exceeded([one] * 4)
+    assert not TokenLimit(1).exceeded([one]), "a single row always has room"
+    assert TokenLimit(1).admits([], one)
+    assert not TokenLimit(None).exceeded([one] * 100)
 
 
 def test_whoever_is_put_back_waits_once() -> None:
     (one,) = decoder("none").requests([1], greedy(5))
-    queue = Queue()
+    queue = RequestQueue()
     queue.add(one)
     queue.put_back([one])
     assert list(queue) == [one]

@@ -13,9 +13,9 @@ from outpace.engine.lengths import LengthEstimator
 from outpace.engine.request import Request
 
 
-class Order(ABC):
+class SchedulingPolicy(ABC):
     """Compares requests, which stand in lines: of the line with the smallest key the request with
-    the smallest key joins first, and is put aside last.
+    the smallest key joins first, and is preempted last.
 
     What an order learns from requests that come and rounds that are played changes when a text is
     written, and never what it says.
@@ -40,13 +40,13 @@ class Order(ABC):
         """Learns of a request that begins to wait."""
 
     def joins(self, request: Request) -> None:
-        """Learns of a request that takes a row; of one that was put aside, each time."""
+        """Learns of a request that takes a row; of one that was preempted, each time."""
 
     def played(self, requests: Sequence[Request]) -> None:
         """Learns of a round. The requests have their new tokens, and some may have ended."""
 
 
-class FirstCome(Order):
+class FirstCome(SchedulingPolicy):
     """First come, first served."""
 
     name = "fcfs"
@@ -55,7 +55,7 @@ class FirstCome(Order):
         return ()
 
 
-class ByPriority(Order):
+class ByPriority(SchedulingPolicy):
     """The smallest number first, as in vLLM; equal ones as they come."""
 
     name = "priority"
@@ -71,7 +71,7 @@ REMEMBERED = 4096
 """Clients whose counters are kept."""
 
 
-class Fair(Order):
+class Fair(SchedulingPolicy):
     """The client that was given the fewest tokens goes first, and its requests as they came.
 
     Sheng et al. 2024, "Fairness in serving large language models" (arXiv 2401.00588): the virtual
@@ -103,7 +103,9 @@ class Fair(Order):
         with self._lock:
             active = {one.client for one in self._counted if not one.finished}
             if request.client not in active:
-                floor = min((self._given[client] for client in active), default=self._furthest())
+                # While nobody else is there: as far as the one that got most.
+                furthest = max(self._given.values(), default=0.0)
+                floor = min((self._given[client] for client in active), default=furthest)
                 self._given[request.client] = max(floor, self._given.get(request.client, 0.0))
             self._counted[request] = 0.0
             self._given.move_to_end(request.client)
@@ -128,10 +130,6 @@ class Fair(Order):
         self._given[request.client] += cost - self._counted[request]
         self._counted[request] = cost
 
-    def _furthest(self) -> float:
-        """Where a client begins while nobody else is there: as far as the one that got most."""
-        return max(self._given.values(), default=0.0)
-
     def _forget(self, active: set[Hashable]) -> None:
         idle = [client for client in self._given if client not in active]
         for client in idle[: max(0, len(self._given) - REMEMBERED)]:
@@ -149,7 +147,7 @@ class _Arrival:
     round: int
 
 
-class Shortest(Order):
+class Shortest(SchedulingPolicy):
     """The fewest predicted tokens first, counted with the time of arrival, so that nobody waits for
     ever.
 
@@ -158,7 +156,7 @@ class Shortest(Order):
 
     Zhao and Wang 2024, "ALISE: accelerating large language model serving with speculative
     scheduling" (arXiv 2410.23537): lengths are predicted, and the shortest text is served first,
-    with ageing. What is left out of it: texts that are being written are not put aside for shorter
+    with ageing. What is left out of it: texts that are being written are not preempted for shorter
     ones, since a free row comes soon and reading a text again costs a pass.
     """
 
@@ -186,7 +184,7 @@ class Shortest(Order):
                 self.estimator.learn(request)
 
 
-ORDERS: dict[str, type[Order]] = {
+SCHEDULING_POLICIES: dict[str, type[SchedulingPolicy]] = {
     "fcfs": FirstCome,
     "priority": ByPriority,
     "fair": Fair,

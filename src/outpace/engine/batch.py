@@ -1,0 +1,222 @@
+"""Which requests have rows of the target: they join, are read, are preempted, and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+from torch import Tensor
+
+from outpace.core.logits_pipeline import History, LogitsPipeline
+from outpace.core.proposal import Proposal
+from outpace.core.transfer import synchronise, to_device
+from outpace.draft.base import Drafter
+from outpace.draft.rounds import Rows
+from outpace.engine.request import Request
+from outpace.engine.rounds import deliver_part
+from outpace.engine.scheduler import RequestQueue, TokenLimit
+from outpace.errors import ConfigError, ProcessLost, PromptError, UnsupportedModel
+from outpace.policy.base import Controller, RoundPlan
+from outpace.targets.base import PromptInputs, Target
+
+
+class Batch:
+    """The requests that have rows of a target, in the order of these, and those that wait.
+
+    Target and drafter learn of each that joins or leaves.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        waiting: RequestQueue,
+        token_limit: TokenLimit,
+        vocabulary: int,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.waiting = waiting
+        self.running: list[Request] = []
+        self._token_limit = token_limit
+        self._vocabulary = vocabulary
+        self._pipeline: LogitsPipeline | None = None
+        self._seeds: Tensor | None = None
+        self._nothing: Proposal | None = None
+
+    def rows(self, played: Sequence[Request], plan: RoundPlan) -> Rows:
+        """Returns the rows of a round as a drafter sees them."""
+        device = self.target.device
+        if self._pipeline is None or self._seeds is None:
+            options = [request.options for request in played]
+            self._pipeline = LogitsPipeline(options, self._vocabulary, device)
+            self._seeds = to_device([request.seed for request in played], device)
+        history = History(
+            [request.prompt_ids for request in played], [request.output_ids for request in played]
+        )
+        return Rows(
+            history,
+            self._pipeline,
+            self._seeds,
+            terms=plan.terms,
+            shape=plan.shape,
+            requests=played,
+        )
+
+    def nothing(self, rows: int) -> Proposal:
+        """Returns the proposal of a round without drafts."""
+        if self._nothing is None:
+            self._nothing = Proposal.empty(rows, self.target.device)
+        return self._nothing
+
+    # -- joining -------------------------------------------------------------------------------
+
+    def admit(self, controller: Controller) -> None:
+        """Gives free rows to waiting requests."""
+        while self.target.active < self.target.rows:
+            request = self.waiting.first
+            if request is None:
+                return
+            if request.finished:
+                self.waiting.drop_finished()
+                continue
+            source = self._row_to_fork(request)
+            if source is not None and not self._can_fork(source):
+                return  # soon: its prompt is being read for both
+            if not self._token_limit.admits(self.running, request):
+                return  # nobody overtakes it, so that it has its room soon
+            if self._begins(request, source, controller):
+                self.waiting.join(request)
+
+    def hand_over(self, controller: Controller) -> None:
+        """Lets samples that wait join while the last row with their prompt is still there, if its
+        own text has just ended: they fork from it, and the prompt is not read again."""
+        first = self.waiting.first
+        source = None if first is None else self._row_to_fork(first)
+        if source is None or not self.running[source].finished:
+            return
+        ended = self.running[source]
+        self.retain([one for one in self.running if one is ended or not one.finished])
+        self.admit(controller)
+
+    def _row_to_fork(self, request: Request) -> int | None:
+        """A row with the same prompt; one whose text has ended only if there is no other."""
+        drafter = self.drafter
+        forks = not drafter.needs.states or drafter.capabilities.copies_prompts
+        if request.group is None or not forks:
+            return None
+        ids = request.token_ids
+        rows = [
+            row
+            for row, other in enumerate(self.running)
+            if other.group == request.group and other.began_with == ids
+        ]
+        return min(rows, key=lambda row: self.running[row].finished, default=None)
+
+    def _can_fork(self, row: int) -> bool:
+        read = self.target.lengths[row] >= len(self.running[row].began_with) - 1
+        return read and self.target.ready == self.target.active
+
+    def _begins(self, request: Request, source: int | None, controller: Controller) -> bool:
+        """Begins a request, or ends it where its prompt cannot be read; returns whether it has a
+        row. After a failure that nobody foresees, such as memory that runs out, what target and
+        drafter know of their rows may be anything: all other rows begin anew."""
+        try:
+            self._begin(request, source, controller)
+        except (PromptError, UnsupportedModel) as error:
+            request.fail(error)
+        except (ConfigError, ProcessLost):
+            raise  # the whole engine cannot go on, as where its model has been changed
+        except Exception as error:
+            request.fail(error)
+            self.start_over()
+        return not request.finished
+
+    def _begin(self, request: Request, source: int | None, controller: Controller) -> None:
+        again, request.began_with = bool(request.began_with), request.token_ids
+        self.drafter.check(request)
+        request.forked_from = None if source is None else self.running[source]
+        if source is None:
+            reuse = self.target.reuses and request.keep_cached
+            most = self.drafter.cached_prefix(request) if reuse else 0
+            inputs = PromptInputs(request.began_with, most, request.source, request.media)
+            row = self.target.admit(inputs)
+            request.cached_prefix = self.target.lengths[row]
+        else:
+            row, request.cached_prefix = self.target.fork(source), 0
+        if not again:
+            request.cached_tokens = self.target.lengths[row]
+        self.drafter.begin([request])
+        controller.begin(request, self.drafter.computed_tokens(request))
+        self.running.append(request)
+        self._rows_changed()
+
+    def fill(self, tokens: int, layers: frozenset[int]) -> None:
+        """Reads at most this many tokens of prompts; a step without any takes no time here."""
+        if self.target.ready == self.target.active:
+            return
+        begin, ready, whole = perf_counter(), self.target.ready, self.drafter.needs.prompts
+        for part in self.target.fill(tokens, layers, whole):
+            deliver_part(self.drafter, self.running, part)
+        synchronise(self.target.device)  # or the next round would pay for it
+        seconds = perf_counter() - begin
+        for request in self.running[ready:]:
+            request.metrics.verify_seconds += seconds
+            request.metrics.total_seconds += seconds
+        self._rows_changed()
+
+    # -- leaving -------------------------------------------------------------------------------
+
+    def preempt(self) -> None:
+        """Takes the rows of the requests that come last, as long as there are too many tokens.
+        These wait, are read again when there is room, and go on where they were."""
+        staying = list(self.running)
+        while self._token_limit.exceeded(staying):
+            last = max(staying, key=self.waiting.place)
+            staying.remove(last)
+            self.waiting.preempt(last)
+        self.retain(staying)
+
+    def retain(self, staying: Sequence[Request]) -> None:
+        """Keeps the rows of these requests, which stand in their order."""
+        if len(staying) == len(self.running):
+            return
+        keep = [row for row, request in enumerate(self.running) if request in staying]
+        leaving = [request for request in self.running if request not in staying]
+        self.target.retain(keep, self._texts_that_leave(keep))
+        self.drafter.end(leaving)
+        self.running = list(staying)
+        _forget(leaving)
+        self._rows_changed()
+
+    def start_over(self) -> None:
+        """Puts all unfinished requests back in front of the queue: what target and drafter know of
+        them may be anything."""
+        for request in self.running:
+            request.finish_extend()
+            request.recover()
+        self.target.reset()
+        self.drafter.end(self.running, interrupted=True)
+        _forget(self.running)
+        self.waiting.put_back([row for row in self.running if not row.finished])
+        self.running = []
+        self.waiting.drop_finished()
+        self._rows_changed()
+
+    def _rows_changed(self) -> None:
+        self._pipeline = self._seeds = self._nothing = None
+
+    def _texts_that_leave(self, keep: Sequence[int]) -> dict[int, list[int]]:
+        """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
+        if not self.target.reuses:
+            return {}
+        leaving = [(row, one) for row, one in enumerate(self.running) if row not in keep]
+        kept = [(row, one) for row, one in leaving if one.keep_cached and one.error is None]
+        return {row: one.token_ids for row, one in kept}
+
+
+def _forget(requests: Sequence[Request]) -> None:
+    """Lets go of what was kept of texts that have ended: nobody looks at it again."""
+    for request in requests:
+        if request.finished:
+            request.forked_from = None
+            request.state.clear()

@@ -1,0 +1,153 @@
+"""Reads the prompts of a target's rows: several short ones in a pass, long ones in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.targets.base import ReadPart, States
+from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
+from outpace.targets.hf.vision.images import feed_piece
+from outpace.targets.hf.vision.prompt import ImagePrompt
+
+PADDING = 1.25
+"""Prompts of several rows are read in one pass as long as padding them to the same length costs no
+more than a quarter of their tokens."""
+
+
+@dataclass(eq=False)
+class RowPrompt:
+    """What is read of a row before its first round."""
+
+    tokens: Sequence[int]
+    images: ImagePrompt | None = None
+    """The prompt with images, until all of it is read."""
+
+
+class Prompts:
+    """The prompts of the rows, of which the first ``ready`` are read but for their last tokens."""
+
+    def __init__(self, runner: Runner, fixed_pieces: bool) -> None:
+        """fixed_pieces: prompts are read one by one, in pieces that depend on nothing but their
+        lengths."""
+        self._runner = runner
+        self._fixed_pieces = fixed_pieces
+        self._padding = PADDING if runner.reads_padding else 1.0
+        self._rows: list[RowPrompt] = []
+        self.ready = 0
+
+    def __getitem__(self, row: int) -> RowPrompt:
+        return self._rows[row]
+
+    def admit(self, prompt: RowPrompt) -> None:
+        """Adds a row, whose prompt is to be read."""
+        self._rows.append(prompt)
+
+    def fork(self, row: int) -> None:
+        """Adds a row with a prompt that is read already."""
+        self._rows.append(RowPrompt(self._rows[row].tokens))
+        self.ready += 1
+
+    def retain(self, rows: Sequence[int]) -> None:
+        """Keeps these rows."""
+        self._rows = [self._rows[row] for row in rows]
+        self.ready = sum(row < self.ready for row in rows)
+
+    def fill(self, token_budget: int, layers: frozenset[int], whole: bool) -> list[ReadPart]:
+        """As `Target.fill`. The tokens of sources count as those of prompts do."""
+        runner = self._runner
+        if runner.sources is not None:
+            spent = runner.sources.encode(self.ready, token_budget)
+            token_budget = max(1, token_budget - spent)
+        if self.ready and self._left(0) > 0:
+            self.ready = 0  # their first round, which was to read the rest, came to nothing
+        # Where states are wanted they are there before the first round, however prompts are read.
+        first = not (layers or whole)
+        if self.ready == 0 and first and self._fit_the_first_pass(token_budget):
+            self.ready = runner.active
+            return []
+        unread = self._rows[self.ready :]
+        runner.reserve(self.ready, [len(row.tokens) + 1 for row in unread])
+        found = []
+        while self._skip_read_rows() < self._readable and token_budget > 0:
+            part = self._read_some(token_budget, layers)
+            token_budget -= sum(map(len, part.tokens))
+            found.append(part)
+        return found
+
+    @property
+    def _readable(self) -> int:
+        """How many rows, from the first on, have all that reading their prompts needs."""
+        sources = self._runner.sources
+        return self._runner.active if sources is None else sources.encoded
+
+    def _fit_the_first_pass(self, token_budget: int) -> bool:
+        """Whether all rows have as much left to read, and little enough, that the pass of their
+        first round can read it: one pass less before the first token."""
+        if self._fixed_pieces:  # a draft after a prompt gives the pass another shape
+            return False
+        active = self._runner.active
+        if self._readable < active or any(row.images is not None for row in self._rows):
+            return False
+        left = [self._left(row) for row in range(active)]
+        return len(set(left)) == 1 and left[0] < PREFILL_CHUNK and sum(left) <= token_budget
+
+    def _left(self, row: int) -> int:
+        return len(self._rows[row].tokens) - 1 - self._runner.lengths[row]
+
+    def _skip_read_rows(self) -> int:
+        """Counts as ready the rows whose prompts are read, up to the first that is not."""
+        while self.ready < self._readable and self._left(self.ready) == 0:
+            self.ready += 1
+        return self.ready
+
+    def _next_chunk(self, budget: int) -> list[list[int]]:
+        """The tokens that the next rows read in one pass."""
+        if self._fixed_pieces:
+            budget = PREFILL_CHUNK
+        found: list[list[int]] = []
+        width = total = 0
+        for row in range(self.ready, self._readable):
+            begin = self._runner.lengths[row]
+            size = min(self._left(row), PREFILL_CHUNK, budget - total)
+            width, total = max(width, size), total + size
+            apart = size == 0 or self._rows[row].images is not None or self._fixed_pieces
+            if found and (apart or width * (len(found) + 1) > self._padding * total):
+                break
+            found.append(list(self._rows[row].tokens[begin : begin + size]))
+        return found
+
+    def _read_some(self, budget: int, layers: frozenset[int]) -> ReadPart:
+        """Reads what the next rows read in one pass."""
+        first = self.ready
+        images = self._rows[first].images
+        if images is not None:
+            return self._read_images(first, images, budget, layers)
+        tokens = self._next_chunk(budget)
+        output = self._runner.prefill(first, tokens, **asking_for(layers))
+        return ReadPart(range(first, first + len(tokens)), tokens, states_of(output, layers))
+
+    def _read_images(
+        self, row: int, images: ImagePrompt, budget: int, layers: frozenset[int]
+    ) -> ReadPart:
+        """Reads the next piece of a prompt with images."""
+        # The last token of a prompt is read with those that see it. It is the root of the first
+        # round all the same, which writes it to its slot once more as it is.
+        prompt, lengths = self._rows[row].tokens, self._runner.lengths
+        begin, last, size = lengths[row], len(prompt) - 1, min(budget, PREFILL_CHUNK)
+        output = feed_piece(self._runner, row, images, prompt, last, size, **asking_for(layers))
+        known = list(prompt[begin : lengths[row]])
+        if lengths[row] >= min(last, len(images)):
+            self._rows[row].images = None
+        return ReadPart([row], [known], states_of(output, layers, len(known)))
+
+
+def asking_for(layers: Iterable[int]) -> dict[str, Any]:
+    """Returns the arguments that make a model give the hidden states of these layers."""
+    return {"output_hidden_states": True} if layers else {}
+
+
+def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
+    """Returns the hidden states of a pass's first ``columns`` columns, by layer."""
+    return {layer: output.hidden_states[layer][:, :columns] for layer in layers}
