@@ -47,7 +47,10 @@ from targets.gguf.words import VOCABULARY
 FOUND = native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
 
-SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,)},
+}
 """Where a block of a kind holds its float16 numbers; those of all other kinds begin with one."""
 
 ROWS = 70
@@ -138,7 +141,7 @@ def test_weights_are_widened_as_the_reference_does(kind: str) -> None:
     assert layer.state_dict().keys() == {"weight"}
     assert torch.equal(layer.state_dict()["weight"], weight.dense())
     # As close to the file as whole bytes for small factors allow.
-    assert layer.panels.nbytes <= 1.03 * random_blocks(kind, 48, 768).nbytes
+    assert layer.panels.nbytes <= 1.05 * random_blocks(kind, 48, 768).nbytes
     plain = BlockLinear(weight)
     assert pass_bytes(layer) == pass_bytes(plain) == weight.nbytes
 

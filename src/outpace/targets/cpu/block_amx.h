@@ -66,7 +66,7 @@ inline void multiply_tile(const int8_t *x, const uint8_t *codes, int32_t *sums) 
 
 // A chunk of a panel meets rows.
 template <int BITS, bool LIFTED> struct TiledChunk {
-  static constexpr int PARTS = BITS == 6 ? 2 : 1; // of a block, with scales of their own
+  static constexpr int PARTS = is_halved(BITS) ? 2 : 1; // of a block, with scales of their own
   static constexpr int64_t INPUTS = SMALL / PARTS;
 
   const BlockProduct &job;
@@ -124,8 +124,10 @@ template <int BITS, bool LIFTED> struct TiledChunk {
 #pragma GCC unroll 8
       for (int i = 0; i < IN; i++)
         if constexpr (PARTS == 2) {
-          sum[i] = add_halves(first * dot(b, 0, r + i, x[i]), dot(b, 1, r + i, x[i]), second, x[i],
-                              sum[i]);
+          floats half = first * dot(b, 0, r + i, x[i]);
+          for (int part = 0; LIFTED && part < 2; part++)
+            half = lift_half(scales.lift + 2 * b, 0, part, x[i], half);
+          sum[i] = add_halves(half, dot(b, 1, r + i, x[i]), second, x[i], sum[i]);
         } else {
           sum[i] = add_scaled(dot(b, 0, r + i, x[i]), first, x[i], sum[i]);
           if constexpr (LIFTED) sum[i] = add_lift(second, x[i], sum[i]);
@@ -170,16 +172,7 @@ void compute_tiled(const BlockProduct &job, int64_t begin, int64_t end) {
 }
 
 inline void compute_tiled(const BlockProduct &job, int64_t begin, int64_t end) {
-  switch (2 * code_of(job.form) + job.form.lifted) {
-  case 2 * code_of(4, FLOATS): return compute_tiled<code_of(4, FLOATS), false>(job, begin, end);
-  case 2 * code_of(4, UNEVEN): return compute_tiled<code_of(4, UNEVEN), false>(job, begin, end);
-  case 8: return compute_tiled<4, false>(job, begin, end);
-  case 9: return compute_tiled<4, true>(job, begin, end);
-  case 10: return compute_tiled<5, false>(job, begin, end);
-  case 11: return compute_tiled<5, true>(job, begin, end);
-  case 12: return compute_tiled<6, false>(job, begin, end);
-  default: return compute_tiled<8, false>(job, begin, end);
-  }
+  by_code(job.form, [&](auto code) { compute_tiled<code.BITS, code.LIFTED>(job, begin, end); });
 }
 
 #endif

@@ -1,7 +1,8 @@
 // Weights in quantised blocks: how GGUF files hold them, and how our products read them.
 //
-// All kinds come down to one form: w = s u + t, where u is an unsigned code of 4, 5, 6 or 8 bits,
-// and s and t are shared by 32 inputs of an output (by 16, of the kind Q6_K). Of some codes of 4 bits
+// All kinds come down to one form: w = s u + t, where u is an unsigned code of 2 to 6 or of 8 bits,
+// and s and t are shared by 32 inputs of an output (by 16, where codes have 2, 3 or 6 bits). Of some
+// codes of 4 bits
 // u is looked up: those of MXFP4 are small floats (OCP Microscaling Formats 1.0), whose s is a power of
 // two, and those of IQ4_NL and IQ4_XS stand for numbers that lie closer near zero. Products compute 16
 // outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
@@ -12,7 +13,9 @@
 // each group. Of codes of 4 and 5 bits the low four bits of group g lie in vector g % 4: in the lower
 // half of each byte for the groups 0 to 3, in the upper half for the others; the fifth bits follow in
 // a vector of their own. Codes of 6 bits have three vectors for four groups: the low six bits of each
-// are the first three groups, the upper two bits together are the fourth.
+// are the first three groups, the upper two bits together are the fourth. Of codes of 2 and 3 bits
+// the low two bits of group g lie in vector g / 4, at bit 2 (g % 4) of each byte; the third bits follow
+// in a vector of their own, at bit g.
 #pragma once
 
 #include <algorithm>
@@ -47,20 +50,25 @@ struct Form {
   int64_t inputs, bytes; // of a block in a file
   Table table = PLAIN;
 
+  // Whether 16 inputs share a scale, and so the halves of a block have one each.
+  constexpr bool halved() const { return bits == 2 || bits == 3 || bits == 6; }
   // Whether scales are powers of two, in a byte each.
   constexpr bool powers() const { return table == FLOATS; }
   // Small integers of a block, if it has some.
   constexpr int factors() const { return table ? 1 : 2; }
 };
 
-enum Kind { Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS, KINDS };
+enum Kind {
+  Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS, Q2_K, Q3_K, KINDS
+};
 
 constexpr Form FORMS[KINDS] = {
     {8, false, false, 128, 32, 34}, {4, false, false, 8, 32, 18}, {4, true, false, 0, 32, 20},
     {5, false, false, 16, 32, 22},  {5, true, false, 0, 32, 24},  {4, true, true, 0, 256, 144},
     {5, true, true, 0, 256, 176},   {6, false, true, 32, 256, 210},
     {4, false, false, 12, 32, 17, FLOATS}, {4, false, false, 128, 32, 18, UNEVEN},
-    {4, false, true, 128, 256, 136, UNEVEN},
+    {4, false, true, 128, 256, 136, UNEVEN}, {2, true, true, 0, 256, 84},
+    {3, false, true, 4, 256, 110},
 };
 
 // -- sizes -----------------------------------------------------------------------------------------
@@ -93,8 +101,9 @@ struct Decoded {
   alignas(64) uint8_t codes[LARGE];
   uint16_t scales[CHUNK], lifts[CHUNK];   // float16: of each block, or nested: one of the chunk;
                                           // or the exponent of a power of two
-  uint8_t factors[2 * CHUNK];             // nested: of each block (Q6_K: each half; signed without t)
-  uint8_t falls[CHUNK];                   // nested and lifted: t = -lift * fall
+  uint8_t factors[2 * CHUNK];             // nested: of each block, or each half (signed without t)
+  uint8_t falls[CHUNK];                   // nested and lifted: t = -lift * fall (Q2_K: the fall is
+                                          // the upper half of a factor)
 };
 
 inline float from_half(uint16_t half) {
@@ -138,6 +147,15 @@ inline void unpack_factors(const uint8_t *packed, uint8_t *factors, uint8_t *fal
   }
 }
 
+// The six-bit factors of Q3_K, of which 12 bytes hold 16: eight of the low four bits' pairs, and then
+// the upper two bits.
+inline void unpack_signed_factors(const uint8_t *packed, uint8_t *factors) {
+  for (int i = 0; i < 16; i++) {
+    const int low = packed[i % 8] >> 4 * (i / 8) & 15, high = packed[8 + i % 4] >> 2 * (i / 4) & 3;
+    factors[i] = uint8_t((low | high << 4) - 32);
+  }
+}
+
 // A block of 32 inputs as files hold it.
 inline void decode_small(int kind, const uint8_t *raw, int64_t block, Decoded &to) {
   const Form &form = FORMS[kind];
@@ -167,6 +185,21 @@ inline void decode_large(int kind, const uint8_t *raw, Decoded &to) {
       const int low = raw[4 + b / 2] >> 4 * (b % 2) & 15;
       to.factors[b] = uint8_t((low | (high >> 2 * b & 3) << 4) - 32);
       halves(raw + 8 + 16 * b, 16, to.codes + SMALL * b, to.codes + SMALL * b + 16);
+    }
+    return;
+  }
+  if (kind == Q2_K || kind == Q3_K) {
+    const uint8_t *low = kind == Q2_K ? raw + 16 : raw + 32;
+    for (int i = 0; i < LARGE; i++) {
+      to.codes[i] = low[i / 128 * 32 + i % 32] >> 2 * (i / 32 % 4) & 3;
+      if (kind == Q3_K) to.codes[i] |= (raw[i % 32] >> i / 32 & 1) << 2;
+    }
+    if (kind == Q2_K) {
+      std::memcpy(to.factors, raw, 16);
+      to.scales[0] = half_at(raw + 80), to.lifts[0] = half_at(raw + 82);
+    } else {
+      unpack_signed_factors(raw + 96, to.factors);
+      to.scales[0] = half_at(raw + 108);
     }
     return;
   }
@@ -208,9 +241,10 @@ inline void widen_codes(int kind, const Decoded &from, int64_t blocks, float *to
     int64_t b = half / 2, at = form.nested ? 0 : b;
     float scale = form.powers() ? power_of_two(uint8_t(from.scales[at])) : from_half(from.scales[at]);
     float lift = form.lifted ? from_half(from.lifts[at]) : 0.f;
-    if (kind == Q6_K) scale *= float(int8_t(from.factors[half]));
-    if (kind == IQ4_XS) scale *= float(int8_t(from.factors[b]));
-    if (form.nested && form.lifted) scale *= from.factors[b], lift *= -float(from.falls[b]);
+    const uint8_t factor = from.factors[form.halved() ? half : b];
+    if (form.nested && !form.lifted) scale *= float(int8_t(factor));
+    if (kind == Q2_K) scale *= float(factor & 15), lift *= -float(factor >> 4);
+    if (kind == Q4_K || kind == Q5_K) scale *= factor, lift *= -float(from.falls[b]);
     for (int64_t i = 16 * half; i < 16 * half + 16; i++) {
       const int u = form.table ? LOOKED_UP[form.table][from.codes[i] & 15] : from.codes[i];
       to[i] = scale * float(u - form.middle) + lift;
@@ -243,6 +277,15 @@ inline void pack_codes(int bits, const uint8_t *codes, int64_t o, uint8_t *to) {
       }
     return;
   }
+  if (bits < 4) {
+    uint32_t fours[3] = {};
+    for (int64_t g = 0; g < GROUPS; g++) {
+      fours[g / 4] |= (four_at(codes, g) & 0x03030303) << 2 * (g % 4);
+      fours[2] |= (four_at(codes, g) >> 2 & 0x01010101) << g;
+    }
+    for (int v = 0; v < bits; v++) put(v, fours[v]);
+    return;
+  }
   uint32_t fifth = 0;
   for (int64_t g = 0; g < GROUPS; g++) fifth |= (four_at(codes, g) >> 4 & 0x01010101) << g;
   for (int64_t v = 0; v < 4; v++)
@@ -258,6 +301,10 @@ inline void unpack_codes(int bits, const uint8_t *from, int64_t o, uint8_t *code
       const int64_t first = g / 4 * 3;
       if (g % 4 < 3) return get(first + g % 4, i) & 63;
       return get(first, i) >> 6 | get(first + 1, i) >> 6 << 2 | get(first + 2, i) >> 6 << 4;
+    }
+    if (bits < 4) {
+      const int low = get(g / 4, i) >> 2 * (g % 4) & 3;
+      return bits == 3 ? low | (get(2, i) >> g & 1) << 2 : low;
     }
     int low = get(g % 4, i) >> (g < 4 ? 0 : 4) & 15;
     return bits == 5 ? low | (get(4, i) >> g & 1) << 4 : low;
@@ -279,7 +326,7 @@ inline void each_scale(int kind, int64_t blocks, int64_t o, uint8_t *at, Decoded
     if (form.lifted) next(of.lifts, 2);
   }
   for (int64_t b = 0; b < blocks; b++)
-    if (kind == Q6_K) {
+    if (form.halved()) {
       next(of.factors + 2 * b, 1), next(of.factors + 2 * b + 1, 1);
     } else if (form.nested && form.table) {
       next(of.factors + b, 1);

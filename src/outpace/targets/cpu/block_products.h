@@ -68,6 +68,7 @@ inline int less_of(const Form &form) {
   case 8: return 1;
   case 16: return 2;
   case 128: return 3;
+  case 4: // codes of 3 bits are read times 8
   case 32: return 4;
   default: return 0;
   }
@@ -80,6 +81,15 @@ inline int32_t taken(int32_t first, int32_t second) {
   return int32_t(uint32_t(second) << 16 | (uint32_t(first) & 0xffff));
 #else
   return first + second;
+#endif
+}
+
+// What both of them are together.
+inline int32_t untaken(int32_t both) {
+#if defined(DOTS_AVX512) || defined(DOTS_AVX2)
+  return int16_t(both) + (both >> 16);
+#else
+  return both;
 #endif
 }
 
@@ -188,6 +198,31 @@ constexpr int code_of(const Form &form) { return code_of(form.bits, form.table);
 constexpr int bits_of(int code) { return code % 16; }
 // Whether u has 8 bits.
 constexpr bool is_wide(int code) { return code == 8 || code == code_of(4, UNEVEN); }
+// Whether the halves of a block have scales of their own.
+constexpr bool is_halved(int code) { return code == 2 || code == 3 || code == 6; }
+
+// What templates know of a kind of blocks.
+template <int CODE, bool HAS_LIFTS> struct Coded {
+  static constexpr int BITS = CODE;
+  static constexpr bool LIFTED = HAS_LIFTS;
+};
+
+// Calls with the `Coded` of a kind.
+template <typename Act> inline void by_code(const Form &form, Act act) {
+  constexpr int SMALL_FLOATS = code_of(4, FLOATS), UNEVEN_ONES = code_of(4, UNEVEN);
+  switch (2 * code_of(form) + form.lifted) {
+  case 2 * SMALL_FLOATS: return act(Coded<SMALL_FLOATS, false>{});
+  case 2 * UNEVEN_ONES: return act(Coded<UNEVEN_ONES, false>{});
+  case 5: return act(Coded<2, true>{});
+  case 6: return act(Coded<3, false>{});
+  case 8: return act(Coded<4, false>{});
+  case 9: return act(Coded<4, true>{});
+  case 10: return act(Coded<5, false>{});
+  case 11: return act(Coded<5, true>{});
+  case 12: return act(Coded<6, false>{});
+  default: return act(Coded<8, false>{});
+  }
+}
 
 // Looks up codes, each in the lower half of a byte.
 inline bytes looked_up(const uint8_t *table, bytes codes) {
@@ -205,14 +240,27 @@ inline bytes looked_up(const uint8_t *table, bytes codes) {
 #endif
 }
 
-// The codes of a group of four inputs, of as many outputs as fit into a vector. at: the block's first
-// vector, from the slice on.
+// Bits move up by `left`, or down where that is negative.
+template <int LEFT> inline words moved(words bits) {
+  if constexpr (LEFT >= 0) return bits << LEFT;
+  return bits >> -LEFT;
+}
+
+// The codes of a group of four inputs, of as many outputs as fit into a vector; those of 3 bits times
+// 8, so that the u of zero is 32 as it is of codes of 6 bits. at: the block's first vector, from the
+// slice on.
 template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
   if constexpr (BITS == 8) return load<bytes>(at + GROUP * VECTOR);
   if constexpr (BITS == 6) {
     auto vector = [&](int which) { return load<words>(at + (GROUP / 4 * 3 + which) * VECTOR); };
     if constexpr (GROUP % 4 < 3) return bytes(vector(GROUP % 4) & 0x3f3f);
     return bytes((vector(0) >> 6 & 0x0303) | (vector(1) >> 4 & 0x0c0c) | (vector(2) >> 2 & 0x3030));
+  }
+  if constexpr (BITS < 4) {
+    constexpr int UP = BITS == 3 ? 3 : 0;
+    words low = moved<UP - 2 * (GROUP % 4)>(load<words>(at + GROUP / 4 * VECTOR)) & (0x0303 << UP);
+    if constexpr (BITS == 3) low |= moved<5 - GROUP>(load<words>(at + 2 * VECTOR)) & 0x2020;
+    return bytes(low);
   }
   words low = load<words>(at + GROUP % 4 * VECTOR);
   if constexpr (GROUP >= 4) low >>= 4;
@@ -254,9 +302,9 @@ template <int BITS, bool LIFTED> struct Dots {
 #elif defined(DOTS_AVX512) || defined(DOTS_AVX2)
 // Products are added up in 16 bits first, two of a group's to a lane, as long as these suffice. Where
 // codes have a middle, that is all groups of 4 and 5 bits (small floats are as large as 16 * 12 * 127
-// together), and the four of 6 bits that share a scale:
+// together), and the four that share a scale of codes of 3 and 6 bits:
 // sums that begin with what is taken, modulo 2^16, end as 8 * 32 * 127 at most. Otherwise it is all
-// groups of 4 bits (8 * 2 * 15 * 127), and four of 5 bits. Codes of 8 bits would not do in pairs,
+// groups of 4 bits (8 * 2 * 15 * 127), and four of 5 bits and of 2, which share a scale. Codes of 8 bits would not do in pairs,
 // unless they are signed and the sign goes to the activations: 2 * 128 * 127 is below 2^15.
 constexpr bool SIGNED = true;
 template <int BITS, bool LIFTED> struct Dots {
@@ -338,7 +386,7 @@ template <int BITS, bool LIFTED> struct Dots {
 // Scales of a chunk of a panel, as floats.
 struct Scales {
   alignas(64) float scale[2 * CHUNK][WIDTH]; // of each block, or of each half
-  alignas(64) float lift[CHUNK][WIDTH];
+  alignas(64) float lift[2 * CHUNK][WIDTH];  // the same; where halves have one, -1/32 of it
 };
 
 inline floats widen_halves(const uint8_t *halves) {
@@ -377,31 +425,42 @@ inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Sc
     floats scale = widen_halves(at + 2 * first), lift = {};
     const uint8_t *factors = at + 2 * WIDTH;
     if (form.lifted) lift = -widen_halves(factors + 2 * first), factors += 2 * WIDTH;
-    for (int64_t b = 0; b < blocks; b++, factors += form.factors() * WIDTH) {
+    for (int64_t half = 0; form.halved() && half < 2 * blocks; half++, factors += WIDTH) {
+      if (!form.lifted) {
+        floats one = widen(reinterpret_cast<const int8_t *>(factors + first));
+        store(scale * one * (form.bits == 3 ? 0.125f : 1.f), to.scale[half] + first);
+        continue;
+      }
+      lanes<uint8_t> both = load<lanes<uint8_t>>(factors + first), low = both & 15, high = both >> 4;
+      store(scale * widen(reinterpret_cast<const int8_t *>(&low)), to.scale[half] + first);
+      store(lift * widen(reinterpret_cast<const int8_t *>(&high)) * (-1.f / 32), to.lift[half] + first);
+    }
+    for (int64_t b = 0; !form.halved() && b < blocks; b++, factors += form.factors() * WIDTH) {
       floats one = widen(reinterpret_cast<const int8_t *>(factors + first));
       if (form.factors() == 1) {
         store(scale * one, to.scale[b] + first);
         continue;
       }
       floats two = widen(reinterpret_cast<const int8_t *>(factors + WIDTH + first));
-      if (form.lifted) {
-        store(scale * one, to.scale[b] + first), store(lift * two, to.lift[b] + first);
-      } else {
-        store(scale * one, to.scale[2 * b] + first), store(scale * two, to.scale[2 * b + 1] + first);
-      }
+      store(scale * one, to.scale[b] + first), store(lift * two, to.lift[b] + first);
     }
   }
 }
 
 // What a block adds to an output of a row. These are all the steps that round, and all ways to the
 // integer sums take them, in the order of the blocks. dot: the integer sum of the block; half: that of
-// its first half, times the scale of that half.
+// its first half, times the scale of that half, with what lifts both halves.
 inline floats add_scaled(floats dot, floats scale, const Rounded &in, floats to) {
   return fused(dot, scale * all(in.scale), to);
 }
 
 inline floats add_lift(floats lift, const Rounded &in, floats to) {
   return fused(lift, all(in.weighted), to);
+}
+
+// lifts: of both halves, from the first one on. part: number of the half.
+inline floats lift_half(const float (*lifts)[WIDTH], int64_t at, int part, const Rounded &in, floats half) {
+  return fused(load<floats>(lifts[part] + at), all(float(untaken(in.less[4 + part]))), half);
 }
 
 inline floats add_halves(floats half, floats dot, floats scale, const Rounded &in, floats to) {
@@ -476,10 +535,14 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
       auto scale = [&](int64_t which, int s) { return at_slice(scales.scale[which], slice, s); };
       Dots<BITS, LIFTED> dots[IN][BROAD];
       begin(dots, in, less);
-      if constexpr (BITS == 6) {
+      if constexpr (is_halved(BITS)) {
         floats half[IN][BROAD];
         group(std::integer_sequence<int, 0, 1, 2, 3>{}, at, in, dots);
-        each([&](int r, int s) { half[r][s] = scale(2 * b, s) * dots[r][s].floated(); });
+        each([&](int r, int s) {
+          half[r][s] = scale(2 * b, s) * dots[r][s].floated();
+          for (int part = 0; LIFTED && part < 2; part++)
+            half[r][s] = lift_half(scales.lift + 2 * b, slice + s * LANES, part, in[r], half[r][s]);
+        });
         begin(dots, in, less + 1);
         group(std::integer_sequence<int, 4, 5, 6, 7>{}, at, in, dots);
         each([&](int r, int s) {
@@ -551,19 +614,9 @@ void add_chunk(const BlockProduct &job, const uint8_t *codes, const Scales &scal
 
 inline void add_chunk(const BlockProduct &job, const uint8_t *codes, const Scales &scales,
                       int64_t row, int64_t count, int64_t from, int64_t blocks, float *sums) {
-  constexpr int SMALL_FLOATS = code_of(4, FLOATS), UNEVEN_ONES = code_of(4, UNEVEN);
-  switch (2 * code_of(job.form) + job.form.lifted) {
-  case 2 * SMALL_FLOATS:
-    return add_chunk<SMALL_FLOATS, false>(job, codes, scales, row, count, from, blocks, sums);
-  case 2 * UNEVEN_ONES:
-    return add_chunk<UNEVEN_ONES, false>(job, codes, scales, row, count, from, blocks, sums);
-  case 8: return add_chunk<4, false>(job, codes, scales, row, count, from, blocks, sums);
-  case 9: return add_chunk<4, true>(job, codes, scales, row, count, from, blocks, sums);
-  case 10: return add_chunk<5, false>(job, codes, scales, row, count, from, blocks, sums);
-  case 11: return add_chunk<5, true>(job, codes, scales, row, count, from, blocks, sums);
-  case 12: return add_chunk<6, false>(job, codes, scales, row, count, from, blocks, sums);
-  default: return add_chunk<8, false>(job, codes, scales, row, count, from, blocks, sums);
-  }
+  by_code(job.form, [&](auto code) {
+    add_chunk<code.BITS, code.LIFTED>(job, codes, scales, row, count, from, blocks, sums);
+  });
 }
 
 inline void finish_panel(const BlockProduct &job, int64_t panel, int64_t row, int64_t count,

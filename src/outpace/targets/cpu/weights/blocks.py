@@ -26,7 +26,7 @@ CHUNK = 1 << 22
 
 KINDS = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
-    *("MXFP4", "IQ4_NL", "IQ4_XS"),
+    *("MXFP4", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K"),
 )
 """The kinds of blocks that weights stay in, by their names in GGUF."""
 
