@@ -27,6 +27,24 @@ WINDOW = {"sliding_window": 6, "layer_types": BOTH}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 LOCAL = {"full_attention": {**ROPE, "rope_theta": 1e5}, "sliding_attention": ROPE}
 
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 48,
+    "q_lora_rank": 32,
+}
+DENSE = {**LATENT, "first_k_dense_replace": 2}
+STRETCHED = {
+    **ROPE,
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.8,
+}
+
 DESCRIBED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
@@ -72,6 +90,12 @@ DESCRIBED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4", WINDOW),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
     "seed_oss": ("SeedOss", {"head_dim": 32}),
+    "deepseek_v2": ("DeepseekV2", {**DENSE, "q_lora_rank": None, "rope_parameters": STRETCHED}),
+    "deepseek_v3": ("DeepseekV3", {**DENSE, "attention_bias": True}),
+    "deepseek_v3-yarn": ("DeepseekV3", {**DENSE, "rope_parameters": STRETCHED}),
+    "deepseek_v3-halves": ("DeepseekV3", {**DENSE, "rope_interleave": False}),
+    "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, "mlp_layer_types": ["dense"] * 2}),
+    "youtu": ("Youtu", LATENT),
 }
 """The beginning of the names of each family's classes, and its options."""
 

@@ -274,14 +274,15 @@ SIZES: dict[str, Any] = {
 }
 FAMILIES = (
     *("llama", "qwen2", "gemma2", "gemma3", "phi3", "granite", "olmo2", "cohere", "glm4"),
-    *("starcoder2", "stablelm-parallel"),
+    *("starcoder2", "stablelm-parallel", "deepseek_v2", "deepseek_v3"),
 )
 CYCLE = ("Q4_0", "Q8_0", "Q5_1", "Q4_1", "Q5_0")
 
 
 def made(family: str) -> Any:
     """A model whose layers are in blocks of several kinds, as those of GGUF files are."""
-    model: Any = described.made(family, **SIZES)
+    own = {name: described.DESCRIBED[family][1].get(name, SIZES[name]) for name in SIZES}
+    model: Any = described.made(family, **own)
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

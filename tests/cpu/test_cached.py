@@ -70,12 +70,13 @@ def scored(runner: Runner, draft: list[list[int]], tree: Tree | None = None) -> 
     return runner.forward(torch.tensor(draft), keep=len(draft[0]), tree=tree).logits
 
 
+@pytest.mark.parametrize("family", ["qwen2", "deepseek_v3"])
 @pytest.mark.parametrize("kind", ["auto", *KINDS])
 @torch.inference_mode()
-def test_a_long_text_keeps_its_bits(kind: KVCacheDtype, threads: None) -> None:
+def test_a_long_text_keeps_its_bits(family: str, kind: KVCacheDtype, threads: None) -> None:
     """One column and eight, alone and with another row, as a chain and as a tree, on few threads
     and on more than there are heads."""
-    model = played("qwen2", max_position_embeddings=4096)
+    model = played(family, max_position_embeddings=4096)
     text, draft = tokens(LONG), tokens(8, 1)
     torch.set_num_threads(1)
     expected = scored(begun(model, kind, [text]), [draft])[0]
@@ -112,7 +113,7 @@ def _tree_is_its_paths(model: Any, kind: KVCacheDtype, text: list[int]) -> None:
     assert torch.equal(scored(chain, [[7]])[0], after)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen2", "gemma3", "gemma2", "deepseek_v2"])
 @torch.inference_mode()
 def test_a_long_text_has_the_numbers_of_torch(family: str, threads: None) -> None:
     """With all of it seen, with a window, and with scores that are bounded."""

@@ -39,8 +39,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {},
     "gpt-oss": {},
     "glm4moe": {},
+    "deepseek2": {},
+    "deepseek2-lite": {},
+    "deepseek2-v2": {},
 }
-KINDS = {"qwen3moe": "Q4_0", "olmoe": "Q5_1", "gpt-oss": "MXFP4", "mixtral": "IQ4_NL"}
+KINDS = {
+    "qwen3moe": "Q4_0",
+    "deepseek2-lite": "Q5_1",
+    "olmoe": "Q5_1",
+    "gpt-oss": "MXFP4",
+    "mixtral": "IQ4_NL",
+}
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +172,11 @@ def test_only_blocks_of_chosen_experts_are_read(tmp_path: Path) -> None:
 def test_what_routers_compute_is_found_out(files: dict[str, Path]) -> None:
     found = {arch: mixtures_in(played(path))[0].routing for arch, path in files.items()}
     softmax = {arch for arch, each in found.items() if each.scoring is Scoring.SOFTMAX}
-    assert softmax == set(MIXTURES) - {"glm4moe"}
-    assert {arch for arch, each in found.items() if not each.normalised} == {"qwen2moe", "olmoe"}
+    assert softmax == set(MIXTURES) - {"glm4moe", "deepseek2"}
+    plain = {"qwen2moe", "olmoe", "deepseek2-lite", "deepseek2-v2"}
+    assert {arch for arch, each in found.items() if not each.normalised} == plain
+    assert found["deepseek2"].groups == Groups(number=4, kept=2, best=2)
+    assert found["deepseek2-v2"].groups == Groups(number=4, kept=2, best=1)
     assert found["glm4moe"].groups == Groups(number=4, kept=2, best=2)
     assert (found["glm4moe"].chosen, found["glm4moe"].scaling) == (3, 1.5)
     assert found["qwen3moe"].chosen == 5

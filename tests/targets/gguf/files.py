@@ -157,14 +157,28 @@ def rounded(arch: str, model: Any, kind: str) -> Any:
     the model does. Returns the model."""
     for name, weight in _weights(model):
         numbers = weight.detach().numpy()
+        if FAMILIES[arch].apart and name.endswith("kv_b_proj.weight"):
+            keys, values = (
+                _widened(f"{part}.weight", piece, kind)
+                for part, piece in _of_latents(model.config, name, numbers)
+            )
+            both = np.concatenate([keys.swapaxes(1, 2), values], 1)
+            weight.data = torch.from_numpy(both.reshape(numbers.shape))
+            continue
         theirs = next(iter(_of_weight(arch, model.config, name, numbers)))
         turned = FAMILIES[arch].turned and numbers.ndim == 3
         numbers = np.ascontiguousarray(numbers.swapaxes(1, 2)) if turned else numbers
-        raw = gguf.quants.quantize(numbers, _kind_of(theirs, numbers, kind))
-        widened = gguf.quants.dequantize(raw, _kind_of(theirs, numbers, kind))
-        found = torch.from_numpy(np.array(widened, np.float32).reshape(numbers.shape))
+        found = torch.from_numpy(_widened(theirs, numbers, kind))
         weight.data = found.transpose(1, 2).contiguous() if turned else found
     return model
+
+
+def _widened(name: str, numbers: Any, kind: str) -> Any:
+    """Returns what is left of the numbers of a tensor."""
+    chosen = _kind_of(name, numbers, kind)
+    raw = gguf.quants.quantize(np.ascontiguousarray(numbers), chosen)
+    widened = gguf.quants.dequantize(raw, chosen)
+    return np.array(widened, np.float32).reshape(numbers.shape)
 
 
 def in_kind(numbers: Any, kind: GGMLQuantizationType) -> Any:
@@ -209,7 +223,10 @@ def _of_weight(arch: str, config: Any, name: str, numbers: Any) -> dict[str, Any
     kind = next(kind for kind, known in gguf.MODEL_ARCH_NAMES.items() if known == own)
     table = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     found: dict[str, Any] = {}
-    for part, piece in _split(name, numbers, FAMILIES[arch].turned):
+    pieces = _split(name, numbers, FAMILIES[arch].turned)
+    if FAMILIES[arch].apart and name.endswith("kv_b_proj.weight"):
+        pieces = _of_latents(config, name, numbers)
+    for part, piece in pieces:
         stem, dot, suffix = part.rpartition(".")
         stem, suffix = (stem, dot + suffix) if suffix in ("weight", "bias") else (part, ".weight")
         theirs = table.get_name(stem) or _extra(stem)
@@ -218,6 +235,14 @@ def _of_weight(arch: str, config: Any, name: str, numbers: Any) -> dict[str, Any
         suffix = ".bias" if part.endswith(biases) else suffix
         found[theirs + suffix] = _laid_out(arch, config, name, piece)
     return found
+
+
+def _of_latents(config: Any, name: str, numbers: Any) -> list[tuple[str, Any]]:
+    """What makes keys, the other way round, and what makes values."""
+    heads = numbers.reshape(config.num_attention_heads, -1, numbers.shape[-1])
+    keys, values = np.split(heads, [config.qk_nope_head_dim], axis=1)
+    names = (name.replace("kv_b_proj", part) for part in ("k_b_proj", "v_b_proj"))
+    return list(zip(names, (keys.swapaxes(1, 2), values), strict=True))
 
 
 def _extra(stem: str) -> str:

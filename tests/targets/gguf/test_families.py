@@ -18,7 +18,7 @@ from targets.gguf.tiny_families import FAMILIES
 
 SOME = (
     "llama", "gpt2", "gemma3", "qwen3moe", "granite", "gptneox", "lfm2", "mamba", "qwen35", "bloom",
-    "granitemoeshared", "gpt-oss", "glm4moe",
+    "granitemoeshared", "gpt-oss", "glm4moe", "deepseek2", "deepseek2-lite", "deepseek2-v2",
 )  # fmt: skip
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 5, 6]])
 
@@ -34,7 +34,7 @@ def widened(path: Path, model: Any) -> Any:
 
 
 def is_mixture(arch: str) -> bool:
-    return "moe" in arch or arch in ("mixtral", "gpt-oss")
+    return "moe" in arch or "deepseek" in arch or arch in ("mixtral", "gpt-oss")
 
 
 def numbers_of(path: Path, arch: str, kind: str) -> Any:

@@ -28,6 +28,8 @@ class Family:
     """The architecture's name in GGUF, if it is not its own."""
     grouped: bool = False
     """Whether it takes apart queries, keys and values that the model holds head by head."""
+    apart: bool = False
+    """Whether what makes keys and values of latents is taken apart."""
     turned: bool = False
     """Whether the model holds experts as ``[K, N]``, gates in turns with what they multiply."""
 
@@ -134,8 +136,11 @@ def _gpt_oss(config: Any) -> Mapping[str, Any]:
 
 
 def _glm4moe(config: Any) -> Mapping[str, Any]:
+    return {**_partial(config), **_glm4moe_experts(config)}
+
+
+def _glm4moe_experts(config: Any) -> Mapping[str, Any]:
     return {
-        **_partial(config),
         "expert_count": config.n_routed_experts,
         "expert_used_count": config.num_experts_per_tok,
         "expert_feed_forward_length": config.moe_intermediate_size,
@@ -146,6 +151,46 @@ def _glm4moe(config: Any) -> Mapping[str, Any]:
         "expert_group_used_count": config.topk_group,
         "expert_weights_scale": config.routed_scaling_factor,
         "expert_weights_norm": config.norm_topk_prob,
+    }
+
+
+def _latent(config: Any) -> Mapping[str, Any]:
+    """As files have it since keys and values are made by two tensors."""
+    rope, size = config.rope_parameters, config.kv_lora_rank
+    sigmoid = config.model_type == "deepseek_v3"
+    found = {
+        **_glm4moe_experts(config),
+        "expert_gating_func": 2 if sigmoid else 1,
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": size,
+        "attention.key_length": size + config.qk_rope_head_dim,
+        "attention.value_length": size,
+        "attention.key_length_mla": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": config.qk_rope_head_dim,
+    }
+    if rope["rope_type"] == "yarn":
+        found |= {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": rope["factor"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.yarn_log_multiplier": 0.1 * rope["mscale_all_dim"],
+        }
+    return found
+
+
+def _latent_before(config: Any) -> Mapping[str, Any]:
+    """As files had it before: of DeepSeek V2, without the function of the router's numbers."""
+    return {
+        **_latent(config),
+        "expert_gating_func": None,
+        "expert_weights_norm": None,
+        "attention.head_count_kv": config.num_attention_heads,
+        "attention.key_length": config.qk_nope_head_dim + config.qk_rope_head_dim,
+        "attention.value_length": config.v_head_dim,
+        "attention.key_length_mla": None,
+        "attention.value_length_mla": None,
     }
 
 
@@ -209,6 +254,27 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.5,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 64,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+STRETCHED = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.7,
 }
 GEMMA4 = {
     "layer_types": BOTH,
@@ -342,6 +408,28 @@ FAMILIES: Mapping[str, Family] = {
             "routed_scaling_factor": 1.5,
         },
         _glm4moe,
+    ),
+    "deepseek2": Family(
+        "DeepseekV3Config",
+        {**LATENT, "q_lora_rank": 32, "n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED},
+        _latent,
+        apart=True,
+    ),
+    "deepseek2-lite": Family(
+        "DeepseekV2Config",
+        {**LATENT, "q_lora_rank": None, "rope_parameters": STRETCHED},
+        _latent_before,
+        arch="deepseek2",
+    ),
+    "deepseek2-v2": Family(
+        "DeepseekV2Config",
+        {
+            **LATENT, "q_lora_rank": 32, "n_group": 4, "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+        },
+        _latent,
+        arch="deepseek2",
+        apart=True,
     ),
     "gemma4": Family("Gemma4TextConfig", {**GEMMA4, **SHARING}, _gemma4),
     "gemma4_dense": Family(

@@ -30,7 +30,7 @@ constexpr int QUERIES = 2, KEYS = 4, VALUES = 8;
 
 // One query, and its attention so far: softmax and values are rescaled whenever a score is higher.
 struct Query {
-  float *head;   // [dim]
+  float *head;   // [dim + rest]
   float *values; // [dim]: sums weighted by e^(score - highest)
   float highest, weights;
 };
@@ -42,6 +42,8 @@ struct Slots {
   int count;
   int64_t dim;
   float scaling, cap; // of scores: by which they are multiplied, and their soft bound or 0
+  const float *more;  // [slots, rest]: further numbers of the keys
+  int64_t rest;
 };
 
 using Scores = float[BLOCK + LANES];
@@ -69,21 +71,24 @@ inline void sums_of(const floats (&v)[KEYS], float *to) {
 template <int COUNT> inline void score(const Query *queries, const Slots &slots, Scores *scores) {
   const int count = slots.count;
   for (int i = 0; i < count; i += KEYS) {
-    const float *k[KEYS];
-    for (int u = 0; u < KEYS; u++)
-      k[u] = slots.keys + slots.seen[std::min(i + u, count - 1)] * slots.dim;
     floats sums[COUNT][KEYS] = {};
-    for (int64_t d = 0; d < slots.dim; d += LANES) {
-      floats key[KEYS];
+    auto add = [&](const float *keys, int64_t dim, int64_t before) {
+      const float *k[KEYS];
+      for (int u = 0; u < KEYS; u++) k[u] = keys + slots.seen[std::min(i + u, count - 1)] * dim;
+      for (int64_t d = 0; d < dim; d += LANES) {
+        floats key[KEYS];
 #pragma GCC unroll 8
-      for (int u = 0; u < KEYS; u++) key[u] = load<floats>(k[u] + d);
+        for (int u = 0; u < KEYS; u++) key[u] = load<floats>(k[u] + d);
 #pragma GCC unroll 8
-      for (int q = 0; q < COUNT; q++) {
-        floats query = load<floats>(queries[q].head + d);
+        for (int q = 0; q < COUNT; q++) {
+          floats query = load<floats>(queries[q].head + before + d);
 #pragma GCC unroll 8
-        for (int u = 0; u < KEYS; u++) sums[q][u] = fused(query, key[u], sums[q][u]);
+          for (int u = 0; u < KEYS; u++) sums[q][u] = fused(query, key[u], sums[q][u]);
+        }
       }
-    }
+    };
+    add(slots.keys, slots.dim, 0);
+    if (slots.rest) add(slots.more, slots.rest, slots.dim);
 #pragma GCC unroll 8
     for (int q = 0; q < COUNT; q++) {
       sums_of(sums[q], scores[q] + i);

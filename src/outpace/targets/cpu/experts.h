@@ -144,12 +144,8 @@ struct Routes {
 };
 
 // One expert's part of a layer that holds those of all experts. inputs: of the layer.
-inline Part of_expert(Part whole, int64_t expert, int64_t outputs, int64_t inputs) {
-  const int64_t panel = panel_bytes(FORMS[whole.kind - BLOCKED], blocks_of(inputs));
-  whole.weight = static_cast<const uint8_t *>(whole.weight) + expert * outputs / WIDTH * panel;
-  if (whole.bias) whole.bias += expert * outputs;
-  whole.outputs = outputs;
-  return whole;
+inline Part of_expert(const Part &whole, int64_t expert, int64_t outputs, int64_t inputs) {
+  return some_outputs(whole, expert * outputs, outputs, inputs);
 }
 
 // The memory that some tokens need in a mixture. Rounded numbers, whole lines of the cache, come first.

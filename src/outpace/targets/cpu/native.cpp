@@ -18,6 +18,7 @@
 #include "cached.h"
 #include "experts.h"
 #include "lanes.h"
+#include "latent.h"
 #include "part.h"
 #include "steps.h"
 #include "team.h"
@@ -400,12 +401,16 @@ void multiply(const Product &job, Team &team, int size) {
 
 // What a decoder layer computes: transformers' module of it, as Python has read it.
 struct Layer {
-  // Where the MLP is not gated there is no gate.
+  // Where the MLP is not gated there is no gate. With latents `key` makes these, with the key that
+  // all heads share after each, and `value` makes keys and values of them.
   Part query, key, value, output, gate, up, down;
+  Part first; // what the queries' own product is given, if not the hidden states
+  Part keys;  // with latents, what makes keys the other way round, if `value` makes values alone
   Norm before, after;         // around attention
   Norm before_mlp, after_mlp; // around the MLP
-  Norm query_norm, key_norm;  // of each head, or of all heads together
-  int64_t hidden, heads, groups, dim, inner;
+  Norm query_norm, key_norm;  // of each head, or of all heads together, or of what `first` makes and
+                              // of latents
+  int64_t hidden, heads, groups, dim, inner; // dim: numbers of a value in the cache
   int64_t attends, feeds; // whether there is attention, and an MLP
   int64_t parallel;       // whether the MLP is given what attention is given
   int64_t together;       // whether all heads are normalised together
@@ -417,8 +422,21 @@ struct Layer {
   Clip clip;            // of an activation that is clipped
   const float *sinks;   // [heads]: scores of a slot without values that all tokens see; or null
   Mixture mixture;
+  Latent latent;
 
   bool gated() const { return gate.weight; }
+
+  // Numbers of a query and of a key.
+  int64_t query_dim() const { return latent.size ? dim + latent.turned : dim; }
+  // Numbers of a query, and of what it has seen, as their products make and take them.
+  int64_t wide() const { return heads * (latent.size ? latent.query() : dim); }
+  int64_t seen() const { return heads * (latent.size ? latent.value : dim); }
+
+  // The floats per token that attention's products and queries need.
+  int64_t room() const {
+    if (!latent.size) return 2 * (heads + groups) * dim;
+    return first.outputs + key.outputs + wide() + heads * (query_dim() + dim) + seen();
+  }
 
   void activated(float *gate, const float *up, int64_t n) const {
     activation == CLIPPED ? activate_clipped(clip, gate, up, n) : activate(activation, gate, up, n);
@@ -501,14 +519,15 @@ struct Attention {
   const Layer *layer;
   const Pass *pass;
   float *queries, *keys, *values; // products: [rows columns, heads dim] or [..., groups dim]
-  Vectors key_cache, value_cache; // [groups, slots, dim], slots of all rows
+  Vectors key_cache, value_cache; // [groups, slots, dim], slots of all rows; with latents one of these
+                                  // and one of the keys that all heads share
   float *result;
   float *room;     // of this thread
   float *partials; // of all threads; null where the slots of a row are not shared out
 
   // The part of a cache that belongs to a row and a key head.
   Vectors part(const Vectors &cache, int64_t row, int64_t group) const {
-    const int64_t slot = pass->firsts[row] + group * pass->slots;
+    const int64_t slot = pass->firsts[row] + (layer->latent.size ? 0 : group * pass->slots);
     const int64_t bytes = slot * cache.dim * (cache.kind == WHOLE ? int64_t(sizeof(float)) : 1);
     return {static_cast<uint8_t *>(cache.numbers) + bytes, cache.scales ? cache.scales + slot : nullptr,
             cache.kind, cache.dim};
@@ -522,9 +541,15 @@ struct Attention {
   // Query heads that share a key head.
   int64_t each() const { return layer->heads / layer->groups; }
 
-  // Where query head h of those that share a key head stands among the queries, and its output.
-  int64_t place_of(int64_t row, int64_t group, int64_t t, int64_t h) const {
-    return ((row * pass->columns + t) * layer->heads + group * each() + h) * layer->dim;
+  // Query head h of those that share a key head, and where its output goes.
+  float *query_of(int64_t row, int64_t group, int64_t t, int64_t h) const {
+    return queries + head_of(row, group, t, h) * layer->query_dim();
+  }
+  float *result_of(int64_t row, int64_t group, int64_t t, int64_t h) const {
+    return result + head_of(row, group, t, h) * layer->dim;
+  }
+  int64_t head_of(int64_t row, int64_t group, int64_t t, int64_t h) const {
+    return (row * pass->columns + t) * layer->heads + group * each() + h;
   }
 };
 
@@ -535,7 +560,8 @@ void place(const Attention &job, float *head, int64_t r) {
   if (job.layer->turning == STILL) return;
   const Angles &angles = job.pass->angles[job.layer->angles];
   const int64_t at = (angles.positions ? angles.positions[r] : r) * angles.rotary;
-  if (job.layer->turning == HALVES_ONCE && 2 * angles.rotary > job.layer->dim) return;
+  const int64_t dim = job.layer->latent.size ? job.layer->latent.turned : job.layer->dim;
+  if ((job.layer->turning == HALVES_ONCE ? 2 : 1) * angles.rotary > dim) return;
   turn(head, angles.cosines + at, angles.sines + at, angles.rotary, job.layer->turning);
 }
 
@@ -564,7 +590,7 @@ void turn_queries(const Attention &job, int64_t row, int64_t group, int64_t firs
   const Layer &layer = *job.layer;
   for (int64_t t = first; t < last; t++)
     for (int64_t h = 0; h < job.each(); h++) {
-      float *head = job.queries + job.place_of(row, group, t, h);
+      float *head = job.query_of(row, group, t, h);
       normalise_head(layer, layer.query_norm, head, group * job.each() + h);
       place(job, head, row * job.pass->columns + t);
     }
@@ -590,11 +616,6 @@ struct Attending {
 
   int64_t size() const { return tokens * each; }
 
-  // Where a query stands, and its output goes.
-  int64_t place_of(int64_t query) const {
-    return job.place_of(row, group, first + query / each, query % each);
-  }
-
   void look_from(int64_t slots) {
     const Mask &mask = job.pass->masks[job.layer->mask];
     for (int64_t t = 0; t < tokens; t++) {
@@ -611,10 +632,11 @@ struct Attending {
   // sums that go to `sums`.
   void begin(float *sums) {
     for (int64_t q = 0; q < size(); q++) {
-      float *values = sums ? sums + q * dim : job.result + place_of(q);
+      const int64_t t = first + q / each, h = q % each;
+      float *values = sums ? sums + q * dim : job.result_of(row, group, t, h);
       const float *sink = job.layer->sinks; // one more score of each head, without a value
-      if (sink) sink += group * each + q % each;
-      queries[q] = {job.queries + place_of(q), values, -1e30f, 0.f};
+      if (sink) sink += group * each + h;
+      queries[q] = {job.query_of(row, group, t, h), values, -1e30f, 0.f};
       if (sink && !sums) queries[q].highest = *sink, queries[q].weights = 1.f;
       std::memset(values, 0, dim * sizeof(float));
     }
@@ -640,13 +662,19 @@ struct Attending {
   // The slots that a token looks at: in the cache, or widened.
   Slots slots_of(const Seeing &token) const {
     const Layer &layer = *job.layer;
-    if (keys.kind == WHOLE)
-      return {static_cast<const float *>(keys.numbers), static_cast<const float *>(values.numbers),
-              token.seen, token.count, dim, layer.scaling, layer.cap};
-    float *wide_keys = job.room, *wide_values = job.room + BLOCK * dim;
-    widen_vectors(keys, token.seen, token.count, wide_keys);
-    widen_vectors(values, token.seen, token.count, wide_values);
-    return {wide_keys, wide_values, IN_ORDER, token.count, dim, layer.scaling, layer.cap};
+    const float *first = static_cast<const float *>(keys.numbers);
+    const float *second = static_cast<const float *>(values.numbers);
+    const int32_t *seen = token.seen;
+    if (keys.kind != WHOLE) {
+      float *wide_keys = job.room, *wide_values = job.room + BLOCK * dim;
+      widen_vectors(keys, seen, token.count, wide_keys);
+      widen_vectors(values, seen, token.count, wide_values);
+      first = wide_keys, second = wide_values, seen = IN_ORDER;
+    }
+    if (layer.latent.size) // which are keys and values, and the rest of the keys comes second
+      return {first,     first,          seen,   token.count, dim, layer.scaling,
+              layer.cap, second, layer.latent.turned};
+    return {first, second, seen, token.count, dim, layer.scaling, layer.cap, nullptr, 0};
   }
 
   void compute() {
@@ -702,11 +730,93 @@ struct Partials {
       return Query{nullptr, sums(piece) + query * dim, own[0], own[1]};
     };
     Query whole = of(0);
-    whole.values = job.result + job.place_of(row, group, query / job.each(), query % job.each());
+    whole.values = job.result_of(row, group, query / job.each(), query % job.each());
     for (int64_t piece = 1; piece < pieces; piece++) merge(whole, of(piece), dim);
     conclude(whole, dim);
   }
 };
+
+// Puts the latent of token r into the cache, and the key that all heads share.
+void cache_latent(const Attention &job, int64_t r) {
+  const Layer &layer = *job.layer;
+  const int64_t row = r / job.pass->columns, slot = job.pass->starts[row] + r % job.pass->columns;
+  float *latent = job.keys + r * layer.key.outputs, *shared = latent + layer.dim;
+  normalise(layer.key_norm, latent, layer.dim, latent);
+  place(job, shared, r);
+  put(job.part(job.key_cache, row, 0), slot, latent);
+  put(job.part(job.value_cache, row, 0), slot, shared);
+}
+
+// What a thread needs for a product of one head of up to FEW tokens.
+struct HeadRoom {
+  Rounded *rounded;
+  float *in, *out;
+
+  HeadRoom(const Layer &layer, float *at) {
+    const uintptr_t line = alignof(Rounded), here = reinterpret_cast<uintptr_t>(at);
+    rounded = reinterpret_cast<Rounded *>((here + line - 1) / line * line);
+    in = reinterpret_cast<float *>(rounded + FEW * blocks_of(most(layer.latent)));
+    out = in + FEW * most(layer.latent);
+  }
+
+  static int64_t most(const Latent &latent) { return std::max({latent.size, latent.still, latent.value}); }
+
+  // Multiplies `in`, [rows, inputs], into `out`, [rows, outputs of the part].
+  void multiply(const Part &part, int64_t rows, int64_t inputs) const {
+    if (!part.in_blocks()) return span(in, rows, inputs, part, out, 0, part.outputs);
+    round_blocks(in, rows, inputs, 0, blocks_of(inputs), rounded);
+    compute(product_of(rounded, rows, inputs, part, out), 0, part.outputs / WIDTH);
+  }
+
+  static int64_t size(const Layer &layer) {
+    if (!layer.latent.size) return 0;
+    const int64_t numbers = most(layer.latent);
+    return Workspace::LINE_FLOATS * (1 + FEW * blocks_of(numbers)) + 2 * FEW * numbers;
+  }
+};
+
+// Makes the queries of one head that meet latents. made: [tokens, heads query].
+void absorb_queries(const Attention &job, const float *made, int64_t head, int64_t first, int64_t last,
+                    const HeadRoom &room) {
+  const Layer &layer = *job.layer;
+  const Latent &latent = layer.latent;
+  const bool apart = layer.keys.weight; // which are the other way round
+  const Part keys =
+      apart ? some_outputs(layer.keys, head * latent.size, latent.size, latent.still)
+            : some_outputs(layer.value, head * (latent.still + latent.value), latent.still, latent.size);
+  float *queries = job.queries + (first * layer.heads + head) * layer.query_dim();
+  const int64_t stride = layer.heads * layer.query_dim();
+  for (int64_t t = first; t < last; t++) {
+    const float *own = made + t * layer.wide() + head * latent.query();
+    float *still = room.in + (t - first) * latent.still;
+    for (int64_t n = 0; n < latent.still; n++)
+      still[n] = keys.scale && !apart ? own[n] * keys.scale[n] : own[n];
+    float *turned = queries + (t - first) * stride + latent.size;
+    std::copy(own + latent.still, own + latent.query(), turned);
+    place(job, turned, t);
+  }
+  if (!apart) return back(keys, room.in, last - first, latent.size, queries, stride);
+  room.multiply(keys, last - first, latent.still);
+  for (int64_t r = 0; r < last - first; r++)
+    std::copy_n(room.out + r * latent.size, latent.size, queries + r * stride);
+}
+
+// Makes of what one head has seen of latents what it has seen of values. seen: [tokens, heads value].
+void make_values(const Attention &job, float *seen, int64_t head, int64_t first, int64_t last,
+                 const HeadRoom &room) {
+  const Layer &layer = *job.layer;
+  const Latent &latent = layer.latent;
+  const int64_t rows = last - first, before = layer.keys.weight ? 0 : latent.still;
+  const Part values = some_outputs(layer.value, head * (before + latent.value) + before, latent.value,
+                                   latent.size);
+  for (int64_t r = 0; r < rows; r++)
+    std::copy_n(job.result + ((first + r) * layer.heads + head) * latent.size, latent.size,
+                room.in + r * latent.size);
+  room.multiply(values, rows, latent.size);
+  for (int64_t r = 0; r < rows; r++)
+    std::copy_n(room.out + r * latent.value, latent.value,
+                seen + (first + r) * layer.seen() + head * latent.value);
+}
 
 // What follows the last layer: a norm, or none, and the logits of each row's last tokens, or none.
 struct Ending {
@@ -796,7 +906,7 @@ struct Run {
   static int64_t room(const Layer *layers, int64_t count) {
     int64_t most = 0;
     for (const Layer *at = layers; at < layers + count; at++)
-      most = std::max({most, (2 * at->heads + 2 * at->groups) * at->dim, 2 * at->inner});
+      most = std::max({most, at->room(), 2 * at->inner});
     return most;
   }
 
@@ -804,7 +914,7 @@ struct Run {
   static int64_t room_to_attend(const Layer *layers, int64_t count) {
     int64_t most = 0;
     for (const Layer *at = layers; at < layers + count; at++)
-      most = std::max(most, Attending::room(at->heads / at->groups, at->dim));
+      most = std::max({most, Attending::room(at->heads / at->groups, at->dim), HeadRoom::size(*at)});
     return most;
   }
 
@@ -823,7 +933,7 @@ struct Run {
   static int64_t rounded(const Layer *layers, int64_t count) {
     int64_t most = 0;
     for (const Layer *at = layers; at < layers + count; at++)
-      most = std::max({most, at->hidden, at->heads * at->dim, at->inner});
+      most = std::max({most, at->hidden, at->first.outputs, at->seen(), at->inner});
     return blocks_of(most) * int64_t(sizeof(Rounded) / sizeof(float));
   }
 
@@ -909,9 +1019,10 @@ struct Run {
     const int64_t groups = job.layer->groups, heads = pass.rows * groups;
     const bool many = pass.columns > TOGETHER;
     const bool by_slots = job.partials && heads % size && heads < 4 * size;
+    const bool ready = job.layer->latent.size; // whether queries and cache have been seen to
     const int64_t tiles = many ? (pass.columns + TOGETHER - 1) / TOGETHER : 1;
     int64_t begin, end;
-    if (many || by_slots) {
+    if ((many || by_slots) && !ready) {
       while (team.take(heads, 1, size, begin, end))
         for (; begin < end; begin++) {
           cache_tokens(job, begin / groups, begin % groups);
@@ -925,8 +1036,8 @@ struct Run {
         int64_t head = begin / tiles, first = begin % tiles * TOGETHER;
         int64_t row = head / groups, group = head % groups;
         int64_t last = std::min(pass.columns, first + TOGETHER);
-        if (!many) cache_tokens(job, row, group);
-        turn_queries(job, row, group, first, last);
+        if (!many && !ready) cache_tokens(job, row, group);
+        if (!ready) turn_queries(job, row, group, first, last);
         Attending(job, row, group, first, last - first).compute();
       }
     team.wait(size);
@@ -969,23 +1080,81 @@ struct Run {
 
   void attention(int64_t index, const Hand &hand) {
     const Layer &layer = layers[index];
-    const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
-
     norms(hand, layer.before);
+    const float *seen = layer.latent.size ? seen_of_latents(index, hand) : seen_of_keys(index, hand);
+    product(seen, hand.made, layer.seen(), &layer.output, 1, hand.size);
+    add_made(hand, layer.after, layer.residual);
+  }
+
+  Vectors keys_of(int64_t index) const {
+    float *scales = cache.kind == WHOLE ? nullptr : cache.key_scales[index];
+    return {cache.keys[index], scales, cache.kind, layers[index].dim};
+  }
+
+  Vectors values_of(int64_t index) const {
+    const Layer &layer = layers[index];
+    float *scales = cache.kind == WHOLE ? nullptr : cache.value_scales[index];
+    return {cache.values[index], scales, cache.kind, layer.latent.size ? layer.latent.turned : layer.dim};
+  }
+
+  // Returns what the heads of all tokens have seen, [tokens, heads dim].
+  const float *seen_of_keys(int64_t index, const Hand &hand) {
+    const Layer &layer = layers[index];
+    const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
     product(hand.normal, hand.rest, layer.hidden, &layer.query, 3, hand.size);
     float *new_keys = hand.rest + tokens() * wide, *new_values = new_keys + tokens() * narrow;
     float *seen = new_values + tokens() * narrow;
-    const bool scaled = cache.kind != WHOLE;
-    Vectors keys{cache.keys[index], scaled ? cache.key_scales[index] : nullptr, cache.kind, layer.dim};
-    Vectors values = keys;
-    values.numbers = cache.values[index];
-    if (scaled) values.scales = cache.value_scales[index];
-    Attention attention{&layer, &pass,  hand.rest, new_keys,  new_values,
-                        keys,   values, seen,      hand.room, hand.partials};
+    Attention attention{&layer,         &pass,            hand.rest, new_keys,  new_values,
+                        keys_of(index), values_of(index), seen,      hand.room, hand.partials};
     if (layer.together) normalise_together(attention, hand.size);
     attend_together(attention, hand.size);
-    product(seen, hand.made, wide, &layer.output, 1, hand.size);
-    add_made(hand, layer.after, layer.residual);
+    return seen;
+  }
+
+  // The same where heads see latents: [tokens, heads value].
+  const float *seen_of_latents(int64_t index, const Hand &hand) {
+    const Layer &layer = layers[index];
+    const int64_t all = tokens(), heads = layer.heads, rank = layer.first.outputs;
+    const Part parts[2] = {rank ? layer.first : layer.query, layer.key};
+    product(hand.normal, hand.rest, layer.hidden, parts, 2, hand.size);
+    float *latents = hand.rest + all * parts[0].outputs, *after = latents + all * layer.key.outputs;
+    float *made = hand.rest;
+    if (rank) {
+      normalise_rows(layer.query_norm, hand.rest, rank, hand.size);
+      made = after, after += all * layer.wide();
+      product(hand.rest, made, rank, &layer.query, 1, hand.size);
+    }
+    float *queries = after, *result = queries + all * heads * layer.query_dim();
+    float *seen = result + all * heads * layer.dim;
+    Attention attention{&layer,         &pass,            queries, latents,   nullptr,
+                        keys_of(index), values_of(index), result,  hand.room, hand.partials};
+    HeadRoom room(layer, hand.room);
+    const int64_t pieces = (all + FEW - 1) / FEW; // of so few tokens that each keeps its bits
+    int64_t begin, end;
+    while (team.take(all + heads * pieces, 1, hand.size, begin, end))
+      for (; begin < end; begin++) {
+        if (begin < all) {
+          cache_latent(attention, begin);
+          continue;
+        }
+        const int64_t first = (begin - all) / heads * FEW;
+        absorb_queries(attention, made, (begin - all) % heads, first, std::min(all, first + FEW), room);
+      }
+    team.wait(hand.size);
+    attend_together(attention, hand.size);
+    while (team.take(heads * pieces, 1, hand.size, begin, end))
+      for (; begin < end; begin++) {
+        const int64_t first = begin / heads * FEW;
+        make_values(attention, seen, begin % heads, first, std::min(all, first + FEW), room);
+      }
+    team.wait(hand.size);
+    return seen;
+  }
+
+  void normalise_rows(const Norm &norm, float *x, int64_t n, int size) {
+    for (int64_t begin, end; team.take(tokens(), 1, size, begin, end);)
+      for (; begin < end; begin++) normalise(norm, x + begin * n, n, x + begin * n);
+    team.wait(size);
   }
 
   void mlp(const Layer &layer, const Hand &hand) {

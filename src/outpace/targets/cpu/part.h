@@ -22,4 +22,19 @@ struct Part {
   bool in_blocks() const { return kind >= BLOCKED; }
 };
 
+// Some outputs in a row, as a layer of their own; `first` begins a panel. inputs: of the layer.
+inline Part some_outputs(Part whole, int64_t first, int64_t outputs, int64_t inputs) {
+  constexpr int64_t BYTES[BLOCKED] = {4, 2, 1, 2}; // of a weight
+  int64_t before = 0;
+  if (whole.in_blocks())
+    before = first / WIDTH * panel_bytes(FORMS[whole.kind - BLOCKED], blocks_of(inputs));
+  else
+    before = first * inputs * BYTES[whole.kind];
+  whole.weight = static_cast<const uint8_t *>(whole.weight) + before;
+  if (whole.scale) whole.scale += first;
+  if (whole.bias) whole.bias += first;
+  whole.outputs = outputs;
+  return whole;
+}
+
 } // namespace

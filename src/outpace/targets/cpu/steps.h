@@ -1,6 +1,7 @@
 // The small steps of a decoder layer: norms, activations, and how heads are turned to their positions.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -12,7 +13,9 @@ namespace {
 // The numbers of kinds, as in Python.
 enum { UNCHANGED = 0, ROOT_MEAN_SQUARE = 1, CENTRED = 2 };             // of norms
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED = 5 }; // of activations
-enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3, HALVES_ONCE = 4 }; // of turning
+enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3, HALVES_ONCE = 4, PAIRS_APART = 5 }; // of turning
+
+constexpr int64_t MOST_TURNED = 256; // numbers of a head whose pairs are put apart (as in Python)
 
 // y = x / sqrt(mean of x^2 + eps) * (offset + weight) + bias, maybe with the mean of x taken away first.
 struct Norm {
@@ -143,6 +146,7 @@ inline void bound(float *x, int64_t n, float scale, float cap) {
 // Turns the first dimensions of a head by the angles of its position. Two numbers are turned together:
 // half of these dimensions apart, or neighbours, which have an angle each or (by halves) one together.
 // HALVES_ONCE: there is one angle for the two, so that `rotary` angles turn twice as many dimensions.
+// PAIRS_APART: neighbours, as by halves, of which all first ones come before all second ones afterwards.
 inline void turn(float *head, const float *cosines, const float *sines, int64_t rotary, int64_t how) {
   const int64_t half = rotary / 2;
   auto turned = [&](float &first, float &second, int64_t one, int64_t other) {
@@ -158,6 +162,10 @@ inline void turn(float *head, const float *cosines, const float *sines, int64_t 
     for (int64_t i = 0; i < half; i++) turned(head[2 * i], head[2 * i + 1], 2 * i, 2 * i + 1);
   else
     for (int64_t i = 0; i < half; i++) turned(head[2 * i], head[2 * i + 1], i, i);
+  if (how != PAIRS_APART) return;
+  float pairs[MOST_TURNED];
+  std::copy(head, head + rotary, pairs);
+  for (int64_t i = 0; i < half; i++) head[i] = pairs[2 * i], head[half + i] = pairs[2 * i + 1];
 }
 
 } // namespace

@@ -260,13 +260,15 @@ class SlotCache(Cache):
 
     # -- buffers ---------------------------------------------------------------------------------
 
-    def buffers_of(self, layer_idx: int, heads: int, dim: int, like: Tensor) -> SlotLayer:
-        """Returns the buffers ``[heads, S, dim]`` of a layer that writes and reads its keys and
-        values by itself. like: a tensor of the dtype and device of the model."""
+    def buffers_of(
+        self, layer_idx: int, heads: int, keys: int, values: int, like: Tensor
+    ) -> SlotLayer:
+        """Returns the buffers ``[heads, S, keys]`` and ``[heads, S, values]`` of a layer that
+        writes and reads its keys and values by itself. like: a tensor of the dtype and device of
+        the model."""
         layer = self._layer(layer_idx)
         if not layer.is_initialized:
-            head = like.new_empty(1, heads, 1, dim)
-            layer.lazy_initialization(head, head)
+            layer.lazy_initialization(*(like.new_empty(1, heads, 1, dim) for dim in (keys, values)))
         return layer
 
     def _layer(self, index: int) -> SlotLayer:

@@ -26,6 +26,7 @@ from outpace.targets.cpu.native import (
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
+from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.cpu.weights.layers import ShowsWeight
 
 
@@ -125,6 +126,10 @@ class NativeBlockEmbedding(BlockEmbedding):
         return self.library.widen_rows(rows)
 
 
+WHOLE = (BlockExperts, BlockLatents)
+"""Modules that are replaced as a whole where blocks are widened."""
+
+
 def use_block_kernels(model: nn.Module) -> int:
     """Lets our own products compute the layers of a model whose weights are in blocks, in place;
     returns how many layers. None, where there is no C++ compiler."""
@@ -151,10 +156,10 @@ def widen_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
     made: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if isinstance(child, BlockExperts) and id(child) not in made:
+            if isinstance(child, WHOLE) and id(child) not in made:
                 made[id(child)] = child.widened(dtype)
             elif isinstance(child, (BlockLinear, NativeBlockLinear)) and id(child) not in made:
-                if isinstance(parent, BlockExperts):  # which is replaced as a whole
+                if isinstance(parent, WHOLE):
                     continue
                 made[id(child)] = _widened(child, dtype)
             if id(child) in made:

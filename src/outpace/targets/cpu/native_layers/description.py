@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from outpace.targets.cpu.native import Native, Weight
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.experts import CORRECTION, SHARED, Mixture, mixture_of
+from outpace.targets.cpu.native_layers.latent import BOTH as BOTH_OF_LATENTS
+from outpace.targets.cpu.native_layers.latent import Latent, latent_of
 from outpace.targets.cpu.native_layers.probing import (
     NO_CLIP,
     Clip,
@@ -71,6 +73,12 @@ class Turning(IntEnum):
     """Neighbours, whose angles are the first half of the table."""
     HALVES_ONCE = 4
     """Halves, where the table has an angle for two numbers."""
+    PAIRS_APART = 5
+    """As `PAIRS_BY_HALVES`; afterwards all first ones come before all second ones."""
+
+
+OF_LATENTS = (Turning.PAIRS_APART, Turning.PAIRS_BY_HALVES, Turning.HALVES)
+"""How those heads may be turned that see latents."""
 
 
 class Linear(NamedTuple):
@@ -111,11 +119,15 @@ class LayerDescription:
 
     layer: Any
     attention: Any
-    linears: tuple[Linear, Linear, Linear, Linear, Linear | None, Linear | None, Linear | None]
-    """Queries, keys, values, output; gate (None where the MLP is not gated), up, down. With a
-    mixture the last three are of the MLP that all tokens meet, and may all be None."""
+    linears: tuple[Linear | None, ...]
+    """Queries, keys, values, output; gate (None where the MLP is not gated), up, down; and two
+    more, None where there are no latents. With a mixture gate, up and down are of the MLP that all
+    tokens meet, and may all be None. With latents the second makes these, and the third keys and
+    values of them; the two more are what queries are made from, or None, and what makes keys, if
+    the third makes values alone."""
     norms: tuple[Norm | None, ...]
-    """Before and after attention, before and after the MLP, of queries, of keys."""
+    """Before and after attention, before and after the MLP, of queries, of keys; with latents of
+    what queries are made from, and of latents."""
     parallel: bool
     """Whether the MLP is given what attention is given."""
     together: bool
@@ -129,6 +141,7 @@ class LayerDescription:
     residual: float
     """By which is multiplied what is added to the residual stream."""
     mixture: Mixture | None = None
+    latent: Latent | None = None
     clip: Clip = NO_CLIP
     turning: Turning = Turning.HALVES
     angles: int = 0
@@ -137,11 +150,36 @@ class LayerDescription:
 
     @property
     def dim(self) -> int:
-        return int(self.attention.head_dim)
+        """Numbers of a value in the cache."""
+        return int(self.attention.head_dim) if self.latent is None else self.latent.size
 
     @property
     def hidden(self) -> int:
-        return int(self.linears[0].module.in_features)
+        return int(self.made(1).module.in_features)
+
+    @property
+    def heads(self) -> int:
+        return self.made(0).outputs // self.dim if self.latent is None else self.latent.heads
+
+    @property
+    def groups(self) -> int:
+        """Groups of heads that go through the slots together."""
+        if self.latent is not None:
+            return self.heads // self.latent.each
+        return self.made(1).outputs // self.dim
+
+    @property
+    def cached(self) -> tuple[int, int, int]:
+        """Heads in the cache, and the numbers of a key and of a value there."""
+        if self.latent is None:
+            return self.groups, self.dim, self.dim
+        return 1, self.latent.size, self.latent.turned
+
+    def made(self, number: int) -> Linear:
+        """Returns one of the first four linear layers."""
+        found = self.linears[number]
+        assert found is not None
+        return found
 
     @property
     def modules(self) -> list[Any]:
@@ -159,7 +197,9 @@ class LayerDescription:
     @property
     def inside(self) -> list[Any]:
         """The other modules that are a part of what the library computes."""
-        return [] if self.mixture is None else [*self.mixture.experts.modules()]
+        found = [] if self.mixture is None else [*self.mixture.experts.modules()]
+        both = getattr(self.attention, BOTH_OF_LATENTS, None)
+        return found if both is None else [*found, both]
 
     @property
     def others(self) -> list[tuple[Any, str]]:
@@ -172,7 +212,8 @@ class LayerDescription:
     def candidates(self) -> Iterator[LayerDescription]:
         """Yields descriptions of which one at most gives the layer's numbers: its attributes do not
         say how heads are turned."""
-        for turning in Turning.HALVES, *(each for each in Turning if each is not Turning.HALVES):
+        usual = [each for each in Turning if each not in (Turning.HALVES, Turning.PAIRS_APART)]
+        for turning in (Turning.HALVES, *usual) if self.latent is None else OF_LATENTS:
             yield replace(self, turning=turning)
 
 
@@ -190,24 +231,27 @@ def description_of(layer: Any, library: Native) -> LayerDescription | None:
         return None
     mixture = mixture_of(mlp, library.lanes)
     shared: Any = mlp if mixture is None else parts.pop("shared_mlp", _child(mlp, SHARED))
-    heads, inner = _attention_linears(attention), _mlp_linears(shared, mixture)
-    around, of_heads = _norms_around(parts), _norms_of_heads(attention)
+    heads, inner = _attention_parts(attention), _mlp_linears(shared, mixture)
+    around = _norms_around(parts)
     activation, clip = activation_of(_child(shared, ACTIVATION)), NO_CLIP
     if mixture is not None:
         activation, clip = activation_of_experts(mixture.experts, activation, alone=shared is None)
-    if heads is None or inner is None or around is None or of_heads is None or activation is None:
+    if heads is None or inner is None or around is None or activation is None:
         return None
-    shape = () if of_heads[0] is None else tuple(of_heads[0].module.weight.shape)
+    query_norm = heads.norms[0] if heads.latent is None else None
+    shape = () if query_norm is None else tuple(query_norm.module.weight.shape)
+    outputs = heads.linears[0].outputs
     found = LayerDescription(
         layer=layer,
         attention=attention,
-        linears=(*heads, *inner),
-        norms=(*around, *of_heads),
+        linears=(*heads.linears, *inner, *heads.more),
+        norms=(*around, *heads.norms),
         parallel=around[0] is not None and around[0] is around[2],
-        together=len(shape) == 1 and shape[0] == heads[0].outputs != attention.head_dim,
+        together=len(shape) == 1 and shape[0] == outputs != attention.head_dim,
         apart=attention.head_dim if len(shape) == 2 else 0,
         activation=activation,
         mixture=mixture,
+        latent=heads.latent,
         clip=clip,
         scaling=float(attention.scaling),
         cap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
@@ -235,6 +279,31 @@ def _norms_around(parts: Mapping[str, nn.Module]) -> tuple[Norm | None, ...] | N
     if places is None or None in norms.values():
         return None
     return tuple(None if name is None else norms[name] for name in places)
+
+
+class _AttentionParts(NamedTuple):
+    """What attention consists of."""
+
+    linears: tuple[Linear, Linear, Linear, Linear]
+    norms: tuple[Norm | None, Norm | None]
+    more: tuple[Linear | None, Linear | None] = (None, None)
+    latent: Latent | None = None
+
+
+def _attention_parts(attention: Any) -> _AttentionParts | None:
+    """Returns what attention consists of; None where it is of an unknown kind."""
+    found = latent_of(attention)
+    if found is None:
+        linears, norms = _attention_linears(attention), _norms_of_heads(attention)
+        return None if linears is None or norms is None else _AttentionParts(linears, norms)
+    four = (found.query, found.latent, found.values, found.output)
+    query, latent, values, output = (Linear(each, 0, _outputs(each)) for each in four)
+    first, keys = (
+        None if each is None else Linear(each, 0, _outputs(each))
+        for each in (found.first, found.keys)
+    )
+    norms = found.query_norm, found.latent_norm
+    return _AttentionParts((query, latent, values, output), norms, (first, keys), found.sizes)
 
 
 def _norms_of_heads(attention: Any) -> tuple[Norm | None, Norm | None] | None:
@@ -310,25 +379,21 @@ def _is_all(found: LayerDescription, mlp: Any, shared: Any) -> bool:
 def _fits(found: LayerDescription, library: Native) -> bool:
     """Whether the library can compute a layer of these sizes and dtypes: it makes room for these
     shapes, and for nothing wider."""
-    query, key, value, output, gate, up, down = found.linears
-    linears = [linear for linear in found.linears if linear is not None]
-    if not all(linear.fits for linear in linears):
+    gate, up, down = found.linears[4:7]
+    if not all(linear is None or linear.fits for linear in found.linears):
         return False
-    hidden, dim, inner = found.hidden, found.dim, 0 if up is None else up.outputs
-    inputs = [linear.module.in_features for linear in linears]
-    widths = [hidden] * 3 + [query.outputs]
-    widths += [] if down is None else [hidden] * (len(linears) - 5) + [inner]
+    hidden, inner = found.hidden, 0 if up is None else up.outputs
     return (
-        inputs == widths
-        and (key.outputs, output.outputs) == (value.outputs, hidden)
-        and (down is None or down.outputs == hidden)
+        all(
+            linear is None or linear.module.in_features == size
+            for linear, size in zip(found.linears, _input_sizes(found, inner), strict=True)
+        )
+        and all(linear is None or linear.outputs == hidden for linear in (found.made(3), down))
         and (found.mixture is None or _fits_mixture(found))
-        and (found.sinks is None or _is_vector(found.sinks, query.outputs // dim))
+        and (found.sinks is None or _is_vector(found.sinks, found.heads))
         and (gate is None or gate.outputs == inner)
-        and all(size % library.lanes == 0 for size in (dim, hidden, inner))
-        and key.outputs % dim == 0
-        and query.outputs % key.outputs == 0
-        and query.outputs // key.outputs <= MOST_EACH
+        and all(size % library.lanes == 0 for size in (hidden, inner))
+        and (_fits_heads if found.latent is None else _fits_latents)(found, library)
         and all(
             norm is None or norm.module.weight.numel() == size
             for norm, size in zip(found.norms, _norm_sizes(found), strict=True)
@@ -336,10 +401,53 @@ def _fits(found: LayerDescription, library: Native) -> bool:
     )
 
 
+def _input_sizes(found: LayerDescription, inner: int) -> list[int]:
+    """The inputs of each linear layer."""
+    hidden, latent, first = found.hidden, found.latent, found.linears[7]
+    if latent is None:
+        heads = [hidden, hidden, hidden, found.made(0).outputs]
+    else:
+        from_ = hidden if first is None else first.outputs
+        heads = [from_, hidden, latent.size, latent.heads * latent.value]
+    return [*heads, hidden, hidden, inner, hidden, 0 if latent is None else latent.still]
+
+
+def _fits_heads(found: LayerDescription, library: Native) -> bool:
+    """Whether queries, keys and values are of heads as the library knows them."""
+    query, key, value = (found.made(number).outputs for number in range(3))
+    return (
+        found.dim % library.lanes == 0
+        and key == value
+        and key % found.dim == 0
+        and query % key == 0
+        and query // key <= MOST_EACH
+    )
+
+
+def _fits_latents(found: LayerDescription, library: Native) -> bool:
+    """The same where heads see latents."""
+    query, key, value = (found.made(number) for number in range(3))
+    latent, (first, keys) = found.latent, found.linears[7:]
+    assert latent is not None
+    # What the parts of a head begin with, they begin a panel with.
+    parts = [(value, latent.value), *([(value, latent.still)] if keys is None else [])]
+    parts += [] if keys is None else [(keys, latent.size)]
+    held = [(weight_of(linear.module), size) for linear, size in parts]
+    return (
+        latent.fits(library.lanes)
+        and query.outputs == latent.heads * latent.query
+        and key.outputs == latent.size + latent.turned
+        and value.outputs == sum(size for linear, size in parts if linear is value) * latent.heads
+        and (keys is None or keys.outputs == latent.heads * latent.size)
+        and all(weight.bias is None and size % weight.panel == 0 for weight, size in held)
+        and (first is None or first.outputs % library.lanes == 0)
+    )
+
+
 def _fits_mixture(found: LayerDescription) -> bool:
     """Whether a mixture is of the layer's size, and the MLP that all tokens meet of its kind."""
     assert found.mixture is not None
-    shared = found.linears[4:]
+    shared = found.linears[4:7]
     alike = all(each is not None and isinstance(each.module, NativeBlockLinear) for each in shared)
     return found.mixture.experts.hidden_dim == found.hidden and (alike or shared == (None,) * 3)
 
@@ -350,7 +458,10 @@ def _is_vector(numbers: Tensor, size: int) -> bool:
 
 def _norm_sizes(found: LayerDescription) -> list[int]:
     """The weights that the library reads of each norm."""
-    of_heads = [linear.outputs for linear in found.linears[:2]]
+    if found.latent is not None:
+        first = found.linears[7]
+        return [found.hidden] * 4 + [0 if first is None else first.outputs, found.latent.size]
+    of_heads = [found.made(number).outputs for number in range(2)]
     alone = not (found.together or found.apart)
     return [found.hidden] * 4 + ([found.dim] * 2 if alone else of_heads)
 

@@ -107,14 +107,14 @@ class NativeLayer:
     def compute(
         self,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
+        position_embeddings: Any,
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Returns the same, computed by the library."""
         cache = given_cache(options)
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        angles, masks = (Angles(*position_embeddings),), (seen_by(attention_mask),)
+        angles, masks = (Angles.of(position_embeddings),), (seen_by(attention_mask),)
         self._stack.run(PassInputs(y, angles, cache, cache.slots, masks))
         return y
 

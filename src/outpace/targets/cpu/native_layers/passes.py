@@ -28,6 +28,14 @@ class Angles(NamedTuple):
     sines: Tensor
     positions: Tensor | None = None
 
+    @classmethod
+    def of(cls, made: Any) -> Angles:
+        """Returns what a model has made of the positions of its tokens: cosines and sines, or both
+        in complex numbers, of which there is one for two numbers of a head (DeepSeek V2)."""
+        if not isinstance(made, Tensor):
+            return cls(*made)
+        return cls(*(torch.cat([part, part], -1) for part in (made.real, made.imag)))
+
     def of_rows(self, rows: slice) -> Angles:
         """Returns those of some rows."""
         if self.positions is None:
@@ -56,11 +64,11 @@ class Rotary:
         if kind is not None:
             more, rope = [kind], module.rope_type.get(kind)
         if rope not in STATIC:
-            return Angles(*module(x, positions, *more))
+            return Angles.of(module(x, positions, *more))
         source = getattr(module, "inv_freq" if kind is None else f"{kind}_inv_freq")
         table = self._table
         if table is None or table[2] is not source or len(table[0]) < reach:
-            cosines, sines = module(x, arange(reach, device=x.device)[None], *more)
+            cosines, sines, _ = Angles.of(module(x, arange(reach, device=x.device)[None], *more))
             table = self._table = cosines[0].contiguous(), sines[0].contiguous(), source
         return Angles(table[0], table[1], positions)
 

@@ -28,6 +28,7 @@ from outpace.targets.cpu.native import (
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription, weight_of
 from outpace.targets.cpu.native_layers.experts import MixtureStruct
+from outpace.targets.cpu.native_layers.latent import LatentStruct
 from outpace.targets.cpu.native_layers.linear import FEW
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.probing import Norm, NormStruct
@@ -45,6 +46,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = (
         *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, Part) for name in ("first", "keys")),
         *((name, NormStruct) for name in ("before", "after", "before_mlp", "after_mlp")),
         *((name, NormStruct) for name in ("query_norm", "key_norm")),
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
@@ -53,6 +55,7 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("scaling", "cap", "residual", "alpha", "limit")),
         ("sinks", ctypes.c_void_p),
         ("mixture", MixtureStruct),
+        ("latent", LatentStruct),
     )
 
 
@@ -190,8 +193,8 @@ class LayerStack:
         found = self._last_pointers
         if found is None or found.cache() is not cache or found.generation != cache.generation:
             layers = [
-                cache.buffers_of(index, layer.groups, layer.dim, x)
-                for index, layer in zip(description.indices, description.layers, strict=True)
+                cache.buffers_of(index, *layer.cached, like=x)
+                for index, layer in zip(description.indices, self._layers, strict=True)
             ]
             names = ("keys", "values", "key_scales", "value_scales")
             arrays = [_pointers([getattr(layer, name) for layer in layers]) for name in names]
@@ -249,18 +252,18 @@ def _struct(
     sinks, mixture = layer.sinks, layer.mixture
     parts = [Part() if weight is None else part(weight) for weight in weights]
     norms = [NormStruct() if norm is None else norm.struct() for norm in layer.norms]
-    number, dim = layer.attention.layer_idx, layer.dim
-    heads, groups = parts[0].outputs // dim, parts[1].outputs // dim
+    number, latent = layer.attention.layer_idx, layer.latent
     return _Layer(
         *parts,
         *norms,
-        *(layer.hidden, heads, groups, dim, parts[5].outputs),
+        *(layer.hidden, layer.heads, layer.groups, layer.dim, parts[5].outputs),
         *(number not in skipped.attention, number not in skipped.mlp),
         *(layer.parallel, layer.together, layer.apart),
         *(layer.activation, layer.turning, layer.angles, layer.mask),
         *(layer.scaling, layer.cap, layer.residual, *layer.clip),
         None if sinks is None else sinks.data_ptr(),
         MixtureStruct() if mixture is None else mixture.struct(experts),
+        LatentStruct() if latent is None else latent.struct(),
     )
 
 

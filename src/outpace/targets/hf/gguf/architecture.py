@@ -308,6 +308,9 @@ def _yarn_options(model: GGUFModel, factor: float) -> tuple[list[str], dict[str,
         del said["yarn_attn_factor"]  # what it is anyway
     if model.architecture == "mistral3" and said["yarn_log_multiplier"] is not None:
         more |= {"mscale": 1.0, "mscale_all_dim": said.pop("yarn_log_multiplier")}
+    if model.architecture == "deepseek2" and said["yarn_log_multiplier"] is not None:
+        stretch = 10 * said.pop("yarn_log_multiplier")  # the converter has divided it
+        more |= {"mscale": stretch, "mscale_all_dim": stretch}
     return [name for name, value in said.items() if value is not None], more
 
 

@@ -20,6 +20,7 @@ from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.native import BLOCK_PANEL
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import STACKED, BlockExperts, is_experts
+from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.names import arrangement_of
@@ -52,6 +53,7 @@ def filled(
     """
     if packed:
         _hold_experts(model, built, changed)
+        _hold_latents(model, built, changed)
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
     places = dict(built.named_parameters(remove_duplicate=False))  # a tied head is there twice
@@ -91,6 +93,22 @@ def _hold_experts(model: GGUFModel, built: nn.Module, changed: Collection[str]) 
         kept = (each and each.kind in KINDS and (*each.shape, 0)[0] == count for each in tensors)
         if all(kept) and not any(f"{name}.{own}" in changed for own in STACKED):
             built.set_submodule(name, BlockExperts(module))
+
+
+OF_LATENTS = ("k", "v")
+"""Tensors that make keys and values of latents, as they are called."""
+
+
+def _hold_latents(model: GGUFModel, built: nn.Module, changed: Collection[str]) -> None:
+    """Puts layers in the place of those that make keys and values of latents, where these are two
+    in the file, in blocks."""
+    for name, module in list(built.named_modules()):
+        layer, both = re.search(r"\.layers\.(\d+)\.", name), f"{name}.kv_b_proj"
+        if layer is None or not hasattr(module, "kv_b_proj") or f"{both}.weight" in changed:
+            continue
+        tensors = [model.tensors.get(f"blk.{layer[1]}.attn_{p}_b.weight") for p in OF_LATENTS]
+        if all(each is not None and each.kind in KINDS for each in tensors):
+            built.set_submodule(both, BlockLatents(module))
 
 
 def _fit_in_blocks(experts: Any) -> bool:

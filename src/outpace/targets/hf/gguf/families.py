@@ -51,10 +51,15 @@ class Family:
 
     lists: tuple[str, ...] = ()
     """Values that may differ from layer to layer. What all families have is read from the first."""
+    heads: Callable[[GGUFModel], Options] | None = None
+    """Values of its heads, where those in a file are of something else."""
 
     def settled(self, model: GGUFModel) -> GGUFModel:
-        """Returns a model whose every value is one number for all layers."""
+        """Returns a model whose every value is one number for all layers, and those of its heads
+        what they are in other families."""
         values = dict(model.values)
+        own = {} if self.heads is None else self.heads(model)
+        values |= {f"{model.architecture}.{name}": value for name, value in own.items()}
         for name in (f"{model.architecture}.{name}" for name in self.lists):
             if isinstance(values.get(name), np.ndarray):
                 values[name] = values[name][:1]
@@ -343,8 +348,59 @@ def _glm4moe(model: GGUFModel, options: Options) -> Options:
     }
 
 
+def _latent_heads(model: GGUFModel) -> Options:
+    """Files say how long latents are, and that there is one for all heads. To transformers a head
+    has the numbers that are turned."""
+    turned = needed(model, "rope.dimension_count")
+    return {
+        "attention.key_length": turned,
+        "attention.value_length": turned,
+        "attention.head_count_kv": needed(model, "attention.head_count"),
+    }
+
+
+def _deepseek2(model: GGUFModel, options: Options) -> Options:
+    turned, groups = needed(model, "rope.dimension_count"), model.number("expert_group_count") or 1
+    # Older files say of latents nothing but their length.
+    sizes = ("attention.key_length", "attention.value_length")
+    key, value = (model.number(f"{name}_mla") or needed(model, name) for name in sizes)
+    rope = options["rope_parameters"]
+    if rope["rope_type"] == "yarn" and "mscale" not in rope:
+        raise UnsupportedModel(
+            f"{model.path} stretches its positions by YaRN without saying its "
+            "yarn_log_multiplier, which is not read: use the model's Hugging Face folder instead."
+        )
+    found = {
+        "q_lora_rank": model.number("attention.q_lora_rank"),
+        "kv_lora_rank": needed(model, "attention.kv_lora_rank"),
+        "qk_nope_head_dim": key - turned,
+        "qk_rope_head_dim": turned,
+        "v_head_dim": value,
+        "n_shared_experts": model.number("expert_shared_count") or 0,
+        "first_k_dense_replace": model.number("leading_dense_block_count") or 0,
+        "n_group": groups,
+        "topk_group": model.number("expert_group_used_count") or 1,
+        "routed_scaling_factor": model.number("expert_weights_scale") or 1.0,
+        "norm_topk_prob": model.of_family("expert_weights_norm") is True,
+    }
+    if _scores_of(model) == SIGMOID:
+        return found
+    if found["norm_topk_prob"] or _scores_of(model) != SOFTMAX:
+        raise UnsupportedModel(
+            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
+            "Face folder instead."
+        )
+    return {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
+
+
+def _scores_of(model: GGUFModel) -> Any:
+    """The function of a router's numbers. Older files do not say it; biases go with sigmoids."""
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in model.tensors)
+    return model.number("expert_gating_func") or (SIGMOID if corrected else SOFTMAX)
+
+
 SHARED = "expert_shared_feed_forward_length"
-SIGMOID = 2
+SOFTMAX, SIGMOID = 1, 2
 """What files call the function that turns the router's numbers into weights of experts."""
 
 PERMUTED = partial(Layout, permuted=True)
@@ -356,6 +412,14 @@ FAMILIES = {
     "bloom": Family("bloom", partial(Layout, grouped=True), _bloom),
     "cohere2": Family("cohere2", OWN, _cohere2, factors=frozenset({"logit_scale"})),
     "command-r": Family("cohere", OWN, _cohere, factors=frozenset({"logit_scale"})),
+    "deepseek2": Family(
+        "deepseek_v2",
+        OWN,
+        _deepseek2,
+        variant=lambda model: "deepseek_v3" if _scores_of(model) == SIGMOID else "deepseek_v2",
+        table="",
+        heads=_latent_heads,
+    ),
     "ernie4_5": Family("ernie4_5", OWN, lambda model, _: {"use_bias": has(model, "attn_q.bias")}),
     "exaone4": Family("exaone4", OWN, lambda model, _: windows(model, 4)),
     "exaone": Family("llama", OWN, _biases),

@@ -42,6 +42,12 @@ PLACES = (
         r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight",
         ("blk.{}.ffn_gate_shexp.weight", "blk.{}.ffn_up_shexp.weight"),
     ),
+    (r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.keys\.weight", ("blk.{}.attn_k_b.weight",)),
+    (r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.values\.weight", ("blk.{}.attn_v_b.weight",)),
+    (
+        r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.weight",
+        ("blk.{}.attn_k_b.weight", "blk.{}.attn_v_b.weight"),
+    ),
     (r"\w+\.layers\.(\d+)\.\w+\.A_log", ("blk.{}.ssm_a",)),
     (r"\w+\.layers\.(\d+)\.\w+\.D", ("blk.{}.ssm_d",)),
     (r"\w+\.layers\.(\d+)\.\w+\.dt_bias", ("blk.{}.ssm_dt.bias",)),
@@ -55,6 +61,10 @@ PLACES = (
 
 HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)_(exps|shexp)\.(weight|bias)")
 """Tensors that a model may hold in one weight, the gate first."""
+
+LATENT = re.compile(r"blk\.\d+\.attn_(?P<part>k|v)_b\.weight")
+"""Tensors that make the keys (the other way round, ``[H, K, N]``) and the values of heads from
+latents. A model holds each head's key and its value in one weight."""
 
 MERGED = ("gate_up_proj", "gate_up_proj_bias", "input_linear.weight")
 """How the names of such weights end."""
@@ -123,6 +133,10 @@ class Layout(TensorProcessor):
             merged = more["parsed_parameters"]["tensors"]
             _put_half(weights, ours, half["half"] == "gate", merged, self.turned)
             return _TENSOR(weights, None, {})
+        latent = LATENT.fullmatch(name)
+        if latent is not None:
+            self._put_latent(weights, ours, latent["part"], more["parsed_parameters"]["tensors"])
+            return _TENSOR(weights, None, {})
         if "_exps." in name and ours.endswith("_proj.bias"):  # of a layer that holds all experts
             weights = weights.reshape(-1)
         elif "_exps." in name and self.turned and weights.ndim == 3:
@@ -144,6 +158,19 @@ class Layout(TensorProcessor):
         elif self.offset and name.endswith("norm.weight") and "ssm_norm" not in name:
             weights = weights - self.offset
         return _TENSOR(weights, name, {})
+
+    def _put_latent(
+        self, weights: Any, ours: str, part: str, merged: dict[str, torch.Tensor]
+    ) -> None:
+        """Puts what makes keys or values of latents into the weight that makes both."""
+        heads = self.config["num_attention_heads"]
+        still, value = self.config["qk_nope_head_dim"], self.config["v_head_dim"]
+        own = torch.from_numpy(np.array(weights))
+        own = own.reshape(heads, -1, own.shape[-1])  # a dimension of 1 may have been left out
+        own = own.transpose(1, 2) if part == "k" else own
+        whole = merged.setdefault(ours, torch.zeros(heads * (still + value), own.shape[-1]))
+        place = whole.view(heads, still + value, -1)
+        (place[:, :still] if part == "k" else place[:, still:]).copy_(own)
 
     def _values_per_key(self) -> int:
         keys = self.config.get("linear_num_key_heads") or 1

@@ -8,6 +8,7 @@ another order, the same is done to the rows of blocks, which stay as they are in
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -66,7 +67,7 @@ class Arrangement:
         turned, ``[K, N]``.
         """
         merged: dict[str, Any] = {"tensors": {}}  # weights that are put together from several
-        joined = self._joined(model, packable)
+        joined, parts = self._joined(model, packable), Counter(self.names.values())
         for stored in model.tensors.values():
             if stored.name in ELSEWHERE or stored.name not in self.names:
                 continue
@@ -76,7 +77,8 @@ class Arrangement:
                     rows = torch.cat([half.rows for half in joined[name]])
                     yield name, Blocks(stored.kind, rows)
                 continue
-            blocks = self._blocks(stored, packable.get(name))
+            whole = parts[name] == 1
+            blocks = self._blocks(stored, packable.get(name)) if whole else None
             if blocks is not None:
                 yield name, blocks
                 continue
@@ -105,7 +107,7 @@ class Arrangement:
         cannot be."""
         if turned is None or stored.kind not in KINDS or len(stored.shape) < 2:
             return None
-        if len(stored.shape) == 3:  # of experts, for a layer that holds those of all of them
+        if len(stored.shape) == 3:  # of experts or heads, for a layer that holds those of all
             return Blocks(stored.kind, stored.rows)
         order = self._order(stored)
         if order is None or order.turned != turned:
