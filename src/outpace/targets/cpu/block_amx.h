@@ -109,7 +109,7 @@ template <int BITS, bool LIFTED> struct TiledChunk {
   // Those of row number r of the tile. in: that row.
   floats dot(int64_t b, int part, int64_t r, const Rounded &in) const {
     ints sum = load<ints>(found[b][part][r]);
-    if constexpr (!LIFTED) sum += in.less[less_of(job.form) + part] - ints{};
+    if constexpr (!LIFTED) sum += less_at<BITS>(in, less_of(job.form) + part) - ints{};
     return __builtin_convertvector(sum, floats);
   }
 

@@ -4,7 +4,9 @@
 // and s and t are shared by 32 inputs of an output (by 16, where codes have 2, 3 or 6 bits). Of some
 // codes of 4 bits
 // u is looked up: those of MXFP4 are small floats (OCP Microscaling Formats 1.0), whose s is a power of
-// two, and those of IQ4_NL and IQ4_XS stand for numbers that lie closer near zero. Products compute 16
+// two, and those of IQ4_NL and IQ4_XS stand for numbers that lie closer near zero. Kinds below 4 bits,
+// IQ1 to IQ3, hold numbers of which file blocks name some four or eight at once, by their place in a
+// list (the grid), and signs: here each number has a code of its own, of 3 or 4 bits. Products compute 16
 // outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
 // blocks of 32 inputs: first their codes, then the scales exactly as the file holds them.
 //
@@ -32,13 +34,19 @@ constexpr int64_t VECTOR = 4 * WIDTH;       // bytes of the codes of one group
 constexpr int64_t LARGE = CHUNK * SMALL;    // inputs of a chunk
 
 // What codes are looked up in.
-enum Table { PLAIN, FLOATS, UNEVEN, TABLES };
+enum Table { PLAIN, FLOATS, UNEVEN, ODD, EIGHT, THREE, SHIFTED, TABLES };
 
-// The u of each code: what small floats stand for, doubled, with 12 added; uneven numbers, with 128.
+// The u of each code: what small floats stand for, doubled, with 12 added; uneven numbers, with 128; the
+// odd numbers to 15 and their negatives, with 16; eight and three numbers and their negatives, with 128;
+// -1, 0 and 1, shifted by an eighth up or down, 16 times, with 32.
 constexpr uint8_t LOOKED_UP[TABLES][16] = {
     {},
     {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31},
+    {66, 76, 84, 92, 100, 108, 116, 124, 132, 140, 148, 156, 164, 172, 180, 190},
+    {85, 103, 120, 136, 153, 171},
+    {14, 18, 30, 34, 46, 50},
 };
 
 // A kind of blocks.
@@ -49,17 +57,23 @@ struct Form {
   int middle;           // the u of zero, where there is no t
   int64_t inputs, bytes; // of a block in a file
   Table table = PLAIN;
+  float unit = 1.f; // by which the scale of a chunk is multiplied: a power of two
 
   // Whether 16 inputs share a scale, and so the halves of a block have one each.
   constexpr bool halved() const { return bits == 2 || bits == 3 || bits == 6; }
   // Whether scales are powers of two, in a byte each.
   constexpr bool powers() const { return table == FLOATS; }
   // Small integers of a block, if it has some.
-  constexpr int factors() const { return table ? 1 : 2; }
+  constexpr int factors() const { return table && !halved() ? 1 : 2; }
+  // The largest code.
+  constexpr uint8_t last() const { return bits == 4 ? 15 : 5; }
+  // Whether files name numbers by their place in a grid.
+  constexpr bool has_grid() const { return table >= ODD; }
 };
 
 enum Kind {
-  Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS, Q2_K, Q3_K, KINDS
+  Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, MXFP4, IQ4_NL, IQ4_XS, Q2_K, Q3_K,
+  IQ3_S, IQ3_XXS, IQ2_S, IQ2_XS, IQ2_XXS, IQ1_S, IQ1_M, KINDS
 };
 
 constexpr Form FORMS[KINDS] = {
@@ -69,6 +83,10 @@ constexpr Form FORMS[KINDS] = {
     {4, false, false, 12, 32, 17, FLOATS}, {4, false, false, 128, 32, 18, UNEVEN},
     {4, false, true, 128, 256, 136, UNEVEN}, {2, true, true, 0, 256, 84},
     {3, false, true, 4, 256, 110},
+    {4, false, true, 16, 256, 110, ODD}, {4, false, true, 128, 256, 98, EIGHT, 0.25f},
+    {3, false, true, 128, 256, 82, THREE, 0.125f}, {3, false, true, 128, 256, 74, THREE, 0.125f},
+    {3, false, true, 128, 256, 66, THREE, 0.125f}, {3, false, true, 32, 256, 50, SHIFTED, 0.0625f},
+    {3, false, true, 32, 256, 56, SHIFTED, 0.0625f},
 };
 
 // -- sizes -----------------------------------------------------------------------------------------
@@ -176,8 +194,93 @@ inline void decode_small(int kind, const uint8_t *raw, int64_t block, Decoded &t
     for (int i = 0; i < SMALL; i++) codes[i] |= (fifth >> i & 1) << 4;
 }
 
+inline uint32_t word_at(const uint8_t *raw) {
+  uint32_t bits;
+  std::memcpy(&bits, raw, sizeof bits);
+  return bits;
+}
+
+// Eight numbers of a block: their places in the grid (of four numbers each, or one of eight), their
+// signs, and the factor of the scale.
+struct Eight {
+  uint32_t first, second, signs;
+  int factor;
+};
+
+// The eight signs of seven bits: there is an even number of negative ones.
+inline uint32_t signs_of(uint32_t seven) {
+  uint32_t odd = seven ^ seven >> 4;
+  odd ^= odd >> 2;
+  return seven | ((odd ^ odd >> 1) & 1) << 7;
+}
+
+// The eight numbers from 8 j on of a block of 256 inputs.
+inline Eight eight_of(int kind, const uint8_t *raw, int j) {
+  const int b = j / 4, q = j % 4; // of a block of 32 inputs
+  auto nibble = [&](const uint8_t *packed, int i) { return packed[i / 2] >> 4 * (i % 2) & 15; };
+  switch (kind) {
+  case IQ3_S: {
+    const uint32_t high = raw[66 + b] >> 2 * q;
+    return {raw[2 + 2 * j] | (high & 1) << 8, raw[3 + 2 * j] | (high >> 1 & 1) << 8, raw[74 + j],
+            1 + 2 * nibble(raw + 106, b)};
+  }
+  case IQ3_XXS: {
+    const uint32_t more = word_at(raw + 66 + 4 * b);
+    return {raw[2 + 2 * j], raw[3 + 2 * j], signs_of(more >> 7 * q & 127), int(1 + 2 * (more >> 28))};
+  }
+  case IQ2_S: {
+    const uint32_t high = raw[66 + b] >> 2 * q & 3;
+    return {raw[2 + j] | high << 8, 0, raw[34 + j], 1 + 2 * nibble(raw + 74, j / 2)};
+  }
+  case IQ2_XS: {
+    const uint32_t both = half_at(raw + 2 + 2 * j);
+    return {both & 511, 0, signs_of(both >> 9), 1 + 2 * nibble(raw + 66, j / 2)};
+  }
+  case IQ2_XXS: {
+    const uint32_t more = word_at(raw + 6 + 8 * b);
+    return {raw[2 + 8 * b + q], 0, signs_of(more >> 7 * q & 127), int(1 + 2 * (more >> 28))};
+  }
+  case IQ1_S: {
+    const uint32_t more = half_at(raw + 34 + 2 * b);
+    return {raw[2 + j] | (more >> 3 * q & 7) << 8, 0, more >> 15, int(1 + 2 * (more >> 12 & 7))};
+  }
+  default: { // IQ1_M
+    const uint32_t more = nibble(raw + 32, j), scales = half_at(raw + 48 + 2 * (j / 8));
+    return {raw[j] | (more & 7) << 8, 0, more >> 3, int(1 + 2 * (scales >> 3 * (j / 2 % 4) & 7))};
+  }
+  }
+}
+
+// grid: the codes of positive numbers, or of those that are shifted up, [places, 4 or 8].
+inline void decode_grid(int kind, const uint8_t *raw, const uint8_t *grid, Decoded &to) {
+  const Form &form = FORMS[kind];
+  const int width = form.bits == 4 ? 4 : 8;
+  to.scales[0] = half_at(raw);
+  if (kind == IQ1_M) {
+    to.scales[0] = 0;
+    for (int i = 0; i < 4; i++) to.scales[0] |= uint16_t(half_at(raw + 48 + 2 * i) >> 12 << 4 * i);
+  }
+  for (int j = 0; j < LARGE / 8; j++) {
+    const Eight eight = eight_of(kind, raw, j);
+    if (form.halved())
+      to.factors[j / 2] = uint8_t(eight.factor);
+    else
+      to.factors[j / 4] = uint8_t(eight.factor);
+    for (int i = 0; i < 8; i++) {
+      const uint32_t place = i < width ? eight.first : eight.second;
+      uint8_t code = grid[place * width + i % width];
+      if (form.table == SHIFTED)
+        code = uint8_t(code - eight.signs);
+      else if (eight.signs >> i & 1)
+        code = uint8_t(form.last() - code);
+      to.codes[8 * j + i] = code;
+    }
+  }
+}
+
 // A block of 256 inputs.
-inline void decode_large(int kind, const uint8_t *raw, Decoded &to) {
+inline void decode_large(int kind, const uint8_t *raw, const uint8_t *grid, Decoded &to) {
+  if (FORMS[kind].has_grid()) return decode_grid(kind, raw, grid, to);
   if (kind == IQ4_XS) {
     const uint16_t high = half_at(raw + 2);
     to.scales[0] = half_at(raw);
@@ -228,9 +331,9 @@ inline void decode_large(int kind, const uint8_t *raw, Decoded &to) {
   }
 }
 
-// raw: the first of `blocks` blocks of 32 inputs.
-inline void decode(int kind, const uint8_t *raw, int64_t blocks, Decoded &to) {
-  if (FORMS[kind].nested) return decode_large(kind, raw, to);
+// raw: the first of `blocks` blocks of 32 inputs. grid: of the kind, or null.
+inline void decode(int kind, const uint8_t *raw, const uint8_t *grid, int64_t blocks, Decoded &to) {
+  if (FORMS[kind].nested) return decode_large(kind, raw, grid, to);
   for (int64_t b = 0; b < blocks; b++) decode_small(kind, raw + b * FORMS[kind].bytes, b, to);
 }
 
@@ -240,6 +343,7 @@ inline void widen_codes(int kind, const Decoded &from, int64_t blocks, float *to
   for (int64_t half = 0; half < 2 * blocks; half++) {
     int64_t b = half / 2, at = form.nested ? 0 : b;
     float scale = form.powers() ? power_of_two(uint8_t(from.scales[at])) : from_half(from.scales[at]);
+    scale *= form.unit;
     float lift = form.lifted ? from_half(from.lifts[at]) : 0.f;
     const uint8_t factor = from.factors[form.halved() ? half : b];
     if (form.nested && !form.lifted) scale *= float(int8_t(factor));
@@ -328,7 +432,7 @@ inline void each_scale(int kind, int64_t blocks, int64_t o, uint8_t *at, Decoded
   for (int64_t b = 0; b < blocks; b++)
     if (form.halved()) {
       next(of.factors + 2 * b, 1), next(of.factors + 2 * b + 1, 1);
-    } else if (form.nested && form.table) {
+    } else if (form.nested && form.factors() == 1) {
       next(of.factors + b, 1);
     } else if (form.nested) {
       next(of.factors + b, 1), next(of.falls + b, 1);
@@ -339,8 +443,8 @@ inline void each_scale(int kind, int64_t blocks, int64_t o, uint8_t *at, Decoded
 }
 
 // Lays out panel number `panel` of a weight [outputs, inputs]; outputs beyond the last are zeros.
-inline void pack_panel(int kind, const uint8_t *raw, int64_t outputs, int64_t blocks, int64_t panel,
-                       uint8_t *to) {
+inline void pack_panel(int kind, const uint8_t *raw, const uint8_t *grid, int64_t outputs, int64_t blocks,
+                       int64_t panel, uint8_t *to) {
   const Form &form = FORMS[kind];
   const int64_t row = blocks * SMALL / form.inputs * form.bytes;
   for (int64_t from = 0; from < blocks; from += CHUNK) {
@@ -349,7 +453,7 @@ inline void pack_panel(int kind, const uint8_t *raw, int64_t outputs, int64_t bl
       Decoded decoded = {};
       int64_t output = panel * WIDTH + o;
       if (output < outputs)
-        decode(kind, raw + output * row + from * SMALL / form.inputs * form.bytes, count, decoded);
+        decode(kind, raw + output * row + from * SMALL / form.inputs * form.bytes, grid, count, decoded);
       for (int64_t b = 0; b < count; b++)
         pack_codes(form.bits, decoded.codes + b * SMALL, o, to + code_bytes(form, b));
       each_scale(kind, count, o, to + code_bytes(form, count), decoded,
@@ -375,12 +479,12 @@ inline void widen_output(int kind, uint8_t *panel, int64_t o, int64_t blocks, fl
 }
 
 // Writes a row of a weight as a file holds it.
-inline void widen_row(int kind, const uint8_t *raw, int64_t blocks, float *to) {
+inline void widen_row(int kind, const uint8_t *raw, const uint8_t *grid, int64_t blocks, float *to) {
   const Form &form = FORMS[kind];
   for (int64_t from = 0; from < blocks; from += CHUNK) {
     int64_t count = std::min(CHUNK, blocks - from);
     Decoded decoded;
-    decode(kind, raw + from * SMALL / form.inputs * form.bytes, count, decoded);
+    decode(kind, raw + from * SMALL / form.inputs * form.bytes, grid, count, decoded);
     widen_codes(kind, decoded, count, to + from * SMALL);
   }
 }

@@ -64,12 +64,11 @@ struct alignas(64) Rounded {
 };
 
 inline int less_of(const Form &form) {
+  if (form.halved()) return 4; // codes of 3 bits are read times 8; of a middle of 128 it is 4 times that
   switch (form.middle) {
   case 8: return 1;
   case 16: return 2;
   case 128: return 3;
-  case 4: // codes of 3 bits are read times 8
-  case 32: return 4;
   default: return 0;
   }
 }
@@ -197,9 +196,14 @@ constexpr int code_of(int bits, Table table) { return bits + 16 * table; }
 constexpr int code_of(const Form &form) { return code_of(form.bits, form.table); }
 constexpr int bits_of(int code) { return code % 16; }
 // Whether u has 8 bits.
-constexpr bool is_wide(int code) { return code == 8 || code == code_of(4, UNEVEN); }
+constexpr bool is_wide(int code) {
+  const int table = code / 16;
+  return code == 8 || table == UNEVEN || table == EIGHT || table == THREE;
+}
 // Whether the halves of a block have scales of their own.
-constexpr bool is_halved(int code) { return code == 2 || code == 3 || code == 6; }
+constexpr bool is_halved(int code) {
+  return bits_of(code) == 2 || bits_of(code) == 3 || bits_of(code) == 6;
+}
 
 // What templates know of a kind of blocks.
 template <int CODE, bool HAS_LIFTS> struct Coded {
@@ -209,10 +213,13 @@ template <int CODE, bool HAS_LIFTS> struct Coded {
 
 // Calls with the `Coded` of a kind.
 template <typename Act> inline void by_code(const Form &form, Act act) {
-  constexpr int SMALL_FLOATS = code_of(4, FLOATS), UNEVEN_ONES = code_of(4, UNEVEN);
   switch (2 * code_of(form) + form.lifted) {
-  case 2 * SMALL_FLOATS: return act(Coded<SMALL_FLOATS, false>{});
-  case 2 * UNEVEN_ONES: return act(Coded<UNEVEN_ONES, false>{});
+  case 2 * code_of(4, FLOATS): return act(Coded<code_of(4, FLOATS), false>{});
+  case 2 * code_of(4, UNEVEN): return act(Coded<code_of(4, UNEVEN), false>{});
+  case 2 * code_of(4, ODD): return act(Coded<code_of(4, ODD), false>{});
+  case 2 * code_of(4, EIGHT): return act(Coded<code_of(4, EIGHT), false>{});
+  case 2 * code_of(3, THREE): return act(Coded<code_of(3, THREE), false>{});
+  case 2 * code_of(3, SHIFTED): return act(Coded<code_of(3, SHIFTED), false>{});
   case 5: return act(Coded<2, true>{});
   case 6: return act(Coded<3, false>{});
   case 8: return act(Coded<4, false>{});
@@ -256,10 +263,12 @@ template <int BITS, int GROUP> inline bytes codes_of(const uint8_t *at) {
     if constexpr (GROUP % 4 < 3) return bytes(vector(GROUP % 4) & 0x3f3f);
     return bytes((vector(0) >> 6 & 0x0303) | (vector(1) >> 4 & 0x0c0c) | (vector(2) >> 2 & 0x3030));
   }
-  if constexpr (BITS < 4) {
+  if constexpr (bits_of(BITS) < 4) {
     constexpr int UP = BITS == 3 ? 3 : 0;
     words low = moved<UP - 2 * (GROUP % 4)>(load<words>(at + GROUP / 4 * VECTOR)) & (0x0303 << UP);
-    if constexpr (BITS == 3) low |= moved<5 - GROUP>(load<words>(at + 2 * VECTOR)) & 0x2020;
+    if constexpr (bits_of(BITS) == 3)
+      low |= moved<UP + 2 - GROUP>(load<words>(at + 2 * VECTOR)) & (0x0404 << UP);
+    if constexpr (BITS >= 16) return looked_up(LOOKED_UP[BITS / 16], bytes(low));
     return bytes(low);
   }
   words low = load<words>(at + GROUP % 4 * VECTOR);
@@ -422,13 +431,13 @@ inline void widen_scales(const Form &form, const uint8_t *at, int64_t blocks, Sc
       }
       continue;
     }
-    floats scale = widen_halves(at + 2 * first), lift = {};
+    floats scale = widen_halves(at + 2 * first) * form.unit, lift = {};
     const uint8_t *factors = at + 2 * WIDTH;
     if (form.lifted) lift = -widen_halves(factors + 2 * first), factors += 2 * WIDTH;
     for (int64_t half = 0; form.halved() && half < 2 * blocks; half++, factors += WIDTH) {
       if (!form.lifted) {
         floats one = widen(reinterpret_cast<const int8_t *>(factors + first));
-        store(scale * one * (form.bits == 3 ? 0.125f : 1.f), to.scale[half] + first);
+        store(scale * one * (code_of(form) == 3 ? 0.125f : 1.f), to.scale[half] + first);
         continue;
       }
       lanes<uint8_t> both = load<lanes<uint8_t>>(factors + first), low = both & 15, high = both >> 4;
@@ -477,6 +486,11 @@ template <int BITS> inline void call_for(const uint8_t *from) {
   }
 }
 
+// What the integer sum of a half of a block begins with, or of the whole of it. which: of `less_of`.
+template <int BITS> inline int32_t less_at(const Rounded &in, int which) {
+  return is_wide(BITS) && is_halved(BITS) ? 4 * in.less[which] : in.less[which];
+}
+
 // Adds what a chunk gives to the sums of IN rows of some slices of a panel.
 template <int BITS, bool LIFTED, int IN> struct Tile {
   const uint8_t *codes; // from the first slice on
@@ -517,7 +531,7 @@ template <int BITS, bool LIFTED, int IN> struct Tile {
       if constexpr (LIFTED || (is_wide(BITS) && SIGNED))
         dots[r][s].begin();
       else
-        dots[r][s].begin(in[r].less[which]);
+        dots[r][s].begin(less_at<BITS>(in[r], which));
     });
   }
 

@@ -163,7 +163,7 @@ inline void back_of_blocks(const Part &part, const float *x, int64_t rows, int64
   const uint8_t *chunk = static_cast<const uint8_t *>(part.weight);
   by_code(form, [&](auto code) {
     BackChunk<code.BITS, code.LIFTED> back;
-    back.panels = part.outputs / WIDTH, back.middle = form.bits == 3 ? 8 * form.middle : form.middle;
+    back.panels = part.outputs / WIDTH, back.middle = code.BITS == 3 ? 8 * form.middle : form.middle;
     for (int64_t from = 0; from < blocks_of(k); from += CHUNK, chunk += chunk_bytes(form, CHUNK)) {
       back.blocks = std::min(CHUNK, blocks_of(k) - from);
       for (int64_t p = 0; p < back.panels; p++) {

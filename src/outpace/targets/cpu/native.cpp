@@ -1360,7 +1360,7 @@ void prefer_large_pages(uint8_t *at, int64_t bytes) {
 // Laying out a weight that a file holds in blocks, on several threads.
 struct Packing {
   int kind;
-  const uint8_t *raw;
+  const uint8_t *raw, *grid;
   int64_t outputs, blocks;
   uint8_t *to;
   Threads threads;
@@ -1370,7 +1370,7 @@ struct Packing {
     const int64_t size = panel_bytes(FORMS[kind], blocks), panels = (outputs + WIDTH - 1) / WIDTH;
     for (int64_t begin, end; team.take(panels, 1, threads.here(), begin, end);)
       for (; begin < end; begin++)
-        pack_panel(kind, raw, outputs, blocks, begin, to + begin * size);
+        pack_panel(kind, raw, grid, outputs, blocks, begin, to + begin * size);
   }
 };
 
@@ -1422,11 +1422,11 @@ int64_t outpace_blocks_size(int kind, int64_t outputs, int64_t inputs) {
   return (outputs + WIDTH - 1) / WIDTH * panel_bytes(FORMS[kind], blocks_of(inputs));
 }
 
-// Lays out a weight that a file holds in blocks.
-void outpace_lay_out_blocks(int kind, const uint8_t *raw, int64_t outputs, int64_t inputs, uint8_t *to,
-                            Parallel parallel, int (*size)(), int threads) {
+// Lays out a weight that a file holds in blocks. grid: of its kind, or null.
+void outpace_lay_out_blocks(int kind, const uint8_t *raw, const uint8_t *grid, int64_t outputs,
+                            int64_t inputs, uint8_t *to, Parallel parallel, int (*size)(), int threads) {
   prefer_large_pages(to, outpace_blocks_size(kind, outputs, inputs));
-  Packing packing{kind, raw, outputs, blocks_of(inputs), to, {parallel, size, threads}};
+  Packing packing{kind, raw, grid, outputs, blocks_of(inputs), to, {parallel, size, threads}};
   packing.threads.run([](void *given) { static_cast<Packing *>(given)->compute(); }, &packing);
 }
 
@@ -1438,10 +1438,11 @@ void outpace_widen_blocks(int kind, uint8_t *panels, int64_t outputs, int64_t in
 }
 
 // Writes rows of a weight as a file holds it, as floats [rows, inputs].
-void outpace_widen_rows(int kind, const uint8_t *raw, int64_t rows, int64_t inputs, float *to) {
+void outpace_widen_rows(int kind, const uint8_t *raw, const uint8_t *grid, int64_t rows, int64_t inputs,
+                        float *to) {
   const int64_t bytes = inputs / FORMS[kind].inputs * FORMS[kind].bytes;
   for (int64_t r = 0; r < rows; r++)
-    widen_row(kind, raw + r * bytes, blocks_of(inputs), to + r * inputs);
+    widen_row(kind, raw + r * bytes, grid, blocks_of(inputs), to + r * inputs);
 }
 
 // The floats of scratch memory that layers need for a pass over some tokens, each of which may see

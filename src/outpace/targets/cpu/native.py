@@ -26,7 +26,7 @@ from outpace.targets.cpu import prebuilt
 from outpace.targets.cpu.library.compiler import PATIENCE, CompilerError, find_compiler
 from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.weights.blocks import KINDS as BLOCK_KINDS
-from outpace.targets.cpu.weights.blocks import Blocks
+from outpace.targets.cpu.weights.blocks import Blocks, grid_codes
 from outpace.targets.hf.logits import LogitScaling
 
 LOGGER = logging.getLogger("outpace")
@@ -232,11 +232,11 @@ class Native:
         self._blocks_size = library.outpace_blocks_size
         self._blocks_size.argtypes, self._blocks_size.restype = (short, number, number), number
         self._lay_out_blocks = library.outpace_lay_out_blocks
-        self._lay_out_blocks.argtypes = (short, pointer, number, number, pointer, *threads)
+        self._lay_out_blocks.argtypes = (short, *(pointer,) * 2, number, number, pointer, *threads)
         self._widen_blocks = library.outpace_widen_blocks
         self._widen_blocks.argtypes = (short, pointer, number, number, pointer)
         self._widen_rows = library.outpace_widen_rows
-        self._widen_rows.argtypes = (short, pointer, number, number, pointer)
+        self._widen_rows.argtypes = (short, *(pointer,) * 2, number, number, pointer)
         self._scratch = library.outpace_scratch
         self._scratch.argtypes = (pointer, *(number,) * 4, short)
         self._scratch.restype = number
@@ -285,7 +285,8 @@ class Native:
         panels = room[-room.data_ptr() % begin :][:size]
         threads = self._threads(blocks.outputs * blocks.inputs)
         kind, *sizes = shape
-        self._lay_out_blocks(kind, blocks.raw.data_ptr(), *sizes, panels.data_ptr(), *threads)
+        given = blocks.raw.data_ptr(), _grid_of(blocks)
+        self._lay_out_blocks(kind, *given, *sizes, panels.data_ptr(), *threads)
         return panels
 
     def widen_blocks(self, panels: Tensor, shape: BlockShape) -> Tensor:
@@ -298,7 +299,8 @@ class Native:
         """Returns what blocks stand for, float32 ``[N, K]``, on one thread: for a few rows."""
         kind, *sizes = _shape_of(blocks)
         found = torch.empty(sizes)
-        self._widen_rows(kind, blocks.raw.data_ptr(), *sizes, found.data_ptr())
+        given = blocks.raw.data_ptr(), _grid_of(blocks)
+        self._widen_rows(kind, *given, *sizes, found.data_ptr())
         return found
 
     def scratch(self, layers: Any, rows: int, columns: int, view: int, threads: int) -> int:
@@ -334,6 +336,12 @@ class Native:
 
 def _shape_of(blocks: Blocks) -> tuple[int, int, int]:
     return BLOCK_KINDS.index(blocks.kind), blocks.outputs, blocks.inputs
+
+
+def _grid_of(blocks: Blocks) -> int | None:
+    """A pointer to the grid of a kind of blocks, None for kinds without."""
+    found = grid_codes(blocks.kind)
+    return None if found is None else found.data_ptr()
 
 
 def _whole_blocks(inputs: int) -> int:

@@ -27,6 +27,7 @@ CHUNK = 1 << 22
 KINDS = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
     *("MXFP4", "IQ4_NL", "IQ4_XS", "Q2_K", "Q3_K"),
+    *("IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M"),
 )
 """The kinds of blocks that weights stay in, by their names in GGUF."""
 
@@ -41,6 +42,24 @@ def widens(kind: str) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+@cache
+def grid_codes(kind: str) -> Tensor | None:
+    """Returns the list from which a kind of blocks names some numbers at once, as the codes of
+    `block_layout.h`, uint8 ``[places, 4 or 8]``; None for kinds without.
+
+    Codes go from the smallest number to the largest. In the list are those of numbers with the sign
+    of plus, or, of the kinds IQ1, of numbers that are shifted up.
+    """
+    reader: Any = getattr(gguf.quants, kind, None)
+    if not kind.startswith(("IQ1", "IQ2", "IQ3")) or reader is None:
+        return None
+    reader.init_grid()
+    order = np.searchsorted(reader.grid_map, reader.grid[0, 0])  # from the smallest one
+    count = len(reader.grid_map)
+    codes = 2 * order + 1 if kind.startswith("IQ1") else count + order
+    return torch.from_numpy(np.ascontiguousarray(codes, dtype=np.uint8))
 
 
 @dataclass(frozen=True, eq=False)
