@@ -19,6 +19,7 @@ from outpace.targets.cpu.native_layers.experts import Groups, Scoring, mixture_o
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
+from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.describe import describe
 from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
@@ -121,7 +122,7 @@ def test_more_tokens_than_meet_their_experts_at_once(files: dict[str, Path]) -> 
     assert torch.equal(torch.cat(parts, 1), whole)
 
 
-@pytest.mark.parametrize("arch", ["qwen3moe", "qwen2moe"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen2moe", "deepseek2", "deepseek2-lite"])
 @torch.inference_mode()
 def test_bits_do_not_depend_on_the_number_of_threads(arch: str, files: dict[str, Path]) -> None:
     model, tokens = played(files[arch]), torch.randint(0, 200, (2, 40))
@@ -230,7 +231,7 @@ def test_it_says_what_computes_the_experts(files: dict[str, Path]) -> None:
     assert found.blocks == "MXFP4 100 %"
 
 
-@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "granitemoeshared"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "granitemoeshared", "deepseek2"])
 @torch.inference_mode()
 def test_experts_in_blocks_are_widened_as_transformers_holds_them(
     arch: str, files: dict[str, Path]
@@ -240,25 +241,29 @@ def test_experts_in_blocks_are_widened_as_transformers_holds_them(
         model = load(files[arch], **how).model
         held, wanted = model.state_dict(), expected.state_dict()
         assert {*held} - {"lm_head.weight"} == {*wanted} - {"lm_head.weight"}
-        assert all(torch.equal(held[name], wanted[name]) for name in held if "experts" in name)
+        parts = ("experts", "kv_b_proj")
+        for name in (each for each in held if any(part in each for part in parts)):
+            assert torch.equal(held[name], wanted[name])
     plain = load(files[arch], **OFF).model
     tokens = torch.randint(0, 200, (1, 9))
     logits = plain(tokens).logits
     assert torch.allclose(logits, expected(tokens).logits, rtol=1e-3, atol=1e-3)
     widen_blocks(plain)
     assert not experts_of(plain)
+    assert not [each for each in plain.modules() if isinstance(each, BlockLatents)]
     assert torch.allclose(plain(tokens).logits, logits, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("arch", ["gpt-oss", "deepseek2"])
 @torch.inference_mode()
-def test_copies_and_pickles_compute_the_same(files: dict[str, Path]) -> None:
-    model, tokens = played(files["gpt-oss"]), torch.randint(0, 200, (1, 9))
+def test_copies_and_pickles_compute_the_same(arch: str, files: dict[str, Path]) -> None:
+    model, tokens = played(files[arch]), torch.randint(0, 200, (1, 9))
     expected = read(model, tokens)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert torch.equal(read(other, tokens), expected)
 
 
-@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "deepseek2"])
 def test_transformers_code_computes_experts_with_the_same_products(
     arch: str, files: dict[str, Path]
 ) -> None:

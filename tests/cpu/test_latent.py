@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,18 @@ import torch
 from torch import Tensor
 
 from cpu.described import made
-from cpu.test_blocks import compiled_for, library, random_blocks
+from cpu.test_blocks import compiled_for, library, random_blocks, same_bits_everywhere
 from outpace.targets.cpu.library.compiler import find_compiler
 from outpace.targets.cpu.native import Weight, laid_out, native, part
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.latent import latent_of
 from outpace.targets.cpu.native_layers.layer import use_native_layers
+from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import KINDS
+from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.cpu.weights.narrow import to_int8
+from outpace.targets.hf.loading.load import load
+from targets.gguf.files import tiny, write
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 
@@ -108,3 +113,14 @@ def test_attention_of_other_kinds_is_left_to_transformers() -> None:
     for layer in indexed.model.layers:
         layer.self_attn.indexer = torch.nn.Linear(4, 4)
     assert use_native_layers(indexed) == 0
+
+
+@torch.inference_mode()
+def test_keys_in_numbers_and_values_in_blocks(tmp_path: Path) -> None:
+    kinds = {f"blk.{layer}.attn_k_b.weight": "F16" for layer in range(2)}
+    large = tiny("deepseek2", kv_lora_rank=256)  # enough for our own products
+    path = write(tmp_path / "m.gguf", "deepseek2", large, "Q8_0", kinds=kinds)
+    model: Any = load(path).model
+    assert isinstance(model.forward, NativeModel)
+    assert not [module for module in model.modules() if isinstance(module, BlockLatents)]
+    same_bits_everywhere(model, 200)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.families import FAMILIES as READ
 from outpace.targets.hf.loading.load import load
 from representatives import representatives
@@ -67,3 +68,20 @@ def test_logits_are_those_of_the_numbers_in_the_file(arch: str, kind: str, tmp_p
         if kind == "F32":  # and the numbers are those of the model that was written
             assert torch.allclose(original.to(dtype)(IDS).logits, logits, rtol=1e-3, atol=1e-4)
     assert loaded.packed == (kind == "Q8_0")
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "error", "said"),
+    [
+        ("expert_gating_func", 4, UnsupportedModel, "weighs its experts in a way"),
+        ("rope.scaling.yarn_log_multiplier", None, UnsupportedModel, "yarn_log_multiplier"),
+        ("attention.kv_lora_rank", None, ModelLoadError, "attention.kv_lora_rank"),
+    ],
+)
+def test_latents_that_are_not_read_are_refused(
+    value: str, number: Any, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    changes = {f"deepseek2.{value}": number}
+    path = write(tmp_path / "model.gguf", "deepseek2", tiny("deepseek2"), changes=changes)
+    with pytest.raises(error, match=said):
+        load(path)

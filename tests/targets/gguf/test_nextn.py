@@ -18,14 +18,14 @@ from targets.gguf.files import _tensors, tiny, write
 
 PROMPTS = [[1, 5, 9, 3], [7, 7], [2, 8, 4, 4, 1, 6, 3]]
 LENGTH = 16
-ARCHITECTURES = {"qwen35": 1.0, "qwen35moe": 1.0, "glm4moe": 0.0}
+ARCHITECTURES = {"qwen35": 1.0, "qwen35moe": 1.0, "glm4moe": 0.0, "deepseek2": 0.0}
 """What the norms of each add to their weights."""
 AROUND = ("enorm", "hnorm", "shared_head_norm")
 
 
 def model_and_module(arch: str) -> tuple[Any, Any]:
     """A model, and one of a single layer that attends, which is the module's."""
-    if arch == "glm4moe":
+    if not arch.startswith("qwen"):
         return tiny(arch), tiny(arch, num_hidden_layers=1, first_k_dense_replace=0)
     types = ["linear_attention", "full_attention"]
     return tiny(arch, layer_types=types), tiny(
@@ -58,7 +58,7 @@ def tensors(arch: str, module: Any, layer: int) -> dict[str, Any]:
 def said(arch: str, layers: int) -> dict[str, Any]:
     """What a file with a module says of itself."""
     found = {f"{arch}.block_count": layers + 1, f"{arch}.nextn_predict_layers": 1}
-    if arch == "glm4moe":
+    if not arch.startswith("qwen"):
         return found
     return {**found, f"{arch}.attention.recurrent_layers": [True, *[False] * layers]}
 
