@@ -209,6 +209,33 @@ def dspark(folder: Path, change: Change = nothing, kind: str = "vanilla") -> Wei
     return dflash(folder, joined)
 
 
+DOMINO = {
+    "mask_token_id": 17,
+    "target_layer_ids": [1, 5, 10],
+    "projector_type": "domino",
+    "pure_draft_prefix_len": 1,
+    "emb_dim": RANK,
+    "gru_hidden_dim": 7,
+    "shift_label": True,
+}
+"""SpecForge's."""
+
+
+def domino(folder: Path, change: Change = nothing) -> Weights:
+    def joined(about: dict[str, Any], weights: Weights) -> None:
+        about |= {"architectures": ["DominoDraftModel"], "dflash_config": dict(DOMINO)}
+        shapes = {
+            "prefix_gru.weight_ih_l0": (3 * 7, SIZE),
+            "prefix_gru.weight_hh_l0": (3 * 7, 7),
+            "embed_proj.0.weight": (RANK, SIZE + 7),
+            "embed_proj.2.weight": (VOCABULARY, RANK),
+        }
+        weights |= drawn(shapes)
+        change(about, weights)
+
+    return dflash(folder, joined)
+
+
 def of_library(kind: str, given: Weights, about: Mapping[str, Any]) -> tuple[Weights, dict]:
     """What the library `speculators` would make of a head of the same kind."""
     names = {"eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},

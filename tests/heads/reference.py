@@ -35,6 +35,8 @@ class Reference:
         self.layers = 1 + max(
             int(name.split(".")[1]) for name in self.weights if name.startswith("layers.")
         )
+        if "LlamaForCausalLMEagle4" in self.about.get("architectures", []):
+            self.about["layer_types"] = ["sliding_attention"]
         self.keys: list[list[Tensor]] = [[] for _ in range(self.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(self.layers)]
         self.positions: list[int] = []
@@ -91,6 +93,8 @@ class Reference:
     def attended(self, layer: int, read: Tensor, position: int, seen: Sequence[int]) -> Tensor:
         prefix = f"layers.{layer}.self_attn"
         heads, groups = self.about["num_attention_heads"], self.about["num_key_value_heads"]
+        if f"{prefix}.kv_b_proj.weight" in self.weights:
+            return self.latently(prefix, read, position, seen)
         queries = self.linear(f"{prefix}.q_proj", read).view(heads, -1)
         keys = self.linear(f"{prefix}.k_proj", read).view(groups, -1)
         values = self.linear(f"{prefix}.v_proj", read).view(groups, -1)
@@ -113,6 +117,46 @@ class Reference:
                 sum(w * self.values[layer][at][group] for w, at in zip(weights, shown, strict=True))
             )
         return self.linear(f"{prefix}.o_proj", torch.cat(found))
+
+    def latently(self, prefix: str, read: Tensor, position: int, seen: Sequence[int]) -> Tensor:
+        """What DeepSeek's attention adds (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+        about, heads = self.about, self.about["num_attention_heads"]
+        plain, narrow = about["qk_nope_head_dim"], about["kv_lora_rank"]
+        if f"{prefix}.q_a_proj.weight" in self.weights:
+            small = self.linear(f"{prefix}.q_a_proj", read)
+            queries = self.linear(f"{prefix}.q_b_proj", self.norm(f"{prefix}.q_a_layernorm", small))
+        else:
+            queries = self.linear(f"{prefix}.q_proj", read)
+        queries = queries.view(heads, -1)
+        both = self.linear(f"{prefix}.kv_a_proj_with_mqa", read)
+        turned = self.turned_by_pairs(both[narrow:], position)
+        made = self.norm(f"{prefix}.kv_a_layernorm", both[:narrow])
+        parts = self.linear(f"{prefix}.kv_b_proj", made).view(heads, -1)
+        keys = torch.cat([parts[:, :plain], turned.expand(heads, -1)], -1)
+        ends = self.turned_by_pairs(queries[:, plain:], position)
+        queries = torch.cat([queries[:, :plain], ends], -1)
+        self.keys[0].append(keys)
+        self.values[0].append(parts[:, plain:])
+        rope = about.get("rope_scaling") or {}
+        scale = len(queries[0]) ** -0.5
+        if rope.get("rope_type") == "yarn":
+            scale *= (0.1 * rope["mscale_all_dim"] * math.log(rope["factor"]) + 1) ** 2
+        found = []
+        for head, query in enumerate(queries):
+            shown = [*seen, len(self.positions) - 1]
+            scores = torch.stack([self.keys[0][at][head] @ query for at in shown])
+            weights = (scores * scale).softmax(0)
+            pairs = zip(weights, shown, strict=True)
+            found.append(sum(weight * self.values[0][at][head] for weight, at in pairs))
+        return self.linear(f"{prefix}.o_proj", torch.cat(found))
+
+    def turned_by_pairs(self, x: Tensor, position: int) -> Tensor:
+        """x: ``[..., D]``, of which each two neighbours are turned."""
+        frequencies, factor = turns(self.about, x.shape[-1])
+        angle = torch.tensor(float(position)) * frequencies
+        cos, sin = ((part * factor).double() for part in (angle.cos(), angle.sin()))
+        left, right = x[..., ::2], x[..., 1::2]
+        return torch.stack([left * cos - right * sin, right * cos + left * sin], -1).flatten(-2)
 
     def turned(self, x: Tensor, position: int) -> Tensor:
         """x: ``[heads, D]``."""
@@ -288,9 +332,11 @@ class BlockReference(Reference):
 class JoinedReference(BlockReference):
     """A DSpark head: each token's logits follow from the one before it, too."""
 
-    def after(self, path: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def after(self, path: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """Returns the logits ``[V]`` of the token after a path in the `block` that was made last,
         the root its first token, and how likely that token is accepted."""
+        if self.about.get("projector_type") == "domino":
+            return self.after_domino(path), None
         kind, rank = self.about["markov_head_type"], self.about["markov_rank"]
         memory = torch.zeros(rank, dtype=torch.float64)
         head = "markov_head"
@@ -309,3 +355,20 @@ class JoinedReference(BlockReference):
         sure = torch.cat([said, embedded]) if self.about["confidence_head_with_markov"] else said
         chance = self.linear("confidence_head.proj", sure).sigmoid()
         return self.spread(own), chance
+
+    def after_domino(self, path: Sequence[int]) -> Tensor:
+        """The same of Domino: a gated recurrent unit (arXiv 1406.1078) reads the path."""
+        memory = torch.zeros(self.about["gru_hidden_dim"], dtype=torch.float64)
+        for token in path:
+            new = self.weights["prefix_gru.weight_ih_l0"] @ self.embeddings[token]
+            old = self.weights["prefix_gru.weight_hh_l0"] @ memory
+            (r, z, n), (old_r, old_z, old_n) = new.chunk(3), old.chunk(3)
+            reset, update = (r + old_r).sigmoid(), (z + old_z).sigmoid()
+            fresh = (n + reset * old_n).tanh()
+            memory = (1 - update) * fresh + update * memory
+        said = self.outputs[len(path) - bool(self.about["shift_label"])]
+        own = self.output @ said
+        if len(path) > self.about["pure_draft_prefix_len"]:
+            joined = silu(self.linear("embed_proj.0", torch.cat([said, memory])))
+            own = own + self.linear("embed_proj.2", joined)
+        return self.spread(own)

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from heads.published import SIZE, VOCABULARY, Change, Weights, dflash, drawn, nothing
+from heads.published import SIZE, VOCABULARY, Change, Weights, dflash, drawn, nothing, put
 from heads.reference import BlockReference
 from heads.runs import PROMPTS, Model, plain_texts, target
 from heads.variants import say
@@ -91,7 +91,8 @@ def test_every_path_is_what_its_makers_code_computes(tmp_path: Path) -> None:
         for path in ([root, 3, 7], [root, 7, 3], [root, 0, 1]):
             for depth, token in enumerate(path):
                 here, said = torch.tensor(token), outputs[row, depth]
-                found, _ = head.joined(logits[row, depth], said, here, head.memory(here))
+                parts = (logits[row, depth], said, here, head.memory(here), model)
+                found, _ = head.joined(depth, *parts)
                 expected = reference.after(path[: depth + 1])
                 assert torch.equal(found.isinf(), expected.isinf())
                 known = ~expected.isinf()
@@ -160,6 +161,35 @@ def test_it_comes_back_bit_by_bit(tmp_path: Path) -> None:
     for form in ("outpace", "dflash", "speculators"):
         with pytest.raises(ConfigError):
             save_head(first, tmp_path / form, form)
+
+
+def test_a_folder_of_the_library(tmp_path: Path) -> None:
+    """With the entries that vLLM translates from there."""
+    weights = dflash2(tmp_path / "flat")
+    layer = json.loads((tmp_path / "flat" / "config.json").read_text())
+    for name in ("dflash_config", "num_target_layers", "architectures", "is_causal"):
+        layer.pop(name, None)
+    above = {name: each for name, each in INSIDE.items() if name != "target_layer_ids"}
+    about = {
+        "architectures": ["DFlash2DraftModel"],
+        "speculators_model_type": "dflash2",
+        "speculators_config": {
+            "algorithm": "dflash2",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "a/model", "architectures": []},
+        },
+        "aux_hidden_state_layer_ids": [2, 6, 11],
+        "sliding_window_non_causal": True,
+        "transformer_layer_config": layer,
+        **above,
+    }
+    put(tmp_path / "library", about, weights, "model.safetensors")
+    head, first = (load_head(tmp_path / name) for name in ("library", "flat"))
+    assert isinstance(head, DFlash2)
+    assert head.config == first.config
+    assert head.target.name == "a/model"
+    for name, value in first.state_dict().items():
+        assert torch.equal(head.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize(

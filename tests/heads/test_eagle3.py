@@ -17,7 +17,17 @@ from safetensors.torch import load_file
 from heads.published import SIZE, TARGET, VOCABULARY, eagle3, of_library, put
 from heads.reference import Reference
 from heads.runs import PROMPTS, Model, decoder, plain_texts, target
-from heads.variants import LAYERS, MAKERS, MASKED, READS, both, drop, nested, say
+from heads.variants import (
+    LAYERS,
+    MAKERS,
+    MASKED,
+    READS,
+    both,
+    drop,
+    latent,
+    nested,
+    say,
+)
 from outpace import LLM
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
@@ -78,7 +88,11 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     """Through our own format, the published one, and the library's."""
     MAKERS[name](tmp_path / "public")
     first = load_head(tmp_path / "public")
-    for form in ("outpace", "eagle3", "speculators"):
+    forms = ["outpace", "eagle3", "speculators"]
+    if first.config.latent:
+        with pytest.raises(ConfigError, match="holds no heads with latent attention"):
+            save_head(first, tmp_path / "other", forms.pop())
+    for form in forms:
         save_head(first, tmp_path / form, form)
         again = load_head(tmp_path / form)
         assert again.config == first.config or form == "speculators"
@@ -91,7 +105,7 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
         return
     given, found = (
         {name.removeprefix("model.").replace("midlayer.", "layers.0."): value for name, value in
-         load_file(tmp_path / part / "model.safetensors").items()}
+         load_file(tmp_path / part / "model.safetensors").items() if "efficient" not in name}
         for part in ("public", "eagle3")
     )  # fmt: skip
     assert given.keys() == found.keys()
@@ -420,10 +434,15 @@ def test_a_parallel_head_learns_its_masks() -> None:
     ("change", "more", "sentence"),
     [
         (
-            say(architectures=["Eagle3DeepseekV2ForCausalLM"]),
+            say(architectures=["Eagle3MiniMaxM2ForCausalLM"]),
             {},
-            "its architecture is .*DeepseekV2",
+            "its architecture is .*MiniMaxM2",
         ),
+        (both(latent, say(kv_lora_rank=None)), {}, "kv_lora_rank is None"),
+        (both(latent, say(v_head_dim="3")), {}, "v_head_dim is '3'"),
+        (both(latent, say(qk_nope_head_dim=5)), {}, "damaged, or not those .*q_b_proj"),
+        (both(latent, drop("midlayer.self_attn.kv_b_proj.weight")), {}, "not those .*kv_b_proj"),
+        (both(latent, say(layer_types=["sliding_attention"], sliding_window=3)), {}, "with one la"),
         (nested(2, 5), {}, r"fc joins 3 of its target's states, and eagle_aux\w+ is \[2, 5\]"),
         (say(), {"states": 2}, "fc joins 2 of its target's states, and it has no eagle_aux"),
         (nested(2, 5, -3), {}, "reads is .*, and not layers"),

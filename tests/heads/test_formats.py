@@ -25,6 +25,7 @@ from heads.published import (
     Change,
     Weights,
     dflash,
+    domino,
     eagle,
     eagle3,
     medusa,
@@ -33,7 +34,8 @@ from heads.published import (
 from heads.variants import drop, say
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
-from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.checkpoint import fit, load_head, outline_head, save_head
+from outpace.inspection import inspect
 from outpace.methods.heads.dflash import DFlash, DFlashConfig
 from outpace.methods.heads.eagle import Eagle, EagleConfig
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
@@ -246,8 +248,11 @@ def give(name: str, value: Tensor) -> Change:
         ("dflash", say(layer_types=["chunked_attention"] * 2), "'chunked_attention', and only"),
         ("dflash", say(use_sliding_window=True, layer_types=None), "and it has no layer_types"),
         ("dflash", give("lm_head.weight", torch.zeros(OWN, SIZE)), "scores 6 of 20 tokens, and"),
-        ("dflash", say(projector_type="domino"), "projector_type is 'domino'"),
-        ("dflash", say(architectures=["DominoDraftModel"]), "architecture is .*DominoDraftModel"),
+        ("dflash", say(projector_type="domino"), "'dspark' .it has no entry 'emb_dim'"),
+        ("dflash", say(architectures=["DominoDraftModel"]), "no entry 'emb_dim'"),
+        ("dflash", say(architectures=["JetSpecDraftModel"]), "architecture is .*JetSpecDraftModel"),
+        ("dflash", say(input_embedding_scale=-1.0), "input_embedding_scale is -1.0"),
+        ("dflash", say(pure_draft_prefix_len=1), "pure_draft_prefix_len is 1"),
         ("dflash", say(target_hidden_size=16), "width is not its target's"),
         ("dflash", say(block_size=None), "no block_size"),
         ("dflash", say(dflash_config={"mask_token_id": 20}), "mask_token is 20 of 20 tokens"),
@@ -278,7 +283,8 @@ def test_a_head_of_another_make_is_refused(
     ("kind", "change", "sentence"),
     [
         ("eagle3", say(norm_before_fc=True), "input_norm.weight"),
-        ("eagle3", say(speculators_model_type="mtp"), "its kind is 'mtp'"),
+        ("eagle3", say(speculators_model_type="mtp"), "which --method mtp reads with the target"),
+        ("eagle3", say(speculators_model_type="dfly"), "its kind is 'dfly'"),
         ("eagle3", say(speculators_model_type=["eagle3"]), "its kind is"),
         ("eagle3", say(speculators_config={}), "does not describe a head of the kind 'eagle3'"),
         ("eagle3", say(transformer_layer_config={"model_type": "phi"}), "of the type 'phi'"),
@@ -300,6 +306,25 @@ def test_a_file_that_is_no_file_of_weights_is_refused(content: bytes, tmp_path: 
     (tmp_path / "medusa_lm_head.safetensors").unlink()
     (tmp_path / "medusa_lm_head.pt").write_bytes(content)
     with pytest.raises(ModelLoadError, match=r"medusa_lm_head\.pt are damaged"):
+        load_head(tmp_path)
+
+
+@pytest.mark.parametrize("form", [*MAKERS, "domino", *(f"speculators {kind}" for kind in LIBRARY)])
+def test_files_that_are_cut_short_get_a_sentence(form: str, tmp_path: Path) -> None:
+    """Also from those who look at a folder without reading its weights."""
+    makers = {f"speculators {kind}": make for kind, make in LIBRARY.items()}
+    {**MAKERS, "domino": domino, **makers}[form](tmp_path)
+    file, config = tmp_path / FILES.get(form, "model.safetensors"), tmp_path / "config.json"
+    whole, about = file.read_bytes(), config.read_bytes()
+    for length in (0, 7, 100, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        for look in (load_head, outline_head):
+            with pytest.raises(ModelLoadError, match=f"{file.name} are damaged, or not those"):
+                look(tmp_path)
+        with pytest.raises(ModelLoadError, match="damaged"):
+            inspect(str(tmp_path))
+    config.write_bytes(about[: len(about) // 2])
+    with pytest.raises(ModelLoadError, match=r"cannot read .*config\.json"):
         load_head(tmp_path)
 
 

@@ -83,6 +83,55 @@ def whole(about: dict[str, Any], weights: Weights) -> None:
     del about["draft_vocab_size"], weights["d2t"], weights["t2d"], weights["lm_head.weight"]
 
 
+LATENT = {
+    "q_lora_rank": 6,
+    "kv_lora_rank": 5,
+    "qk_nope_head_dim": 4,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 3,
+}
+
+
+def latent(about: dict[str, Any], weights: Weights) -> None:
+    """DeepSeek's attention, as of lightseekorg/kimi-k2.5-eagle3-mla, with some of its entries."""
+    about |= {**LATENT, "architectures": ["Eagle3DeepseekV2ForCausalLM"], "head_dim": 128}
+    about |= {"model_type": "kimi_k2", "num_key_value_heads": 2, "moe_layer_freq": 1}
+    drop(*(f"midlayer.self_attn.{name}_proj.weight" for name in "qkvo"))(about, weights)
+    sizes = {
+        "q_a_proj": (6, 2 * SIZE),
+        "q_a_layernorm": (6,),
+        "q_b_proj": (2 * 10, 6),
+        "kv_a_proj_with_mqa": (5 + 6, 2 * SIZE),
+        "kv_a_layernorm": (5,),
+        "kv_b_proj": (2 * 7, 5),
+        "o_proj": (SIZE, 2 * 3),
+    }
+    shapes = {f"midlayer__self_attn__{name}__weight": shape for name, shape in sizes.items()}
+    give(**shapes)(about, weights)
+
+
+def latent_only_of_keys(about: dict[str, Any], weights: Weights) -> None:
+    latent(about, weights)
+    about["q_lora_rank"] = None
+    names = ("q_a_proj", "q_a_layernorm", "q_b_proj")
+    drop(*(f"midlayer.self_attn.{name}.weight" for name in names))(about, weights)
+    give(midlayer__self_attn__q_proj__weight=(2 * 10, 2 * SIZE))(about, weights)
+
+
+def eagle4(about: dict[str, Any], weights: Weights) -> None:
+    """NeMo Automodel's names: a windowed layer, and a head that finds candidates."""
+    about |= {"architectures": ["LlamaForCausalLMEagle4"], "sliding_window": 3}
+    about["draft_vocab_size"] = VOCABULARY
+    drop("d2t", "t2d", "lm_head.weight")(about, weights)
+    give(
+        embed_tokens__weight=(VOCABULARY, SIZE),
+        lm_head__weight=(VOCABULARY, SIZE),
+        efficient_lm_head__weight=(VOCABULARY, 3),
+        efficient_lm_head_down_proj__weight=(3, SIZE),
+    )(about, weights)
+    renamed("midlayer.", "layers.0.")(about, weights)
+
+
 BIASES = {
     f"midlayer__self_attn__{name}_proj__bias": (SIZE // 2 if name in "kv" else SIZE,)
     for name in "qkvo"
@@ -137,6 +186,13 @@ CHANGES: Mapping[str, Change] = {
         drop("fc.weight"), say(eagle_config={"use_aux_hidden_state": False})
     ),
     "P-EAGLE": MASKED,
+    "latent": both(latent, nested(1, 5, 8), say(rope_scaling=YARN, max_position_embeddings=640)),
+    "latent, layers.0": both(latent_only_of_keys, renamed("midlayer.", "layers.0.")),
+}
+CHANGES = {
+    **CHANGES,
+    "latent, 3.1": both(latent, CHANGES["3.1"]),
+    "EAGLE-4": both(CHANGES["3.1"], eagle4),
 }
 MAKERS: Mapping[str, Callable[[Path], Weights]] = {
     **{

@@ -193,10 +193,11 @@ class ResidualBlock(nn.Module):
     """``x + SiLU(W x)``, which begins as the identity; with another width after it than before
     it, ``V x + SiLU(W x)``, which begins as the linear map V."""
 
-    def __init__(self, inputs: int, outputs: int | None = None) -> None:
+    def __init__(self, inputs: int, outputs: int | None = None, bias: bool = False) -> None:
+        """bias: whether V has one, too."""
         super().__init__()
         self.linear = nn.Linear(inputs, outputs or inputs)
-        self.narrow = nn.Linear(inputs, outputs, bias=False) if outputs else nn.Identity()
+        self.narrow = nn.Linear(inputs, outputs, bias=bias) if outputs else nn.Identity()
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 

@@ -105,6 +105,9 @@ class Norm(nn.RMSNorm):
 class Attention(nn.Module):
     """Grouped attention with rotary positions."""
 
+    scale: float | None = None
+    """What scores are multiplied with; None: as their width says."""
+
     def __init__(
         self,
         size: int,
@@ -129,8 +132,7 @@ class Attention(nn.Module):
                 f"{self.heads} heads of width {self.head_dim} in {self.groups} groups do not fit"
             )
         self.window = window
-        self._inv_freq = _frequencies(config.rope, self.head_dim)
-        self._factor = float(config.rope.get("attention_factor") or 1.0)
+        self._rotary = Rotary(config.rope, self.head_dim)
         wide = inputs or size
         self.q_proj = nn.Linear(wide, self.heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
@@ -162,13 +164,18 @@ class Attention(nn.Module):
             together.keys,
             together.values,
             attn_mask=_latest(sight.visible, self.window)[:, None],
+            scale=self.scale,
             enable_gqa=self.groups != self.heads,
         )  # [B, heads, W, D]
         return self.o_proj(found.transpose(1, 2).flatten(2)), own
 
     def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Entries:
         keys = _turned(_normed(self._split(self.k_proj(x)), self.k_norm), turn)
-        return Entries(keys, self._split(self.v_proj(x)))
+        return Entries(keys, self._split(self._values(x)))
+
+    def _values(self, x: Tensor) -> Tensor:
+        found: Tensor = self.v_proj(x)
+        return found
 
     def _split(self, x: Tensor) -> Tensor:
         """``[B, W, heads D]`` -> ``[B, heads, W, D]``."""
@@ -177,9 +184,24 @@ class Attention(nn.Module):
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The cosines and sines ``[B, 1, W, D']`` by which positions turn the first D' elements of
         queries and keys."""
+        cos, sin = self._rotary(positions, dtype)
+        return cos[:, None], sin[:, None]
+
+
+class Rotary:
+    """By how much positions turn queries and keys. It is no module: its frequencies would be
+    rounded with the weights."""
+
+    def __init__(self, rope: Mapping[str, Any], head_dim: int) -> None:
+        self._inv_freq = _frequencies(rope, head_dim)
+        self._factor = float(rope.get("attention_factor") or 1.0)
+
+    def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns the cosines and sines ``[B, W, D']`` by which positions ``[B, W]`` turn the first
+        D' elements of queries and keys."""
         if self._inv_freq.device != positions.device:
             self._inv_freq = self._inv_freq.to(positions.device)
-        angle = positions[:, None, :, None].float() * self._inv_freq
+        angle = positions[..., None].float() * self._inv_freq
         angle = torch.cat([angle, angle], -1)
         return (angle.cos() * self._factor).to(dtype), (angle.sin() * self._factor).to(dtype)
 
@@ -264,7 +286,7 @@ def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
 
 def _frequencies(rope: Mapping[str, Any], head_dim: int) -> Tensor:
     """By how much a position turns each pair of elements, ``[D' / 2]``, in float32 as in
-    transformers. It is no buffer of the module, which would be rounded with the weights."""
+    transformers."""
     given = rope.get("inv_freq")
     if given is not None:
         found = torch.tensor(given, dtype=torch.float32)

@@ -79,10 +79,12 @@ FORMATS = LazyRegistry(
         "eagle": f"{_IN}.eagle:EagleFormat",
         "eagle3": f"{_IN}.eagle3_format:Eagle3Format",
         "dflash2": f"{_IN}.dflash2:DFlash2Format",
-        "dspark": f"{_IN}.dspark:DSparkFormat",  # before DFlash's, some of whose names it has
-        "dflash": f"{_IN}.dflash:DFlashFormat",
+        # Before DFlash's, some of whose names it has.
+        "dspark": f"{_IN}.dspark_format:DSparkFormat",
+        "dflash": f"{_IN}.dflash_format:DFlashFormat",
         "mlp_speculator": f"{_IN}.mlp_speculator:MlpSpeculatorFormat",
         "medusa": f"{_IN}.medusa:MedusaFormat",
+        "hydra": f"{_IN}.hydra:HydraFormat",
         "gemma4_assistant": f"{_IN}.gemma4_assistant:Gemma4AssistantFormat",
     },
 )

@@ -13,35 +13,16 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import (
-    Head,
-    HeadConfig,
-    Shared,
-    TargetOutput,
-    TargetShape,
-    begin_as_last,
-    config_of,
-)
-from outpace.heads.checkpoint import Content, Format, architectures
-from outpace.heads.folder import Folder
+from outpace.heads.base import HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.blocks import BlockHead, BlockHeadDrafter
-from outpace.methods.heads.published import (
-    FULL,
-    about_layers,
-    check_only,
-    knows_all,
-    layer_sizes,
-    own_d2t,
-    public_d2t,
-    renamed,
-    windows,
-    without_derived,
-)
+from outpace.methods.heads.gemma4_layer import Gemma4Layer
 from outpace.targets.hf.loading.loaded import Loaded
 
 # -- the network -----------------------------------------------------------------------------------
 
+
+QWEN3, GEMMA4 = "qwen3", "gemma4"
 
 DEEP = 8
 """Layers from which on a target's states are taken where the published code takes them."""
@@ -66,6 +47,12 @@ class DFlashConfig(LayerConfig):
     """That token, where they have not."""
     own_embedding: bool = False
     """Whether it has embeddings of its own instead of the target's."""
+    input_embedding_scale: float = 1.0
+    """What embeddings are multiplied with."""
+    family: str = QWEN3
+    """Whose layers it has: "qwen3" or "gemma4"."""
+    shared_values: bool = False
+    """Whether values are made by the matrix that makes keys, in layers of Gemma 4."""
     windows: list[int] = field(default_factory=list)
     """How many tokens back each layer sees of the text, 0 for all; its block is seen whatever the
     window. None given: all layers see all of the text."""
@@ -82,6 +69,10 @@ class DFlashConfig(LayerConfig):
             raise ValueError(f"{self.layers} layers for blocks of {self.depths} masks")
         if any(type(at) is not int for at in self.reads):
             raise ValueError(f"reads is {self.reads!r}, and not layers of the target")
+        if self.family not in (QWEN3, GEMMA4):
+            raise ValueError(f"family is {self.family!r}, and only qwen3 and gemma4 are known")
+        if not self.input_embedding_scale:
+            raise ValueError("input_embedding_scale is 0")
         if self.own_mask and self.mask_token:
             raise ValueError("mask_token is given, and own_mask says that it is not used")
 
@@ -115,6 +106,8 @@ class DFlash(TargetOutput, BlockHead):
 
     def new_layer(self, size: int, config: LayerConfig) -> DecoderLayer:
         """Returns one of its layers."""
+        if self.config.family == GEMMA4:
+            return Gemma4Layer(size, config, self.config.shared_values)
         return DecoderLayer(size, config, normed=True)
 
     @property
@@ -125,9 +118,14 @@ class DFlash(TargetOutput, BlockHead):
         return Entries.of_layers([layer.begin(rows) for layer in self._layers])
 
     def entries(self, states: Tensor, positions: Tensor) -> Entries:
-        context = self.hidden_norm(self.fc(states.to(self.dtype)))
+        context = self.context(states)
         found = [layer.self_attn.entries(context, positions) for layer in self._layers]
         return Entries.of_layers(found)
+
+    def context(self, states: Tensor) -> Tensor:
+        """Returns the blend ``[..., H]`` of the target's states ``[..., len(layers) H]``."""
+        found: Tensor = self.hidden_norm(self.fc(states.to(self.dtype)))
+        return found
 
     @property
     def block_size(self) -> int:
@@ -170,15 +168,20 @@ class DFlash(TargetOutput, BlockHead):
     def _layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.stack))
 
+    def embedded(self, tokens: Tensor, shared: Shared) -> Tensor:
+        """Returns the embeddings ``[..., H]`` of tokens ``[...]`` that it reads."""
+        embed = shared.embed if self.embed_tokens is None else self.embed_tokens
+        return embed(tokens).to(self.dtype)
+
     def _embedded(self, roots: Tensor, shared: Shared) -> Tensor:
         """``[B, A, W, H]``: the roots ``[B, A]``, each with its masks after it."""
-        embed = shared.embed if self.embed_tokens is None else self.embed_tokens
-        first = embed(roots).to(self.dtype)[:, :, None]
+        first = self.embedded(roots, shared)[:, :, None]
         if self.mask is None:
-            mask = embed(roots.new_full((1,), self._mask_token))[0].to(self.dtype)
+            mask = self.embedded(roots.new_full((1,), self._mask_token), shared)[0]
         else:
             mask = self.mask
-        return torch.cat([first, mask.expand(*roots.shape, self.block_size - 1, -1)], 2)
+        x = torch.cat([first, mask.expand(*roots.shape, self.block_size - 1, -1)], 2)
+        return x * self.config.input_embedding_scale
 
 
 def _in_window(visible: Tensor, wide: int, window: int) -> Tensor:
@@ -231,172 +234,3 @@ class DFlashDrafter(BlockHeadDrafter):
             elif name.endswith("down_proj.weight"):
                 weight.mul_(0.1)
         return options
-
-
-# -- its published format --------------------------------------------------------------------------
-
-# DFlash's published heads: ``config.json`` as of a Qwen3 model with a few layers.
-#
-# The weights are ``fc``, ``hidden_norm``, ``layers`` and ``norm``; embeddings and output matrix are
-# mostly the target's. ``block_size`` counts the root; ``dflash_config``, or entries in its place,
-# says which token stands for a mask and after which of the target's layers, numbered from 0, the
-# states are taken. A head that knows some tokens only brings ``lm_head`` and ``d2t``.
-
-
-ARCHITECTURE, ABOUT = "DFlashDraftModel", "dflash_config"
-OWN, PUBLIC = {"layers.": "stack."}, {"stack.": "layers."}
-ONLY: Mapping[str, Any] = {
-    "attention_bias": False,
-    "projector_type": None,
-    "pure_draft_prefix_len": 0,
-}
-"""Entries by which a head that is built otherwise, and cannot be read, is recognised: among
-them Domino's."""
-ANCHOR = ("sample_from_anchor", "shift_label")
-"""Entries that say that the root's place guesses, too."""
-
-
-class DFlashFormat(Format):
-    """The target is known by its width, its vocabulary and its number of layers."""
-
-    name: ClassVar[str] = "dflash"
-
-    @classmethod
-    def recognises(cls, about: Mapping[str, Any]) -> bool:
-        return ARCHITECTURE in architectures(about) or ABOUT in about
-
-    @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        weights = folder.read_weights("model.safetensors")
-        with folder.describing("dflash"):
-            if (found := architectures(about)) and ARCHITECTURE not in found:
-                raise ValueError(f"its architecture is {sorted(found)}, and only DFlash is known")
-            head, weights = dflash_head(about, weights)
-        return folder.fill(head, weights)
-
-    @classmethod
-    def write(cls, head: Head) -> Content:
-        if type(head) is not DFlash:
-            raise cls.refuse(f"holds no {head.kind} heads")
-        return Content(about_dflash(head, cls), dflash_weights(head))
-
-
-def dflash_head(
-    about: Mapping[str, Any],
-    weights: Mapping[str, Tensor],
-    kind: type[DFlash] = DFlash,
-    more: Mapping[str, Any] | None = None,
-) -> tuple[DFlash, dict[str, Tensor]]:
-    """Returns a head, still without its weights, from its public configuration, and these by our
-    names. Raises one of `heads.folder.UNFIT` where they do not fit.
-
-    kind: which has more parts, maybe, the sizes of which are ``more``.
-    """
-    inside = about.get(ABOUT) or {}
-    check_only({**about, **inside}, ONLY)
-    found = renamed(without_derived(weights), OWN)
-    size, layers = about["hidden_size"], about.get("num_target_layers") or 0
-    if about.get("target_hidden_size") not in (None, size):
-        raise ValueError("its width is not its target's")
-    target = TargetShape(size, about["vocab_size"], layers)
-    given = {**_config(about, {**about, **inside}, layers, found), **(more or {})}
-    head = kind(target, cast(DFlashConfig, config_of(kind.Config, given)))
-    d2t = own_d2t(found, head)
-    return head, {**found, "d2t": d2t}
-
-
-def _config(
-    about: Mapping[str, Any],
-    entries: Mapping[str, Any],
-    target_layers: int,
-    weights: Mapping[str, Tensor],
-) -> dict[str, Any]:
-    layers = about["num_hidden_layers"]
-    block, reads = entries.get("block_size"), entries.get("target_layer_ids")
-    if not isinstance(block, int) or not isinstance(entries.get("mask_token_id"), int):
-        raise ValueError("it says no block_size or no mask_token_id")
-    if reads is None and not target_layers:
-        raise ValueError("it says neither target_layer_ids nor num_target_layers")
-    own = layers_read(target_layers, layers) if reads is None else [at + 1 for at in reads]
-    limited = _windows(about, entries, layers)
-    anchor = any(entries.get(name) for name in ANCHOR)
-    return {
-        **layer_sizes(about),
-        "depths": block - (not anchor),
-        "sample_from_anchor": anchor,
-        "layers": layers,
-        "reads": [*own],
-        "own_mask": False,
-        "mask_token": entries["mask_token_id"],
-        "draft_vocab_size": len(weights["lm_head.weight"]) if "lm_head.weight" in weights else 0,
-        "own_embedding": "embed_tokens.weight" in weights,
-        "windows": limited,
-        "causal": _causal(entries, limited),
-    }
-
-
-def _windows(about: Mapping[str, Any], entries: Mapping[str, Any], layers: int) -> list[int]:
-    """How far each layer sees; nothing where all see all."""
-    if not entries.get("use_swa"):
-        if about.get("use_sliding_window") and not about.get("layer_types"):
-            raise ValueError("its use_sliding_window is true, and it has no layer_types")
-        return windows(about, layers)
-    window = entries.get("swa_window_size") or about.get("sliding_window")
-    if type(window) is not int or window < 1:
-        raise ValueError(f"its swa_window_size is {window!r}")
-    return [window] * layers
-
-
-CAUSAL = ("is_causal", "causal")
-"""Entries that say of all layers whether a token of a block sees only those before it."""
-
-
-def _causal(entries: Mapping[str, Any], limited: list[int]) -> list[bool]:
-    """Whether each layer's tokens see only those of their block that come before them; nothing
-    where all see the whole block. Where no entry says it, those with windows do (vLLM)."""
-    if entries.get("sliding_window_non_causal"):
-        return []
-    said = [entries[name] for name in CAUSAL if entries.get(name) is not None]
-    if said:
-        return [True] * entries["num_hidden_layers"] if said[0] else []
-    return [bool(window) for window in limited] if not entries.get("use_swa") else []
-
-
-def dflash_weights(head: DFlash) -> dict[str, Tensor]:
-    """Returns a head's weights by their public names."""
-    maps = {"d2t", "t2d"} if knows_all(head) else set()
-    weights = renamed(public_d2t(head), PUBLIC)
-    return {name: value for name, value in weights.items() if name not in maps}
-
-
-def about_dflash(head: DFlash, form: type[Format]) -> dict[str, Any]:
-    """Returns the public configuration of a head. form: which refuses what it has no words for."""
-    if head.mask is not None:
-        raise form.refuse(
-            "holds heads whose masks are a token of the target only (--set own_mask=false and "
-            "--set mask_token=N when it is trained)"
-        )
-    config, layer, target = head.config, head.first_layer, head.target
-    # The last states are those after the last layer; a file counts layers from 0.
-    taken = [(target.layers if at == -1 else at) - 1 for at in head.layers]
-    inside: dict[str, Any] = {"mask_token_id": config.mask_token, "target_layer_ids": taken}
-    usual = [bool(window) for window in config.windows]
-    if config.causal != usual:
-        if len(set(config.causal)) > 1:
-            raise form.refuse("has no words for layers some of which are causal")
-        inside["causal"] = any(config.causal)
-    about = {
-        "architectures": [ARCHITECTURE],
-        "model_type": "qwen3",
-        **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
-        "attention_bias": False,
-        "block_size": head.block_size,
-        "num_target_layers": target.layers,
-        ABOUT: inside,
-    }
-    if config.draft_vocab_size:
-        about["draft_vocab_size"] = config.draft_vocab_size
-    if config.sample_from_anchor:
-        about[ANCHOR[0]] = True
-    full = {"use_sliding_window": False, "layer_types": [FULL] * config.layers}
-    return about if config.windows else {**about, **full}

@@ -3,13 +3,14 @@
 z-lab 2026. Around attention and feed-forward part of each layer, a causal convolution over the
 places of the block, whose kernel follows from what it reads. At the end the likeliest tokens of
 each place are scored anew, given the token before: a block's distribution is conditional, as
-DSpark's, and over a few candidates only. The parts are named as in the published checkpoints.
+DSpark's, and over a few candidates only. LiLiCorr scores them by a network over all candidates of
+the block (`lilicorr`). The parts are named as in the published checkpoints.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import torch
@@ -17,26 +18,31 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from outpace.core.logits.truncation import NEVER
+from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Rows
-from outpace.heads.base import LARGEST, Head, HeadConfig, TargetShape
+from outpace.heads.base import LARGEST, Head, HeadConfig, Shared, TargetShape
 from outpace.heads.checkpoint import Content, Format, architectures
 from outpace.heads.folder import Folder
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Sight
 from outpace.methods.heads.base import NOISE
-from outpace.methods.heads.dflash import (
+from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
+from outpace.methods.heads.dflash_format import (
     ABOUT,
-    DFlash,
-    DFlashConfig,
-    DFlashDrafter,
     about_dflash,
     dflash_head,
     dflash_weights,
 )
-from outpace.methods.heads.dspark import JoinedWalk
+from outpace.methods.heads.dspark import JoinedWalk, Joins
+from outpace.methods.heads.lilicorr import NUMBERS, SIZES, Lattice, LiLiCorr, check_sizes
 from outpace.methods.heads.published import renamed
+from outpace.methods.heads.steps import Seen
+from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
 
 # -- the network -----------------------------------------------------------------------------------
+
+
+ENTRIES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +50,27 @@ class DFlash2Config(DFlashConfig):
     """What a DFlash 2 head is built from."""
 
     conv_kernel_size: int = 2
-    """Places that a convolution sees, its own the last."""
+    """Places that a convolution sees, its own the last; 0: there are no convolutions."""
     conv_group_size: int = 16
     """Numbers of a state that share the part of a kernel that follows from it."""
     selector_rank: int = 256
     """Width in which tokens are held against those before them."""
     selector_top_k: int = 16
     """Candidates of each place."""
+    lilicorr: dict[str, Any] = field(default_factory=dict)
+    """The sizes of LiLiCorr's network, as published without ``lilicorr_``; empty: the selector of
+    DFlash 2."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
-            if not 1 <= getattr(self, name) <= LARGEST:
+        for name in ENTRIES:
+            least = 0 if name == "conv_kernel_size" else 1
+            if not least <= getattr(self, name) <= LARGEST:
                 raise ValueError(f"{name} is {getattr(self, name)}")
+        if self.lilicorr:
+            check_sizes(self.lilicorr)
+            if self.sample_from_anchor:
+                raise ValueError("LiLiCorr's first place is the one after the root's")
 
 
 class GroupedConv(nn.Module):
@@ -140,20 +154,37 @@ class DFlash2(DFlash):
     def __init__(self, target: TargetShape, config: DFlash2Config) -> None:
         super().__init__(target, config)
         size = target.hidden_size
-        self.candidate_selector = Selector(size, target.vocab_size, self.vocabulary, config)
+        self.candidate_selector: Selector | None = None
+        self.lilicorr: LiLiCorr | None = None
+        if not config.lilicorr:
+            self.candidate_selector = Selector(size, target.vocab_size, self.vocabulary, config)
+        elif self.vocabulary != target.vocab_size:
+            raise ValueError("LiLiCorr's candidates are of all tokens, and it knows some only")
+        else:
+            self.lilicorr = LiLiCorr(size, config.depths, config.norm_eps, config.lilicorr)
 
     def new_layer(self, size: int, config: LayerConfig) -> DecoderLayer:
-        return ConvolvedLayer(size, self.block_size, cast(DFlash2Config, config))
+        own = cast(DFlash2Config, config)
+        if not own.conv_kernel_size:
+            return super().new_layer(size, config)
+        return ConvolvedLayer(size, self.block_size, own)
 
     def memory(self, tokens: Tensor) -> Tensor:
         """Returns nothing, ``[..., 0]``: the token before is all that counts."""
         return tokens.new_zeros((*tokens.shape, 0), dtype=self.dtype)
 
     def joined(
-        self, logits: Tensor, outputs: Tensor, tokens: Tensor, memory: Tensor
+        self,
+        depth: int,
+        logits: Tensor,
+        outputs: Tensor,
+        tokens: Tensor,
+        memory: Tensor,
+        shared: Shared,
     ) -> tuple[Tensor, Tensor]:
         """As of `DSpark`."""
-        return self.candidate_selector(logits, outputs, tokens), memory
+        selector = cast(Selector, self.candidate_selector)
+        return selector(logits, outputs, tokens), memory
 
     def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
         """As of `DSpark`: it says nothing."""
@@ -167,6 +198,33 @@ class DFlash2Drafter(DFlashDrafter):
     """Drafts with a `DFlash2` head, whose tokens follow from one another as `DSpark`'s do."""
 
     name: ClassVar[str] = "dflash2"
+    head: DFlash2
+
+    def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
+        super().__init__(head, target, vocabulary)
+        self._seen = PerRequest(lambda request: Seen(request.length - 1))
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        super().begin(requests)
+        for request in requests:
+            new, twin = Seen(request.length - 1 - request.taken_over), request.forked_from
+            self._seen[request] = new if twin is None else self._seen[twin].again()
+
+    def read(
+        self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
+    ) -> None:
+        super().read(requests, tokens, states)
+        if self.head.lilicorr is None:
+            return
+        for place, request in enumerate(requests):  # what it reads of the token before the root
+            seen, new = self._seen[request], states[place, : len(tokens[place])]
+            seen.unread -= len(new)
+            if len(new):
+                seen.take(self.head.context(new[-1]))
+
+    def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
+        super().end(requests, interrupted)
+        self._seen.forget(requests)
 
     @classmethod
     @torch.no_grad()
@@ -182,45 +240,82 @@ class DFlash2Drafter(DFlashDrafter):
 
     def walk(self, rows: Rows) -> JoinedWalk:
         roots, outputs, logits = self._blocks(rows)
-        return JoinedWalk(cast(DFlash2, self._head), self._vocabulary, roots, outputs, logits)
+        head: Joins = self.head
+        if self.head.lilicorr is not None:
+            head = self._lattice(rows, outputs, logits, self.head.lilicorr)
+        return JoinedWalk(head, self._target, self._vocabulary, roots, outputs, logits)
+
+    @torch.inference_mode()
+    def _lattice(self, rows: Rows, outputs: Tensor, logits: Tensor, head: LiLiCorr) -> Lattice:
+        """The candidates of the blocks; those of rows of which nothing is known are not drafted."""
+        blank = torch.zeros_like(outputs[0, 0])
+        latest = (self._seen[request].latest for request in rows.requests)
+        anchors = torch.stack([blank if each is None else each for each in latest])
+        return head(logits, outputs, anchors, self._target)  # type: ignore[no-any-return]
 
 
 # -- its published format --------------------------------------------------------------------------
 
 
 ARCHITECTURE = "DFlash2DraftModel"
-ENTRIES = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 CODEBOOKS = {
     f"candidate_selector.{name}.weight": f"candidate_selector.{name}"
     for name in ("predecessor_codebook", "successor_codebook")
 }
 """What the codebooks are called where they are saved as embeddings."""
+LILICORR = "lilicorr_"
+"""How the entries of LiLiCorr begin."""
 
 
 class DFlash2Format(Format):
-    """A DFlash configuration with four entries more, in ``dflash_config`` or at the top."""
+    """A DFlash configuration with some entries more, in ``dflash_config`` or at the top: four of
+    DFlash 2's, or those of LiLiCorr."""
 
     name: ClassVar[str] = "dflash2"
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        return ARCHITECTURE in architectures(about)
+        entries = _entries(about)
+        lattice = any(name.startswith(LILICORR) for name in entries)
+        return ARCHITECTURE in architectures(about) or lattice
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
         weights = folder.read_weights("model.safetensors")
         with folder.describing("dflash2"):
-            entries = {**about, **(about.get(ABOUT) or {})}
-            if entries.get("output_multiplier", 1.0) != 1.0:
-                raise ValueError(f"its output_multiplier is {entries['output_multiplier']!r}")
-            more = {name: entries[name] for name in ENTRIES}
-            head, weights = dflash_head(about, renamed(weights, CODEBOOKS), DFlash2, more)
+            head, weights = dflash2_head(about, weights)
         return folder.fill(head, weights)
 
     @classmethod
     def write(cls, head: Head) -> Content:
         if not isinstance(head, DFlash2):
             raise cls.refuse(f"holds no {head.kind} heads")
-        about = {**about_dflash(head, cls), "architectures": [ARCHITECTURE]}
-        about[ABOUT] |= {name: getattr(head.config, name) for name in ENTRIES}
+        about, config = {**about_dflash(head, cls), "architectures": [ARCHITECTURE]}, head.config
+        own = {LILICORR + name: each for name, each in config.lilicorr.items()}
+        names = [name for name in ENTRIES if not own or name.startswith("conv")]
+        about[ABOUT] |= {**{name: getattr(config, name) for name in names}, **own}
         return Content(about, dflash_weights(head))
+
+
+def dflash2_head(
+    about: Mapping[str, Any], weights: Mapping[str, Tensor]
+) -> tuple[DFlash, dict[str, Tensor]]:
+    """As `dflash_head`."""
+    entries = _entries(about)
+    if entries.get("output_multiplier", 1.0) != 1.0:
+        raise ValueError(f"its output_multiplier is {entries['output_multiplier']!r}")
+    sizes = {name: entries.get(LILICORR + name) for name in (*SIZES, *NUMBERS)}
+    if any(size is not None for size in sizes.values()):
+        kernel = entries.get("conv_kernel_size") or 0
+        own = {"conv_group_size": entries["conv_group_size"]} if kernel else {}
+        more = {"conv_kernel_size": kernel, **own, "lilicorr": sizes}
+    else:
+        more = {name: entries[name] for name in ENTRIES}
+    # LiLiCorr's parts may stand below "model", as the others do.
+    found = renamed(renamed(weights, {"model.": ""}), CODEBOOKS)
+    return dflash_head(about, found, DFlash2, more)
+
+
+def _entries(about: Mapping[str, Any]) -> dict[str, Any]:
+    inside = about.get(ABOUT)
+    return {**about, **inside} if isinstance(inside, dict) else dict(about)

@@ -10,14 +10,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from outpace.draft.base import Rows, Setup
 from outpace.errors import UnsupportedModel
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, begin_as_last
+from outpace.heads.base import (
+    LARGEST,
+    Head,
+    HeadConfig,
+    Shared,
+    TargetShape,
+    begin_as_last,
+)
 from outpace.heads.folder import CONFIG
 from outpace.heads.layers import (
     Attention,
@@ -33,6 +40,9 @@ from outpace.methods.heads.base import ByDepth, named
 from outpace.methods.heads.published import LAYERS
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.teacher import Teacher
+
+if TYPE_CHECKING:
+    from outpace.heads.latent import LatentAttention
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -66,6 +76,9 @@ class Eagle3Config(LayerConfig):
     """Whether what the attention heads say together has one."""
     windows: list[int] = field(default_factory=list)
     """How many entries each layer attends to, 0 for all; none: all layers to all."""
+    latent: dict[str, Any] = field(default_factory=dict)
+    """The sizes of DeepSeek's latent attention, as transformers calls them; empty: grouped
+    attention."""
     norm_before_residual: bool = False
     """Whether what the layer does is added to the normalised guide, and not to the guide."""
     norm_before_fc: bool = False
@@ -91,6 +104,12 @@ class Eagle3Config(LayerConfig):
             raise ValueError("it has no layers")
         if self.windows and len(self.windows) != self.layers:
             raise ValueError(f"windows is {self.windows!r}, and it has {self.layers} layers")
+        if self.latent and (self.layers > 1 or self.windows or self.normed or self.bias):
+            raise ValueError("latent attention goes with one layer, without windows and biases")
+        for name, size in self.latent.items():
+            known = type(size) is int and 0 < size <= LARGEST
+            if not known and (name, size) != ("q_lora_rank", None):
+                raise ValueError(f"{name} is {size!r}")
         if not self.fused and (len(self.reads) > 1 or self.norm_before_fc or self.fc_norm):
             raise ValueError("fused is false, and one state as it is can be its guide only")
         if self.norm_before_fc and self.fc_norm:
@@ -216,7 +235,13 @@ class MidLayer(nn.Module):
         super().__init__()
         self.input_layernorm = Norm(size, eps=config.norm_eps)
         self.hidden_norm = Norm(size, eps=config.norm_eps)
-        self.self_attn = Attention(size, config, inputs=2 * size, **_attention(config, 0))
+        self.self_attn: Attention | LatentAttention
+        if config.latent:
+            from outpace.heads.latent import LatentAttention  # and so a model of transformers
+
+            self.self_attn = LatentAttention(size, config, 2 * size, config.latent)
+        else:
+            self.self_attn = Attention(size, config, inputs=2 * size, **_attention(config, 0))
         self._norm_first = config.norm_before_residual
         self.post_attention_layernorm = Norm(size, eps=config.norm_eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)

@@ -20,6 +20,7 @@ from outpace.heads.folder import Folder
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.methods.heads.published import (
     LAYERS,
+    SLIDING,
     about_layers,
     check_only,
     layer_sizes,
@@ -30,12 +31,16 @@ from outpace.methods.heads.published import (
     without_derived,
 )
 
+LLAMA, LATENT_MODEL = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 ARCHITECTURES = (
-    "LlamaForCausalLMEagle3",  # SafeAILab, SGLang, SpecForge, TensorRT-LLM, ModelOpt
+    LLAMA,  # SafeAILab, SGLang, SpecForge, TensorRT-LLM, ModelOpt
     "Eagle3LlamaForCausalLM",  # vLLM, llama.cpp
     "LlamaEagle3DraftModel",  # NeMo Automodel
     "PEagleDraftModel",  # SpecForge
     "PeagleLlamaForCausalLM",  # vLLM
+    LATENT_MODEL,  # TorchSpec, vLLM, SGLang: with DeepSeek's latent attention
+    "Eagle3DeepseekV3ForCausalLM",
+    "LlamaForCausalLMEagle4",  # NeMo Automodel
 )
 NESTED = "eagle_config"
 """An entry with further ones, which come before those that stand next to it."""
@@ -52,6 +57,14 @@ NAMES: Sequence[Mapping[str, str]] = (
 )
 """Other beginnings of weights' names, and ours. They are replaced one table after the other."""
 PUBLIC: Mapping[str, str] = {"stack.": "layers."}
+
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+"""The sizes of latent attention, which is known by the weight of its keys and values."""
+OF_LATENT = "midlayer.self_attn.kv_a_proj_with_mqa.weight"
+
+CANDIDATES = "efficient_lm_head"
+"""How the weights of EAGLE-4's candidate head begin. It finds the tokens whose logits are worth
+making, and does not change them: here the whole output matrix makes all."""
 
 ONLY: Mapping[str, Any] = {
     "logit_scale": 1.0,
@@ -70,7 +83,7 @@ class Eagle3Format(Format):
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
         names = [name.lower() for name in architectures(about)]
-        return any("eagle3" in name or "peagle" in name for name in names)
+        return any(each in name for name in names for each in ("eagle3", "peagle", "eagle4"))
 
     @classmethod
     def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
@@ -89,7 +102,8 @@ class Eagle3Format(Format):
     def write(cls, head: Head) -> Content:
         if not isinstance(head, Eagle3):
             raise cls.refuse(f"holds no {head.kind} heads")
-        about = {"architectures": [ARCHITECTURES[0]], "model_type": "llama", **about_eagle3(head)}
+        kind, model = (LATENT_MODEL, "deepseek_v3") if head.config.latent else (LLAMA, "llama")
+        about = {"architectures": [kind], "model_type": model, **about_eagle3(head)}
         return Content(about, renamed(eagle3_weights(head), PUBLIC))
 
 
@@ -98,7 +112,7 @@ def eagle3_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found = without_derived(weights)
     for names in NAMES:
         found = renamed(found, names)
-    return found
+    return {name: each for name, each in found.items() if not name.startswith(CANDIDATES)}
 
 
 def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
@@ -128,7 +142,12 @@ def eagle3_weights(head: Eagle3) -> dict[str, Tensor]:
 def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) -> Eagle3Config:
     check_only(about, ONLY)
     fused, parallel = about.get("use_aux_hidden_state", True), "mask_hidden" in weights
-    layers = _own_layers(about, weights)
+    layers, latent = _own_layers(about, weights), {}
+    if OF_LATENT in weights:
+        latent = {name: about.get(name) for name in LATENT}
+        about = {**about, "num_key_value_heads": None, "head_dim": about["qk_rope_head_dim"]}
+    if about.get("sliding_window") and about.get("layer_types") is None and _is_eagle4(about):
+        about = {**about, "layer_types": [SLIDING] * layers}
     given = {
         **layer_sizes(about),
         "depths": about.get("num_depths") or (DEPTHS if parallel else Eagle3Config().depths),
@@ -142,6 +161,7 @@ def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) 
         "bias": "midlayer.self_attn.q_proj.bias" in weights,
         "output_bias": "midlayer.self_attn.o_proj.bias" in weights,
         "windows": windows(about, layers),
+        "latent": latent,
         "fused": fused,
         "fusion_bias": "fc.bias" in weights,
         "parallel": parallel,
@@ -149,6 +169,11 @@ def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) 
         **{name: about.get(name) or False for name in NORMS},
     }
     return config_of(Eagle3Config, given)
+
+
+def _is_eagle4(about: Mapping[str, Any]) -> bool:
+    """Whether a window is that of all layers, and no entry that is copied from the target."""
+    return any("eagle4" in name.lower() for name in architectures(about))
 
 
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -199,6 +224,7 @@ def about_eagle3(head: Eagle3) -> dict[str, Any]:
         "draft_vocab_size": head.vocabulary,
         **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
         **{name: True for name in NORMS if getattr(config, name)},
+        **config.latent,
     }
     if config.hidden_size:
         about["target_hidden_size"] = head.target.hidden_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,9 @@ from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.layers import PLAIN_ROTARY, Attention
 from outpace.targets.hf.rotary import with_frequencies
+
+if TYPE_CHECKING:
+    from outpace.heads.latent import LatentAttention
 
 SIZES = {
     "heads": "num_attention_heads",
@@ -90,7 +93,9 @@ def windows(about: Mapping[str, Any], layers: int) -> list[int]:
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def about_layers(head: Head, attention: Attention, inner: int, layers: int = 1) -> dict[str, Any]:
+def about_layers(
+    head: Head, attention: Attention | LatentAttention, inner: int, layers: int = 1
+) -> dict[str, Any]:
     """Returns the public configuration of a head with ``layers`` layers. inner: width of their
     feed-forward parts."""
     config = head.config.as_dict()

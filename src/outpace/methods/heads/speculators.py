@@ -1,5 +1,6 @@
-"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3, P-EAGLE, DFlash
-and DSpark.
+"""The folders of vLLM's `speculators` library, for heads of EAGLE, EAGLE-3, P-EAGLE, DFlash,
+DFlash 2 and DSpark. Multi-token-prediction modules in such folders are read with their target
+(`targets.hf.loading.nextn`).
 
 ``speculators_model_type`` says what kind of head it is, ``transformer_layer_config`` what its layer
 is, as far as that differs from the defaults of its model type, and ``speculators_config`` which
@@ -17,9 +18,13 @@ from torch import Tensor
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import Content, Format
 from outpace.heads.folder import Folder
-from outpace.methods.heads.dflash import ABOUT as DFLASH
-from outpace.methods.heads.dflash import DFlash, about_dflash, dflash_weights
-from outpace.methods.heads.dspark import ENTRIES, DSpark, about_dspark, dspark_head
+from outpace.methods.heads.dflash import DFlash
+from outpace.methods.heads.dflash2 import ENTRIES as SELECTOR
+from outpace.methods.heads.dflash2 import DFlash2, dflash2_head
+from outpace.methods.heads.dflash_format import ABOUT as DFLASH
+from outpace.methods.heads.dflash_format import about_dflash, dflash_weights
+from outpace.methods.heads.dspark import DSpark
+from outpace.methods.heads.dspark_format import ENTRIES, about_dspark, dspark_head
 from outpace.methods.heads.eagle import Eagle, eagle_head
 from outpace.methods.heads.eagle3 import Eagle3
 from outpace.methods.heads.eagle3_format import (
@@ -31,6 +36,7 @@ from outpace.methods.heads.eagle3_format import (
     eagle3_names,
     eagle3_weights,
 )
+from outpace.methods.heads.markov import GRU
 from outpace.methods.heads.published import (
     LAYERS,
     about_layers,
@@ -54,7 +60,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 """What transformers takes where a layer's configuration says nothing."""
 
 KINDS: Mapping[str, str] = {"eagle": "eagle", "eagle3": "eagle3", "peagle": "eagle3",
-                            "dflash": "dflash", "dspark": "dspark"}  # fmt: skip
+                            "dflash": "dflash", "dspark": "dspark", "dflash2": "dflash2",
+                            "mtp": "mtp"}  # fmt: skip
 """The kinds of heads there, and ours."""
 EAGLE = {"fusion_fc.": "fc.", "transformer.": "layer."}
 PUBLIC: Mapping[str, Mapping[str, str]] = {
@@ -64,6 +71,8 @@ PUBLIC: Mapping[str, Mapping[str, str]] = {
 """Beginnings of our names of weights, and theirs."""
 ABOVE = ("draft_vocab_size", "target_hidden_size", LAYERS, *NORMS, MASKS[0])
 """Entries of an EAGLE-3 head's configuration that stand next to its layer's."""
+OF_DFLASH2 = (*SELECTOR, "input_embedding_scale", "output_multiplier")
+"""Those of DFlash 2's."""
 BLOCK = ("block_size", "sample_from_anchor", "sliding_window_non_causal", "target_hidden_size",
          MASKS[0], "draft_vocab_size")  # fmt: skip
 """Those of a DFlash head's; one of DSpark has `ENTRIES`, too."""
@@ -92,8 +101,14 @@ class SpeculatorsFormat(Format):
             raise folder.unfit(
                 "speculators", f"its kind is {about[TYPE]!r}, and only {list(KINDS)} are known"
             )
+        if kind == "mtp":
+            raise folder.unfit(
+                kind,
+                "it holds a layer of its target's kind, which --method mtp reads with the target",
+            )
         found = folder.read_weights("model.safetensors")
-        read = {"eagle": _eagle, "eagle3": _eagle3, "dflash": _dflash, "dspark": _dflash}[kind]
+        blocks = ("dflash", "dspark", "dflash2")
+        read = {"eagle": _eagle, "eagle3": _eagle3, **dict.fromkeys(blocks, _dflash)}[kind]
         with folder.describing(kind):
             head, found = read(about, found)
             inside = about[ABOUT]
@@ -108,9 +123,13 @@ class SpeculatorsFormat(Format):
 
     @classmethod
     def write(cls, head: Head) -> Content:
+        if isinstance(head, Eagle3) and head.config.latent:
+            raise cls.refuse("holds no heads with latent attention")
         if isinstance(head, Eagle3):
             return Content(_about_eagle3(head), renamed(eagle3_weights(head), PUBLIC["eagle3"]))
-        if isinstance(head, DFlash) and head.kind in KINDS:
+        if getattr(head.config, "markov_head_type", None) == GRU:
+            raise cls.refuse("holds no Domino heads")
+        if isinstance(head, DFlash) and not isinstance(head, DFlash2):
             return Content(_about_dflash(head), dflash_weights(head))
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
@@ -160,7 +179,12 @@ def _dflash(
     inside = {"target_layer_ids": [at - 1 for at in about[AUX]]}
     whole = {"sliding_window_non_causal": True}  # of files that are older than the entry
     anchor = {"sample_from_anchor": about[TYPE] == "dspark"}
-    return dspark_head({**_layer(about), **whole, **anchor, **above, DFLASH: inside}, weights)
+    flat = {**_layer(about), **whole, **anchor, **above, DFLASH: inside}
+    if about[TYPE] == "dflash2":
+        return dflash2_head(
+            {**flat, **{name: about[name] for name in OF_DFLASH2 if name in about}}, weights
+        )
+    return dspark_head(flat, weights)
 
 
 def _about_eagle3(head: Eagle3) -> dict[str, Any]:
@@ -181,6 +205,8 @@ def _about_dflash(head: DFlash) -> dict[str, Any]:
     windows, causal = head.config.windows, head.config.causal
     if causal and causal != [bool(window) for window in windows]:
         raise SpeculatorsFormat.refuse("has causal blocks in layers with windows only")
+    if head.config.input_embedding_scale != 1.0:
+        raise SpeculatorsFormat.refuse("has no word for input_embedding_scale")
     inside = flat.pop(DFLASH)
     above = {name: flat.pop(name) for name in (*BLOCK, *ENTRIES) if name in flat}
     above |= {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 import torch
@@ -21,8 +21,8 @@ from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.layers import DecoderLayer, LayerConfig, Sight
+from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, config_of
+from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.base import (
     HeadDrafter,
     TrainedDrafter,
@@ -45,6 +45,23 @@ class PrefixConfig(HeadConfig):
 
     prefix: bool = False
     """Whether a decoder layer over the whole text makes the state that the guesses start from."""
+    prefix_layer: dict[str, Any] = field(default_factory=dict)
+    """The sizes of that layer, those of `LayerConfig`; what is not given follows from the target's
+    width."""
+    prefix_norm: bool = False
+    """Whether a norm comes after it."""
+
+
+class NormedLayer(DecoderLayer):
+    """A layer with a norm after it."""
+
+    def __init__(self, size: int, config: LayerConfig) -> None:
+        super().__init__(size, config)
+        self.norm = Norm(size, eps=config.norm_eps)
+
+    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+        found, entries = super().forward(x, sight)
+        return self.norm(found), entries
 
 
 class StateHead(Head):
@@ -52,9 +69,11 @@ class StateHead(Head):
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__(target, config)
-        wanted = isinstance(config, PrefixConfig) and config.prefix
-        self.prefix = DecoderLayer(target.hidden_size, LayerConfig()) if wanted else None
+        self.prefix: DecoderLayer | None = None
         """The layer between the target's states and the head, if there is one."""
+        if isinstance(config, PrefixConfig) and config.prefix:
+            kind = NormedLayer if config.prefix_norm else DecoderLayer
+            self.prefix = kind(target.hidden_size, config_of(LayerConfig, config.prefix_layer))
 
     def begin_at(self, states: Tensor) -> Tensor:
         """Returns what the guesses start from at each place of texts, ``[B, T, H]``.
@@ -117,7 +136,7 @@ class StepRecipe(Recipe):
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What was read of a row."""
 
     unread: int
@@ -131,9 +150,9 @@ class _Seen:
         if self.unread == 0:
             self.of_prompt = latest
 
-    def again(self) -> _Seen:
+    def again(self) -> Seen:
         """Returns what is known of another row with the same prompt."""
-        return _Seen(0, self.of_prompt, self.of_prompt)
+        return Seen(0, self.of_prompt, self.of_prompt)
 
 
 class StateDrafter(TrainedDrafter):
@@ -146,7 +165,7 @@ class StateDrafter(TrainedDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._seen = PerRequest(lambda request: _Seen(request.length - 1))
+        self._seen = PerRequest(lambda request: Seen(request.length - 1))
         layer = cast(StateHead, self._head).prefix
         self._cache: PrefixTexts | None = None if layer is None else PrefixTexts(layer, target.rows)
         if layer is not None:  # it is read once for a draft, whatever the other parts are
@@ -156,7 +175,7 @@ class StateDrafter(TrainedDrafter):
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             parent, known = request.forked_from, request.length - 1
-            new = _Seen(known - request.cached_prefix)
+            new = Seen(known - request.cached_prefix)
             self._seen[request] = new if parent is None else self._seen[parent].again()
             if self._cache is not None:
                 self.begin_row(request, known)

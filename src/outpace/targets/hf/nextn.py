@@ -88,11 +88,11 @@ class NextNLayers(nn.Module):
         """
         parts = {(each.layer, each.what): part for each, part in _apart(keys, self._keys)}
         parts |= {(each.layer, each.what): part for each, part in _apart(values, self._values)}
-        slots = _Slots(parts)
+        slots = Slots(parts)
         found = self._run(x, positions, slots, visible)
         return found, _together(slots.new, self._keys), _together(slots.new, self._values)
 
-    def _run(self, x: Tensor, positions: Tensor, slots: _Slots, visible: Tensor) -> Tensor:
+    def _run(self, x: Tensor, positions: Tensor, slots: Slots, visible: Tensor) -> Tensor:
         model: Any = self.decoder
         found: Tensor = model(
             inputs_embeds=x,
@@ -120,7 +120,7 @@ class NextNLayers(nn.Module):
     def _find_sizes(self, size: int) -> None:
         """Looks at what one entry leaves in the cache: families differ in their keys."""
         weight = next(self.decoder.parameters())
-        slots = _Slots({})
+        slots = Slots({})
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
         at = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
         self._run(weight.new_zeros(1, 1, size), at, slots, one)
@@ -159,7 +159,7 @@ def _together(new: dict[tuple[int, str], Tensor], pieces: Sequence[_Piece]) -> T
     )
 
 
-class _Slots:
+class Slots:
     """What a text model takes for its cache."""
 
     is_compileable = False

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.errors import reason_of
 
-KINDS = ("linear", "llama3", "yarn")
+KINDS = ("linear", "llama3", "yarn", "proportional")
 """Kinds of scaling that are the same for texts of every length. The others ("dynamic", "longrope")
 turn the same position by another angle once a text has become long."""
 
@@ -35,7 +36,14 @@ def with_frequencies(rope: Mapping[str, Any], head_dim: int, longest: int | None
             rope_parameters=dict(rope),
         )
         inv_freq, factor = ROPE_INIT_FUNCTIONS[kind](config, None)
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        LookupError,
+        RuntimeError,
+        StrictDataclassError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise ValueError(
             f"its rotary positions of the type {kind!r} lack an entry or have one that does not "
             f"fit: {reason_of(error)}"

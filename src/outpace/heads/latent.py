@@ -1,0 +1,41 @@
+"""DeepSeek's latent attention in heads (DeepSeek-V2, arXiv 2405.04434, section 2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.heads.layers import Entries, LayerConfig, Rotary, Sight, most_heads
+from outpace.targets.hf.latent import DeepseekAttention
+
+
+class LatentAttention(DeepseekAttention):
+    """DeepSeek's attention: keys and values of an entry follow from one narrow state of it, which
+    is what is kept."""
+
+    def __init__(
+        self, size: int, config: LayerConfig, inputs: int, latent: Mapping[str, Any]
+    ) -> None:
+        """inputs: their width. latent: the sizes, as transformers calls them."""
+        heads = config.heads or most_heads(size)
+        super().__init__(size, inputs, heads, latent, config.rope, config.norm_eps)
+        self.heads, self.groups, self.head_dim = heads, heads, self.qk_head_dim
+        self._rotary = Rotary(config.rope, self.qk_rope_head_dim)
+        self._sizes = self.sizes()
+        self.register_buffer("nothing", torch.empty(0), persistent=False)  # as of `Attention`
+
+    nothing: Tensor
+
+    def begin(self, rows: int) -> Entries:
+        """Returns no entries of ``rows`` rows."""
+        return Entries(*(self.nothing.new_empty(rows, n, 0, width) for n, width in self._sizes))
+
+    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:  # type: ignore[override]
+        """As of `Attention`."""
+        before = (sight.before.keys, sight.before.values)
+        turn = self._rotary(sight.positions, x.dtype)
+        found, keys, values = self.attend(x, turn, before, sight.visible)
+        return found, Entries(keys, values)
