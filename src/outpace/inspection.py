@@ -30,6 +30,7 @@ from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.loaded import check_same_vocabulary
 from outpace.targets.hf.loading.lora import check_fits, read_adapter
 from outpace.targets.hf.loading.nextn import check_file
+from outpace.targets.hf.loading.nextn_files import LIBRARY
 from outpace.targets.hf.loading.outline import Outline, outline_model
 from outpace.targets.hf.loading.source import ADAPTER, names_gguf
 
@@ -77,6 +78,8 @@ def inspect(path: str, target: str | None = None, trust_remote_code: bool = Fals
         return _classifier(path, str(about[CLASSIFIER]), target, against)
     if names_head(path):
         return _head(path, target, against)
+    if about.get(LIBRARY) == "mtp":
+        return _module_of_library(path, about, target, against)
     form = format_of(about)
     if form is not None and (form.name != "eagle" or _is_eagle(place)):
         return _head(path, target, against)
@@ -168,6 +171,42 @@ def _modules_alone(path: str, target: str | None, against: Outline | None) -> In
 
     def check() -> None:
         check_file(source, against.loaded.config)
+
+    return _judged(found, check)
+
+
+def _module_of_library(
+    path: str, about: Mapping[str, Any], target: str | None, against: Outline | None
+) -> Inspection:
+    """A multi-token-prediction module in a folder of the library `speculators`."""
+    source = Path(path)
+    headers(weight_files(source))  # raises for files that are missing or damaged
+    layer = about.get("transformer_layer_config") or {}
+    facts = {
+        "bytes": _size(source),
+        "target": ((about.get("speculators_config") or {}).get("verifier") or {}).get(
+            "name_or_path"
+        ),
+        "hidden_size": layer.get("hidden_size"),
+        "family": layer.get("model_type"),
+    }
+    what = "a multi-token-prediction module of the library speculators, without its model"
+    words = (*_with_target(target), "--method", "mtp", "--draft", path)
+    found = Inspection(path, "head", what, facts, (_command(*words),), target)
+    if against is None:
+        return found
+    config = against.loaded.config
+
+    def check() -> None:
+        if (layer.get("model_type"), layer.get("hidden_size")) != (
+            config.model_type,
+            config.hidden_size,
+        ):
+            raise UnsupportedModel(
+                f"the module in {path!r} is one of a {layer.get('model_type')} of width "
+                f"{layer.get('hidden_size')}, and this target is a {config.model_type} of width "
+                f"{config.hidden_size}: name a folder for this target."
+            )
 
     return _judged(found, check)
 

@@ -166,12 +166,12 @@ def test_auto_does_without_a_module_that_cannot_be_read(
         (
             {"model.layers.2.eh_proj.weight": torch.ones(WIDTH, 2 * WIDTH).to(torch.float8_e4m3fn)},
             UnsupportedModel,
-            "is quantised in its part 'eh_proj'",
+            r"is quantised \('model.layers.2.eh_proj.weight' is one of its weights\)",
         ),
         (
             {"model.layers.2.self_attn.o_proj.weight_scale_inv": torch.ones(1, 1)},
             UnsupportedModel,
-            r"is quantised \('model.layers.2.self_attn.o_proj.weight_scale_inv' belongs to",
+            r"is quantised \('model.layers.2.self_attn.o_proj.weight' is one of its weights\)",
         ),
     ],
 )
@@ -206,3 +206,53 @@ def test_a_folder_says_that_it_brings_modules(tmp_path: Path) -> None:
     found = inspect(str(tmp_path))
     assert found.facts["multi_token_prediction"]
     assert f"outpace generate -m {tmp_path} --method mtp" in found.commands
+
+
+def library(folder: Path, source: Path) -> Path:
+    """The module of a folder as the library `speculators` saves it, without the target."""
+    parts = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj",
+             "shared_head.norm": "final_layernorm"}  # fmt: skip
+    weights = {}
+    for name, weight in load_file(source / "model.safetensors").items():
+        if name.startswith(PREFIXES["deepseek_v3"]):
+            inside = name.removeprefix(PREFIXES["deepseek_v3"])
+            stem, _, end = inside.rpartition(".")
+            weights[f"mtp_layers.0.{parts.get(stem, stem)}.{end}"] = weight
+    folder.mkdir()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    layer = json.loads((source / "config.json").read_text())
+    about = {
+        "architectures": ["MTPDraftModel"],
+        "speculators_model_type": "mtp",
+        "num_nextn_predict_layers": 1,
+        "speculators_config": {
+            "algorithm": "mtp",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
+            "verifier": {"name_or_path": "a/model", "architectures": []},
+        },
+        "transformer_layer_config": layer,
+    }
+    (folder / "config.json").write_text(json.dumps(about))
+    return folder
+
+
+def test_a_module_of_the_library_speculators(tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    model = checkpoint(tmp_path / "target", "deepseek_v3")
+    folder = library(tmp_path / "module", tmp_path / "target")
+    loaded = Loaded(model, None, "a model")
+    found, expected = brought_module(loaded, str(folder)), brought_module(loaded)
+    assert not found.config.states_first
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, weight in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], weight), name
+    limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+    plain = LLM(model, speculative_config={"method": "none"}, **limits)
+    llm = LLM(model, speculative_config={"model": str(folder), "check": False}, **limits)
+    assert ids(llm.generate(PROMPTS, greedy(12))) == ids(plain.generate(PROMPTS, greedy(12)))
+    told = inspect(str(folder))
+    assert "multi-token-prediction module" in told.what
+    assert told.commands == (f"outpace generate -m TARGET --method mtp --draft {folder}",)
+    assert inspect(str(folder), str(tmp_path / "target")).why_not is None
+    build("llama").save_pretrained(tmp_path / "other")
+    assert "is one of a deepseek_v3" in str(inspect(str(folder), str(tmp_path / "other")).why_not)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from devices import DEVICE
+from draft.mtp_checkpoints import Reference, whole, write
 from draft.mtp_checkpoints import loaded as loaded_checkpoint
-from draft.mtp_checkpoints import whole, write
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head, save_head
@@ -19,9 +20,12 @@ from outpace.methods.heads.mtp import brought_module
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.measures import Progress
+from outpace.train.recipe import DepthLosses, recipe_for
 from outpace.train.run import TrainingRun
+from outpace.train.teacher import Teacher
 from representatives import representatives
 from targets.families import CONTEXT, VOCABULARY
+from targets.families import target as target_of_families
 from train.test_run import BLOCK, KINDS, run, settings
 
 
@@ -128,7 +132,7 @@ def test_a_run_of_an_older_version_goes_on_though_it_wrote_what_unset_means(tmp_
     assert run(tmp_path, settings("medusa", 2)).step == 1
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "deepseek_v3-2", "mimo_v2_flash"])
 def test_a_module_that_a_target_brings_learns_on(family: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "target", family, whole(family))
     model = loaded_checkpoint(folder)
@@ -150,11 +154,50 @@ def test_a_module_that_a_target_brings_learns_on(family: str, tmp_path: Path) ->
     assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
 
 
-def test_several_modules_do_not_learn_on(tmp_path: Path) -> None:
-    folder = write(tmp_path / "target", "mimo_v2_flash", whole("mimo_v2_flash"))
-    target = Loaded(loaded_checkpoint(folder), None, "a target")
-    tokens = torch.randint(VOCABULARY, (16, BLOCK), generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ConfigError, match="brings several modules"):
-        TrainingRun(
-            target, tokens, settings("mtp", 3, start=str(folder), head={}), tmp_path / "out"
-        )
+def test_modules_learn_what_they_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What each of several modules is asked while they learn is what it drafts at that place."""
+    larger = whole("deepseek_v3-2")
+    model = loaded_checkpoint(write(tmp_path / "target", "deepseek_v3-2", larger))
+    target = Loaded(model, None, "a target")
+    head = brought_module(target)
+    teacher, reference = Teacher(target, head.layers), Reference("deepseek_v3-2", larger, model)
+    asked: list[torch.Tensor] = []
+    add = DepthLosses.add
+
+    def watched(losses: DepthLosses, logits: torch.Tensor) -> None:
+        asked.append(logits)
+        add(losses, logits)
+
+    monkeypatch.setattr(DepthLosses, "add", watched)
+    text = torch.randint(VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+    batch = teacher.read(text.to(DEVICE))
+    output = recipe_for(head.float(), teacher).compute_loss(batch)
+    assert output.hits.shape == (1, 7, 2)
+    tokens = text[0].tolist()
+    for depth, logits in enumerate(asked):
+        for place in range(7):
+            root, states = place + 2, batch.states[0, : place + 1].to(torch.float64)
+            drafted = tokens[root : root + depth]
+            wanted = reference.logits(tokens[:root], states, drafted)
+            assert torch.allclose(logits[0, place].double(), wanted, atol=1e-4)
+
+
+def test_a_module_for_each_depth_is_trained_and_drafts(tmp_path: Path) -> None:
+    sizes = {"depths": 2, "chained": True}
+    first = learned(tmp_path / "first", "mtp", 20, head=sizes)
+    assert first.kept is not None
+    head = load_head(tmp_path / "first")
+    assert any(name.startswith("later.0.") for name in head.state_dict())
+    again = run(tmp_path / "again", settings("mtp", 2, start=str(tmp_path / "first"), head={}))
+    again.play(lambda progress: None, every=1)
+    limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+    config = {"method": "mtp", "model": str(tmp_path / "first"), "check": False}
+    model = target_of_families("llama")
+    llm = LLM(model, speculative_config={**config, "num_speculative_tokens": 3}, **limits)
+    plain = LLM(model, speculative_config={"method": "none"}, **limits)
+    greedily = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    texts = [each.generate([[1, 2, 3], [4, 5]], greedily) for each in (llm, plain)]
+    assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
+    assert sum(each.metrics.num_draft_tokens for each in texts[0]) > 0
+    with pytest.raises(ConfigError, match="chained modules know all tokens"):
+        run(tmp_path / "few", settings("mtp", 2, head={**sizes, "draft_vocab_size": 12}))

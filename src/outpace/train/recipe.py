@@ -73,6 +73,7 @@ RECIPES = LazyRegistry(
         "step": "outpace.methods.heads.steps:StepRecipe",
         "attending": "outpace.methods.heads.attending:AttendingRecipe",
         "eagle": "outpace.methods.heads.eagle:EagleRecipe",
+        "mtp": "outpace.methods.heads.mtp:MtpRecipe",
         "block": "outpace.methods.heads.blocks:BlockRecipe",
         "dspark": "outpace.methods.heads.dspark:DSparkRecipe",
         "s2d": "outpace.methods.heads.s2d:S2dRecipe",

@@ -10,7 +10,7 @@ import copy
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, cast
 
@@ -21,9 +21,15 @@ from outpace.core.options import Reads
 from outpace.draft.base import Drafter, Setup
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
-from outpace.heads.checkpoint import kind_in
+from outpace.heads.checkpoint import KIND, kind_in
+from outpace.heads.folder import CONFIG, Folder
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
-from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter, Text
+from outpace.methods.heads.attending import (
+    AttendingHead,
+    AttendingHeadDrafter,
+    AttendingRecipe,
+    Text,
+)
 from outpace.methods.heads.base import TreeHeadOptions, trained_head
 from outpace.methods.heads.mtp_modules import ModulesWalk, step_all
 from outpace.targets.base import Target
@@ -33,6 +39,8 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn import decoder_of, read_modules
 from outpace.targets.hf.loading.source import names_gguf
 from outpace.targets.hf.nextn import NextN, NextNLayers
+from outpace.train.recipe import DepthLosses, LossOutput
+from outpace.train.teacher import Batch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -48,6 +56,14 @@ class MtpConfig(LayerConfig):
     of Qwen3's kind."""
     states_first: bool = False
     """Whether it joins the state and the embedding in this order."""
+    chained: bool = False
+    """Whether each depth has a module of its own, which goes on from the one before it, as in
+    DeepSeek-V3; otherwise one is used over and over."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.chained and self.draft_vocab_size:
+            raise ValueError("chained modules know all tokens, and draft_vocab_size is not 0")
 
 
 class Block(Protocol):
@@ -104,6 +120,7 @@ class Mtp(TargetOutput, AttendingHead):
     """
 
     kind: ClassVar[str] = "mtp"
+    recipe: ClassVar[str] = "mtp"
     config: MtpConfig
     Config: ClassVar[type[HeadConfig]] = MtpConfig
 
@@ -122,7 +139,10 @@ class Mtp(TargetOutput, AttendingHead):
         self.embed = parts.embed
         self.lm_head = self.copy_of_rows() if parts.head is None else parts.head
         self.later = nn.ModuleList()
-        """The modules after this one, of a checkpoint that brings one for each depth."""
+        """The modules after this one, where each depth has one of its own."""
+        if config.chained:
+            one = replace(config, chained=False)
+            self.later.extend(type(self)(target, one) for _ in range(config.depths - 1))
 
     @property
     def modules_in_order(self) -> list[Mtp]:
@@ -154,12 +174,18 @@ class Mtp(TargetOutput, AttendingHead):
     @classmethod
     def brought_by(cls, loaded: Loaded, path: str) -> Mtp:
         head = brought_module(loaded, path)
-        own = (head.embed, head.lm_head, getattr(head.eh_proj, "bias", None))
-        if head.later or any(each is not None for each in own):
+        modules = head.modules_in_order
+        own = [
+            part
+            for each in modules
+            for part in (each.embed, each.lm_head, getattr(each.eh_proj, "bias", None))
+        ]
+        unlike = any(each.config.family != head.config.family for each in modules)
+        if unlike or any(part is not None for part in own):
             raise ConfigError(
-                f"{path} brings several modules, or one with embeddings, an output matrix or a "
-                "bias of its own, and training takes a single one that has the target's: leave "
-                "--start out."
+                f"{path} brings a module with embeddings, an output matrix or a bias of its own, "
+                "or several that are not built alike, which training does not take: leave --start "
+                "out."
             )
         widen_blocks(head, torch.float32)
         return head
@@ -168,7 +194,32 @@ class Mtp(TargetOutput, AttendingHead):
     def begin_from(self, shared_head: Tensor | None) -> None:
         """The layer begins on the state as it is; a copy of the target's rows stays as it is."""
         super().begin_from(shared_head)
-        begin_as_last(self.eh_proj)
+        for module in self.modules_in_order:
+            begin_as_last(module.eh_proj)
+
+
+# -- how it is trained -----------------------------------------------------------------------------
+
+
+class MtpRecipe(AttendingRecipe):
+    """The loss of an `Mtp` head: unrolled over its own outputs, or where each depth has a module,
+    all of them over the text at once (DeepSeek-V3, equation 24)."""
+
+    def compute_loss(self, batch: Batch) -> LossOutput:
+        head = cast(Mtp, self._head)
+        if not head.later:
+            return super().compute_loss(batch)
+        depths, (rows, length) = head.config.depths, batch.tokens.shape
+        places = length - depths
+        guides = head.guide(batch.states[:, :-1].float())
+        nothing = guides.new_zeros(rows, depths * guides.shape[-1])
+        sight = Sight.of_texts(head.begin(rows), length - 1)
+        modules, tokens = head.modules_in_order, batch.tokens[:, 1:]
+        outputs, _ = step_all(modules, guides, nothing, tokens, sight, self._shared)
+        losses = DepthLosses(head, batch, places)
+        for number, own in enumerate(outputs.chunk(depths, -1)):
+            losses.add(modules[number].logits(own[:, number : number + places], self._shared))
+        return losses.output()
 
 
 # -- how it drafts ---------------------------------------------------------------------------------
@@ -247,8 +298,12 @@ class MtpDrafter(AttendingHeadDrafter):
 
 
 def holds_model(given: Any) -> bool:
-    """Returns whether a path leads to a model or a GGUF file, and to no trained head."""
-    named = isinstance(given, (str, os.PathLike)) and kind_in(given) is None
+    """Returns whether a path leads to a model, a GGUF file or modules in a folder of the library
+    `speculators`, and to no trained head."""
+    named = isinstance(given, (str, os.PathLike)) and kind_in(given) in (None, Mtp.kind)
+    own = named and not names_gguf(given) and (Path(given) / CONFIG).is_file()
+    if own and KIND in Folder(Path(given)).read_config():
+        return False
     return named and (names_gguf(given) or bool(weight_files(Path(given))))
 
 
@@ -260,7 +315,9 @@ def brought_module(loaded: Loaded, named: str | None = None) -> Mtp:
     head, *later = [
         Mtp(shape, config_with(each), Parts.brought(each)) for each in read_modules(loaded, named)
     ]
-    if any(not _alike(head.begin(1), each.begin(1)) for each in later):
+    if later:
+        head.config = replace(head.config, chained=True, depths=1 + len(later))
+    if any(not _alike(head.block.begin(1), each.begin(1)) for each in later):
         raise UnsupportedModel(
             f"the multi-token-prediction modules of {loaded.name} have keys of different sizes, "
             "and only modules that are alike draft together: use another drafter."

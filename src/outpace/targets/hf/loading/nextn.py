@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import HFValidationError
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
@@ -25,14 +24,14 @@ from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.nextn import read_gguf_modules
 from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.nextn_files import TRAIN, StoredWeights
 from outpace.targets.hf.loading.nextn_names import STATES_FIRST, Named, modules_in, place_of
-from outpace.targets.hf.loading.quantized import NOTES
+from outpace.targets.hf.loading.quantized import NOTES, is_scale
 from outpace.targets.hf.loading.reading import attention_for, without_loading_bars
 from outpace.targets.hf.loading.source import downloaded, locate, names_gguf
 from outpace.targets.hf.nextn import NORMS, NextN, NextNLayers, last_norm
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-TRAIN = "train one with 'outpace train mtp' and name it as 'model'"
 
 
 def brings_modules(loaded: Loaded) -> bool:
@@ -64,9 +63,9 @@ def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
         )
     if is_gguf(source):
         return _in_file(loaded, source)
-    files = _Files(source)
+    files = StoredWeights(source)
     model: Any = loaded.model
-    found = modules_in(files.where, model.config)
+    found = modules_in((name for name in files.where if not is_scale(name)), model.config)
     if not found:
         raise UnsupportedModel(
             f"{source.name} brings no multi-token-prediction module that is known here: {TRAIN}."
@@ -122,44 +121,10 @@ def _in_file(loaded: Loaded, source: Path) -> list[NextN]:
     return read_gguf_modules(model, loaded.dtype, loaded.device, packed, attention_for)
 
 
-class _Files:
-    """The weights in a folder, by name."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.where = {name: file for file in weight_files(folder) for name in headers([file])[0]}
-
-    def read(self, name: str) -> Tensor:
-        try:
-            with safe_open(self.where[name], "pt") as opened:
-                found: Tensor = opened.get_tensor(name)
-        except Exception as error:  # of the library, which has one of its own
-            raise ModelLoadError(
-                f"the weights in {str(self.where[name])!r} are damaged or cut short "
-                f"({reason_of(error)}): download or save the model again."
-            ) from error
-        return found
-
-    def same(self, name: str, other: str) -> bool:
-        """Whether two matrices are the same, by some of their rows: checkpoints hold copies of the
-        target's embeddings and output matrix, which need no memory of their own."""
-        if other not in self.where:
-            return False
-        with safe_open(self.where[name], "pt") as one, safe_open(self.where[other], "pt") as two:
-            own, theirs = one.get_slice(name), two.get_slice(other)
-            if own.get_shape() != theirs.get_shape():
-                return False
-            rows = own.get_shape()[0]
-            return all(
-                torch.equal(own[row : row + 1], theirs[row : row + 1])
-                for row in range(0, rows, max(1, rows // 64))
-            )
-
-
 class _Reading:
     """Makes one module of the weights in a folder."""
 
-    def __init__(self, loaded: Loaded, files: _Files, named: Named, number: int) -> None:
+    def __init__(self, loaded: Loaded, files: StoredWeights, named: Named, number: int) -> None:
         self._loaded, self._files, self._named, self._number = loaded, files, named, number
         self._what = f"the multi-token-prediction module in {files.folder.name}"
         self._model: Any = loaded.model
@@ -174,8 +139,8 @@ class _Reading:
         notes = [name for own in parts.values() for name in own.values() if NOTES.search(name)]
         if notes:
             raise UnsupportedModel(
-                f"{self._what} is quantised ({notes[0]!r} belongs to one of its weights), which is "
-                f"not read: {TRAIN}."
+                f"{self._what} is quantised ({notes[0]!r} belongs to one of its weights), and is "
+                f"read in plain numbers and in FP8 only: {TRAIN}."
             )
         decoder = self._decoder()
         norm = last_norm(decoder)
@@ -194,6 +159,8 @@ class _Reading:
         return made
 
     def _is_states_first(self) -> bool:
+        if self._files.of_library:  # which has MiMo's name for a matrix of the usual order
+            return False
         return any(f".{STATES_FIRST}." in name for name in self._named.parts["eh_proj"].values())
 
     # -- its layers ----------------------------------------------------------------------------
@@ -309,11 +276,6 @@ class _Reading:
 
     def _fill(self, made: nn.Module, part: str) -> nn.Module:
         weights = {name: self._files.read(own) for name, own in self._named.parts[part].items()}
-        wide = [w for w in weights.values() if w.is_floating_point() and w.element_size() > 1]
-        if len(wide) < len(weights):
-            raise UnsupportedModel(
-                f"{self._what} is quantised in its part {part!r}, which is not read: {TRAIN}."
-            )
         wanted = {name: tuple(weight.shape) for name, weight in made.state_dict().items()}
         given = {name: tuple(weight.shape) for name, weight in weights.items()}
         if given != wanted:

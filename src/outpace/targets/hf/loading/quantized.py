@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.quantizers.auto import (
     AUTO_QUANTIZER_MAPPING,
     AutoHfQuantizer,
@@ -112,6 +112,50 @@ def _convert(model: Any, dtype: torch.dtype) -> None:
     for name, weight in model.named_parameters():
         if weight.is_floating_point() and not kept.intersection(name.split(".")):
             weight.data = weight.data.to(dtype)
+
+
+# -- weights in float8 that transformers leaves out ------------------------------------------------
+
+
+SCALES = ("_scale_inv", "_scale")
+"""How the names of scales go on where those of their weights end."""
+
+
+def is_scale(name: str) -> bool:
+    """Returns whether a weight of a folder is the scale of another, or of what that reads."""
+    return name.endswith((".input_scale", *(f".weight{end}" for end in SCALES)))
+
+
+def scale_of(name: str, names: Collection[str]) -> str | None:
+    """Returns what the scale of a weight is called among the names of a folder, if it has one."""
+    return next((f"{name}{end}" for end in SCALES if f"{name}{end}" in names), None)
+
+
+def fp8_block(about: Mapping[str, Any]) -> Sequence[int] | None:
+    """Returns the rows and columns of a weight that share a scale, by a config.json; None where it
+    does not say it."""
+    given = about.get("quantization_config") or (about.get("text_config") or {}).get(
+        "quantization_config"
+    )
+    return (given or {}).get("weight_block_size")
+
+
+def widened_fp8(codes: Tensor, scale: Tensor, block: Sequence[int] | None) -> Tensor:
+    """Returns the numbers, in float32, of float8 codes ``[..., O, I]``.
+
+    scale: one for each block, ``[..., O / block, I / block]`` with part of a block at the ends, for
+    each row, ``[..., O, 1]``, or for all. block: rows and columns of a block; None: as many as the
+    scales say.
+    """
+    wide = scale.float()
+    for dim in (-2, -1) if scale.dim() > 1 else ():
+        count, of = scale.shape[dim], codes.shape[dim]
+        if count not in (1, of):
+            size = block[dim] if block is not None else of // count
+            if count != -(-of // size):
+                raise ValueError(f"{count} scales for {of} weights in blocks of {size}")
+            wide = wide.repeat_interleave(size, dim).narrow(dim, 0, of)
+    return codes.float() * wide
 
 
 def check_whole(unexpected: Iterable[str], name: str) -> None:
