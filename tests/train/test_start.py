@@ -201,3 +201,26 @@ def test_a_module_for_each_depth_is_trained_and_drafts(tmp_path: Path) -> None:
     assert sum(each.metrics.num_draft_tokens for each in texts[0]) > 0
     with pytest.raises(ConfigError, match="chained modules know all tokens"):
         run(tmp_path / "few", settings("mtp", 2, head={**sizes, "draft_vocab_size": 12}))
+
+
+def test_a_domino_head_is_trained_and_drafts(tmp_path: Path) -> None:
+    sizes = {
+        "depths": 3, "markov_head_type": "gru", "markov_rank": 8, "gru_hidden_dim": 12,
+        "pure_draft_prefix_len": 1, "enable_confidence_head": False, "own_mask": False,
+        "mask_token": 1, "layers": 1,
+    }  # fmt: skip
+    first = learned(tmp_path / "first", "dspark", 12, head=sizes)
+    gates = first.network.get_parameter("markov_head.prefix_gru.weight_hh_l0")
+    assert gates.requires_grad
+    save_head(load_head(tmp_path / "first"), tmp_path / "public", "dspark")
+    about = json.loads((tmp_path / "public" / "config.json").read_text())
+    assert about["architectures"] == ["DominoDraftModel"]
+    limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+    config = {"model": str(tmp_path / "public"), "check": False, "num_speculative_tokens": 3}
+    model = target_of_families("llama")
+    llm = LLM(model, speculative_config={"method": "dspark", **config}, **limits)
+    plain = LLM(model, speculative_config={"method": "none"}, **limits)
+    greedily = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    texts = [each.generate([[1, 2, 3], [4, 5]], greedily) for each in (llm, plain)]
+    assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
+    assert sum(each.metrics.num_draft_tokens for each in texts[0]) > 0
