@@ -207,8 +207,8 @@ class DFlash2Drafter(DFlashDrafter):
     def begin(self, requests: Sequence[Request]) -> None:
         super().begin(requests)
         for request in requests:
-            new, twin = Seen(request.length - 1 - request.taken_over), request.forked_from
-            self._seen[request] = new if twin is None else self._seen[twin].again()
+            new, parent = Seen(request.length - 1 - request.cached_prefix), request.forked_from
+            self._seen[request] = new if parent is None else self._seen[parent].again()
 
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
