@@ -160,7 +160,7 @@ class Gemma4Reference(JoinedReference):
         return self.linear(f"{name}.o_proj", torch.cat(found))
 
     def partly_turned(self, x: Tensor, position: int) -> Tensor:
-        """Of the halves of a head the first quarter turns."""
+        """Turns the first quarter of each half of a head."""
         half = WIDE // 2
         turning = half // 4
         angle = torch.zeros(half)

@@ -42,7 +42,7 @@ INSIDE = {
 
 
 def shapes(size: int) -> dict[str, tuple[int, ...]]:
-    """Of the network's weights. size: its own width."""
+    """The shapes of the network's weights. size: its own width."""
     linear = {
         "pass_hidden_proj": (size, SIZE),
         "feature_mlp.1": (size, 5),
