@@ -2,13 +2,12 @@
 //
 // All kinds come down to one form: w = s u + t, where u is an unsigned code of 2 to 6 or of 8 bits,
 // and s and t are shared by 32 inputs of an output (by 16, where codes have 2, 3 or 6 bits). Of some
-// codes of 4 bits
-// u is looked up: those of MXFP4 are small floats (OCP Microscaling Formats 1.0), whose s is a power of
-// two, and those of IQ4_NL and IQ4_XS stand for numbers that lie closer near zero. Kinds below 4 bits,
-// IQ1 to IQ3, hold numbers of which file blocks name some four or eight at once, by their place in a
-// list (the grid), and signs: here each number has a code of its own, of 3 or 4 bits. Products compute 16
-// outputs together, and so the codes of 16 outputs make a panel. Along a panel come chunks of 8
-// blocks of 32 inputs: first their codes, then the scales exactly as the file holds them.
+// codes u is looked up: those of MXFP4 are small floats (OCP Microscaling Formats 1.0), whose s is a
+// power of two, and those of IQ4_NL and IQ4_XS stand for numbers that lie closer near zero. In a file,
+// blocks of IQ1 to IQ3 name four or eight numbers at once by their place in a list (the grid), and their
+// signs: here each number has a code of its own, of 3 or 4 bits. Products compute 16 outputs together,
+// and so the codes of 16 outputs make a panel. Along a panel come chunks of 8 blocks of 32 inputs: first
+// their codes, then the scales exactly as the file holds them.
 //
 // A block of codes consists of vectors of 64 bytes, of which byte 4 o + i belongs to output o. Input
 // group g (g = 0 to 7) is the inputs 4 g to 4 g + 3. Codes of 8 bits have 8 plain vectors, one for

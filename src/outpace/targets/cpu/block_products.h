@@ -313,7 +313,8 @@ template <int BITS, bool LIFTED> struct Dots {
 // codes have a middle, that is all groups of 4 and 5 bits (small floats are as large as 16 * 12 * 127
 // together), and the four that share a scale of codes of 3 and 6 bits:
 // sums that begin with what is taken, modulo 2^16, end as 8 * 32 * 127 at most. Otherwise it is all
-// groups of 4 bits (8 * 2 * 15 * 127), and four of 5 bits and of 2, which share a scale. Codes of 8 bits would not do in pairs,
+// groups of 4 bits (8 * 2 * 15 * 127), and four of 5 bits and of 2, which share a scale. Codes
+// of 8 bits would not do in pairs,
 // unless they are signed and the sign goes to the activations: 2 * 128 * 127 is below 2^15.
 constexpr bool SIGNED = true;
 template <int BITS, bool LIFTED> struct Dots {

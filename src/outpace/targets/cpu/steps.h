@@ -13,7 +13,8 @@ namespace {
 // The numbers of kinds, as in Python.
 enum { UNCHANGED = 0, ROOT_MEAN_SQUARE = 1, CENTRED = 2 };             // of norms
 enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED = 5 }; // of activations
-enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3, HALVES_ONCE = 4, PAIRS_APART = 5 }; // of turning
+enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3, HALVES_ONCE = 4,
+       PAIRS_APART = 5 }; // of turning
 
 constexpr int64_t MOST_TURNED = 256; // numbers of a head whose pairs are put apart (as in Python)
 
