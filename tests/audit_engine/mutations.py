@@ -210,7 +210,7 @@ def beyond_the_end(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def padding_not_cut(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(llm.engine, "vocabulary", llm.target.config.vocab_size)
+    monkeypatch.setattr(llm.engine.batch, "vocabulary", llm.target.config.vocab_size)
 
 
 def stale_penalties(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

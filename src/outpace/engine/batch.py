@@ -38,7 +38,7 @@ class Batch:
         self.waiting = waiting
         self.running: list[Request] = []
         self._token_limit = token_limit
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._pipeline: LogitsPipeline | None = None
         self._seeds: Tensor | None = None
         self._nothing: Proposal | None = None
@@ -48,7 +48,7 @@ class Batch:
         device = self.target.device
         if self._pipeline is None or self._seeds is None:
             options = [request.options for request in played]
-            self._pipeline = LogitsPipeline(options, self._vocabulary, device)
+            self._pipeline = LogitsPipeline(options, self.vocabulary, device)
             self._seeds = to_device([request.seed for request in played], device)
         history = History(
             [request.prompt_ids for request in played], [request.output_ids for request in played]

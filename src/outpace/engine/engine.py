@@ -65,7 +65,6 @@ class Engine:
         queue, limit = RequestQueue(scheduling_policy), TokenLimit(max_tokens_held)
         self.batch = Batch(target, drafter, queue, limit, vocabulary)
         self.verifier = verifier
-        self.vocabulary = vocabulary
         self.observers: list[Observer] = []
         self.controller = controller
         self.max_batched_tokens = max_batched_tokens
@@ -83,6 +82,11 @@ class Engine:
     @property
     def drafter(self) -> Drafter:
         return self.batch.drafter
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the target can generate."""
+        return self.batch.vocabulary
 
     @property
     def waiting(self) -> RequestQueue:
