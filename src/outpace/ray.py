@@ -81,7 +81,6 @@ class Generator(Worker):
         options: Mapping[str, Any] | None = None,
         **llm: Any,
     ) -> None:
-        _check(llm)
         super().__init__("outpace", 1 << 40, {"model": model, **llm})
         self._columns, self._options = columns, options or {}
         chat = "messages" in columns
@@ -188,7 +187,6 @@ def run_batch(
 def start(llm: Mapping[str, Any], address: str | None = None) -> None:
     """Checks what can be known of a model, and connects to a cluster where that is not done yet: by
     default to the one that RAY_ADDRESS names; without one, or for "local", starts Ray here."""
-    _check(llm)
     if llm.get("model") is not None:
         check_path(llm["model"])
     if not ray.is_initialized():
@@ -200,25 +198,23 @@ def start(llm: Mapping[str, Any], address: str | None = None) -> None:
 
 def _share(count: int, llm: Mapping[str, Any]) -> dict[str, float]:
     """Returns what each of several engines takes of the cluster: its part of the processors and,
-    where there are GPUs and the model may use them, one of these."""
-    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-    gpus = int(ray.cluster_resources().get("GPU", 0))
+    where there are GPUs and the model may use them, one of these for each of its processes. All of
+    an engine is on one machine: the first process, which Ray starts, starts the others."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    nodes = [machine.get("CPU", 0.0) for machine in machines]
     # The most that each can have, with every one of them on some machine.
     shares = sorted({node / part for node in nodes for part in range(1, count + 1)}, reverse=True)
     fit = (one for one in shares if one and sum(node // one for node in nodes) >= count)
     processors = next(fit, 1.0)
-    on_gpu = llm.get("device") != "cpu" and gpus > 0
-    if on_gpu and gpus < count:
-        raise ConfigError(f"the cluster has {gpus} GPUs, one for each process: ask for fewer.")
-    return {"num_cpus": floor(processors) or processors, "num_gpus": int(on_gpu)}
-
-
-def _check(llm: Mapping[str, Any]) -> None:
-    if llm.get("tensor_parallel_size", 1) > 1:
+    gpus = [int(machine.get("GPU", 0)) for machine in machines]
+    size = llm.get("tensor_parallel_size", 1)
+    on_gpu = llm.get("device") != "cpu" and sum(gpus) > 0
+    if on_gpu and sum(each // size for each in gpus) < count:
         raise ConfigError(
-            "a model that is split over processes does not run in processes of Ray: leave "
-            "tensor_parallel_size out, or do without Ray."
+            f"the cluster has {sum(gpus)} GPUs, and each of {count} engines needs {size} on one "
+            "machine, one for each of its processes: ask for fewer."
         )
+    return {"num_cpus": floor(processors) or processors, "num_gpus": size * int(on_gpu)}
 
 
 # -- replicas --------------------------------------------------------------------------------------
@@ -265,9 +261,9 @@ def serve_app(
     ``x-session-id`` to the same replica, whose prefix cache holds the turns before; those without
     one then go to any, not to the less busy of two. settings: of the server (`Settings`), as its
     limits and keys; it is Ray that listens. ray_actor_options: what a replica needs, as
-    {"num_gpus": 1}. llm: other arguments of ``LLM``.
+    {"num_gpus": 1}; of a model with ``tensor_parallel_size``, for all of its processes. llm: other
+    arguments of ``LLM``.
     """
-    _check(llm)
     llm = {"model": model, "max_num_seqs": ROWS, "enable_prefix_caching": True, **llm}
     given = {"model_name": "outpace", "host": "0.0.0.0", **(settings or {})}
     checked, rows = Settings(**given), llm["max_num_seqs"]

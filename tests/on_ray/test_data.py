@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.errors import ConfigError
 
 from .conftest import LLM_OPTIONS, processes
 
@@ -101,10 +100,3 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     for at, output in enumerate(alone):
         choice = by_name[f"{at}"]["response"]["body"]["choices"][0]
         assert choice["text"] == output.outputs[0].text
-
-
-def test_what_does_not_go_with_ray_is_refused() -> None:
-    import outpace.ray
-
-    with pytest.raises(ConfigError, match="split over processes"):
-        outpace.ray.serve_app(tensor_parallel_size=2)
