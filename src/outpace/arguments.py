@@ -88,6 +88,17 @@ def _device(name: str, value: Any) -> Any:
     return value
 
 
+def _device_map(name: str, value: Any) -> Any:
+    named = isinstance(value, Mapping) and all(isinstance(part, str) for part in value)
+    if value != "auto" and not (named and value):
+        raise ConfigError(
+            f"{name} must be 'auto', or say for each part of the model where it lies, such as "
+            "{'model.embed_tokens': 0, 'model.layers': 'cpu', 'model.norm': 0, 'lm_head': 0}, not "
+            f"{shown(value)}."
+        )
+    return value
+
+
 def _progress(name: str, value: Any) -> Any:
     if not callable(value):
         raise ConfigError(f"{name} must be a function of a step and its share, not {shown(value)}.")
@@ -128,6 +139,11 @@ class EngineArgs:
     a GPU."""
     device: Annotated[Device, Reads(_device)] = "auto"
     """cpu, cuda or cuda:1. auto: a GPU where there is one."""
+    device_map: Annotated[Literal["auto"] | Mapping[str, Any] | None, Reads(_device_map)] = None
+    """For a model that one device cannot hold: auto shares its layers out over all GPUs, then the
+    memory of the CPU, then the disk. Or a JSON object with the place of each part, as
+    {"model.embed_tokens": 0, "model.layers": "cpu", ...} with the numbers of GPUs, "cpu" and
+    "disk". Needs accelerate (docs/scale.md)."""
     tensor_parallel_size: Annotated[int, Ge(1)] = 1
     """Processes over which the weights of the model are split, each with a GPU of its own, or with
     its share of a CPU. With more than 1 they are started here, unless torchrun has started them

@@ -86,7 +86,9 @@ class Speculation:
         return replace(self, options=options, rule=rule)
 
 
-def capture_of(args: EngineArgs, device: torch.device) -> Callable[[nn.Module], FixedShapes] | None:
+def capture_of(
+    args: EngineArgs, device: torch.device
+) -> Callable[[nn.Module], FixedShapes | None] | None:
     """Returns how the passes of models on a device are compiled or recorded, None where they are
     played as they come. To record one takes some milliseconds, to compile one many seconds: by
     itself only a GPU does either."""
@@ -112,6 +114,7 @@ def load_target(
             processor=args.processor,
             dtype=args.dtype,
             device=args.device,
+            device_map=args.device_map,
             trust_remote_code=args.trust_remote_code,
             cpu_kernels=args.cpu_kernels,
             quantization=args.quantization,
@@ -127,6 +130,7 @@ def load_target(
         cpu_kernels=args.cpu_kernels,
         compiled=args.compile is True,
         batch_invariant=args.batch_invariant,
+        device_map=args.device_map,
     )
     if isinstance(model, SplitModel):
         count = model.processes.count

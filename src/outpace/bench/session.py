@@ -234,6 +234,7 @@ WITH_FLAGS = {"model": "--model", "speculative_config": "--speculative-config"}
 OF_LOADING = (
     "dtype",
     "device",
+    "device_map",
     "quantization",
     "lora",
     "trust_remote_code",

@@ -61,7 +61,7 @@ class Setup:
     max_length: int
     options: Any
     """An instance of `Drafter.Options`."""
-    capture: Callable[[nn.Module], FixedShapes] | None = None
+    capture: Callable[[nn.Module], FixedShapes | None] | None = None
     """How passes of fixed shapes of a drafter's own model are run, if compiled or recorded."""
     cpu_kernels: Kernels = "auto"
     random_streams: Iterator[int] = field(default_factory=lambda: count(1))

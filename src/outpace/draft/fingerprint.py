@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from outpace.targets.hf.device_map import weights_at_hand
 from outpace.targets.hf.loading.loaded import Loaded
 
 
@@ -50,8 +51,10 @@ def digest_of(model: torch.nn.Module) -> str:
     found = hashlib.sha256()
     for name, weight in model.named_parameters():
         if weight.dim() == 1 and "norm" in name.lower():
-            # In the narrowest type that models come in, so that it is the same in all.
-            here: Any = weight.detach()
-            here = here.to_local() if hasattr(here, "to_local") else here  # each process has all
-            found.update(here.cpu().bfloat16().view(torch.int16).numpy().tobytes())
+            module, _, own = name.rpartition(".")
+            with weights_at_hand(model.get_submodule(module)):
+                # In the narrowest type that models come in, so that it is the same in all.
+                here: Any = getattr(model.get_submodule(module), own).detach()
+                here = here.to_local() if hasattr(here, "to_local") else here  # each process's
+                found.update(here.cpu().bfloat16().view(torch.int16).numpy().tobytes())
     return found.hexdigest()[:16]

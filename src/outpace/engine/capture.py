@@ -27,15 +27,18 @@ THIS_THREAD = "thread_local"
 """Other threads may use the device during a recording, as those that prepare images do."""
 
 
-def capture_for(model: nn.Module, required: bool = True) -> FixedShapes:
-    """Returns the way to run a model's passes that suits the device the model is on.
+def capture_for(model: nn.Module, required: bool = True) -> FixedShapes | None:
+    """Returns the way to run a model's passes that suits the device the model is on; None for as
+    they come.
 
     required: whether a user has asked for it; otherwise a model whose passes cannot be recorded
-    plays them as they come.
+    plays them as they come, and so does one on a CPU, to compile which takes minutes.
     """
     device: Any = model.device
     if device.type == "cuda":
         return FixedShapes(model, CudaGraphs(), pads=True, required=required)
+    if not required:
+        return None
     return FixedShapes(CompiledForward(model), AsTheyCome(), pads=False, required=required)
 
 

@@ -24,6 +24,7 @@ from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.weights.quantize import Int8Linear
+from outpace.targets.hf.device_map import places
 from outpace.targets.hf.loading.loaded import End, Loaded
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.targets.hf.weights import pass_bytes
@@ -60,6 +61,7 @@ class Description:
     name: str
     """Its path or hub name; "the bundled target" or "the bundled drafter" for those."""
     device: str
+    """The kind of device that computes it, or all places that its parts lie on."""
     dtype: str
     """The dtype of its activations."""
     quantization: str | None
@@ -131,7 +133,7 @@ def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
     forwards = [module.__dict__.get("forward") for module in modules]
     return Description(
         name=short_name(loaded.name),
-        device=loaded.device.type,
+        device=places(loaded.model) or loaded.device.type,
         dtype=str(_activations(loaded)).removeprefix("torch."),
         quantization=loaded.quantization,
         lora=None if loaded.lora is None else str(loaded.lora),

@@ -26,6 +26,7 @@ METAVARS: Mapping[str, str] = {
     "model": "ID_OR_PATH",
     "dtype": "TYPE",
     "device": "DEVICE",
+    "device_map": "auto|JSON",
     "quantization": "KIND",
     "kv_cache_dtype": "KIND",
     "lora": "ID_OR_PATH",
@@ -95,6 +96,9 @@ class Flags:
             return self._default(one)
         if one.kind == Mapping[int, float]:
             given = _by_token(name, given)
+        entries = Mapping[str, Any] in get_args(one.kind)
+        if entries and isinstance(given, str) and given.endswith(("}", ".json")):
+            given = parse_object(flag_name(name), given, ConfigError)
         if isinstance(given, str) and bool in get_args(one.kind):
             given = _WORDS.get(given.lower(), given)
         one.read(given, ConfigError, flag_name(name))

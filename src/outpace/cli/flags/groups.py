@@ -47,8 +47,9 @@ class ModelFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SplitFlags(ModelFlags):
-    """The model's flags, and over how many processes it is split."""
+    """The model's flags, and over how many devices or processes it is laid out."""
 
+    device_map: dict[str, Any] | str | None
     tensor_parallel_size: int
 
     def __post_init__(self) -> None:

@@ -57,6 +57,11 @@ class Tree:
         chain = parents == list(range(len(parents)))
         return cls(shared.expand(rows, len(parents)), is_chain=chain)
 
+    def to(self, device: torch.device) -> Tree:
+        """Returns the same tree on a device."""
+        here = self.parents.device == device
+        return self if here else Tree(self.parents.to(device), self.is_chain)
+
     @property
     def rows(self) -> int:
         return self.parents.shape[0]

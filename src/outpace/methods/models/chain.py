@@ -163,15 +163,10 @@ class DraftModel(Drafter):
                 f"{drafter.name} is an encoder-decoder, and a target without an encoder has "
                 "nothing for its encoder to read: use a decoder-only drafter."
             )
-        if drafter.device != setup.target.device:
-            raise ConfigError(
-                f"the draft model is on {str(drafter.device)!r} and the target on "
-                f"{str(setup.target.device)!r}, and every drafted token would be sent from one to "
-                "the other: leave the drafter's device out, or move its model to the target's."
-            )
         fixed = setup.capture(drafter.model) if setup.capture is not None else None
-        kind = setup.options.kv_cache_dtype
-        return Runner(drafter.model, setup.rows, drafter.max_length, fixed, kind)
+        # On a device of its own: tokens go there in each step, and logits come back.
+        kind, device = setup.options.kv_cache_dtype, setup.target.device
+        return Runner(drafter.model, setup.rows, drafter.max_length, fixed, kind, device)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -46,7 +46,7 @@ class DraftModelOptions(WeightsOptions):
     dtype: Any = None
     """The type of its weights; unset: the target's."""
     device: Any = None
-    """Where it runs: where the target does, as unset."""
+    """Where it runs, such as "cuda:1"; unset: where the target does."""
     lora: Annotated[str | os.PathLike[str] | None, Reads(folder)] = None
     """A LoRA adapter's folder or hub name: it is merged into the draft model as that is loaded."""
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = "auto"

@@ -107,7 +107,7 @@ class SlotLayer(CacheLayerMixin):
         """Writes the new keys and values; returns what attention may see, ``[A, H, view, D]``."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self._owner.slots
+        slots = self._owner.slots.on(key_states.device)
         self._put(self.keys, self.key_scales, key_states, slots)
         self._put(self.values, self.value_scales, value_states, slots)
         return self.shown(slots)
@@ -120,8 +120,8 @@ class SlotLayer(CacheLayerMixin):
         _write(buffer, states, slots)
 
     def shown(self, slots: PassSlots) -> tuple[Tensor, Tensor]:
-        """Returns the keys and values that may be seen, ``[A, H, view, D]``, in the model's
-        dtype."""
+        """Returns the keys and values that may be seen, ``[A, H, view, D]``, in the model's dtype.
+        slots: on the layer's device."""
         keys, values, bits = seen(self.keys, slots), seen(self.values, slots), self._owner.bits
         if bits is None or self.key_scales is None or self.value_scales is None:
             return keys, values
@@ -132,7 +132,8 @@ class SlotLayer(CacheLayerMixin):
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
         """Writes an indexer's new keys ``[A, T, D]``; returns what it may see, ``[A, view, D]``."""
-        slots, states = self._owner.slots, indexer_key_states[:, None]
+        states = indexer_key_states[:, None]
+        slots = self._owner.slots.on(states.device)
         if self.index is None:
             self.index = states.new_zeros(1, self._owner.capacity, states.shape[3])
         _write(self.index, states, slots)
@@ -496,12 +497,12 @@ class SlotCache(Cache):
         if not moving:
             return
         first = moving[0]  # the nodes before it are where they belong
-        views = self.row(row)
-        source = to_device(nodes[first - 1 :], views[0].device) + start
-        for slots in views:
+        views, slots = self.row(row), [start + node for node in nodes[first - 1 :]]
+        sources = {at: to_device(slots, at) for at in {view.device for view in views}}
+        for view in views:
             # Selecting copies before it is written, so that source and target may overlap.
-            moved = slots.index_select(1, source)
-            slots.narrow(1, start + first, len(source)).copy_(moved)
+            moved = view.index_select(1, sources[view.device])
+            view.narrow(1, start + first, len(slots)).copy_(moved)
 
 
 def _copy(source: Tensor, old: Extent, target: Tensor, new: Extent) -> None:

@@ -138,6 +138,10 @@ class Placement:
             spacing = Spacing(spacing.first + rows.start * spacing.distance, spacing.distance)
         return Placement(self.firsts[rows], self.lasts[rows], spacing, self.shortest)
 
+    def on(self, device: torch.device) -> Placement:
+        """Returns the same extents, with their slots on another device."""
+        return replace(self, firsts=self.firsts.to(device), lasts=self.lasts.to(device))
+
     def spaced(self, view: int) -> Spacing | None:
         """Returns how the rows are spaced, if attention can see ``view`` slots of each of them in
         place: None where it would look at slots of other rows."""
@@ -164,6 +168,20 @@ class PassSlots:
         """Returns the slots of consecutive ones of the rows."""
         placement, starts = self.placement.of_rows(rows), self.starts[rows]
         return replace(self, placement=placement, starts=starts)
+
+    def on(self, device: torch.device) -> PassSlots:
+        """Returns the same slots for a layer on a device, with their numbers there: made once for
+        all layers on it."""
+        if device == self.starts.device:
+            return self
+        if device not in self._elsewhere:
+            placement, starts = self.placement.on(device), self.starts.to(device)
+            self._elsewhere[device] = replace(self, placement=placement, starts=starts)
+        return self._elsewhere[device]
+
+    @cached_property
+    def _elsewhere(self) -> dict[torch.device, PassSlots]:
+        return {}
 
     @cached_property
     def spacing(self) -> Spacing | None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from outpace.targets.hf.device_map import weights_at_hand
+
 
 class PassOutput(NamedTuple):
     """The logits of a pass, under the names that models of transformers use.
@@ -19,6 +21,14 @@ class PassOutput(NamedTuple):
     logits: Tensor  # [A, keep, V]
     hidden_states: tuple[Tensor, ...] | None = None
     """``[A, T, hidden]`` each: the embeddings, and what each layer left; the last is normalised."""
+
+    def to(self, device: torch.device) -> PassOutput:
+        """Returns the same on a device."""
+        if self.logits.device == device:
+            return self
+        states = self.hidden_states
+        moved = None if states is None else tuple(layer.to(device) for layer in states)
+        return PassOutput(self.logits.to(device), moved)
 
 
 FACTORS = ("logit_scale", "lm_head_multiplier", "output_multiplier")
@@ -79,11 +89,11 @@ def output_rows(model: nn.Module, tokens: Tensor) -> Tensor | None:
     The soft bound of the logits is not in them (`LogitScaling.bounded`).
     """
     loaded: Any = model
-    weight = _matrix(loaded.get_output_embeddings())
-    if weight is None:
-        return None
+    head = loaded.get_output_embeddings()
     scale = LogitScaling.of(loaded.config.get_text_config()).scale
-    return weight[tokens.to(weight.device)].float() * scale
+    with weights_at_hand(head):
+        weight = _matrix(head)
+        return None if weight is None else weight[tokens.to(weight.device)].float() * scale
 
 
 def _matrix(head: Any) -> Tensor | None:

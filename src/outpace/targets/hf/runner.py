@@ -18,6 +18,7 @@ from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.hf.attention import kernels_on
+from outpace.targets.hf.device_map import is_laid_out
 from outpace.targets.hf.extents import PassSlots
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.fixed import FixedPasses, FixedShapes
@@ -65,9 +66,11 @@ class Runner:
         max_length: int,
         fixed: FixedShapes | None = None,
         kv_cache_dtype: KVCacheDtype = "auto",
+        device: torch.device | None = None,
     ) -> None:
         """fixed: how to run passes whose shapes come again and again, if not as they come.
-        kv_cache_dtype: in what its keys and values are held; ``ConfigError`` if it has none."""
+        kv_cache_dtype: in what its keys and values are held; ``ConfigError`` if it has none.
+        device: of the tokens that it is given and of what it returns; unset: the model's."""
         loaded: Any = model  # nn.Module says of no attribute what it is
         self.sources = Sources(model, rows) if is_encoder_decoder(model) else None
         self.model: Any = loaded if self.sources is None else self.sources.decoder
@@ -80,9 +83,10 @@ class Runner:
         than placeholders."""
         self.passes = 0
         # The model's own properties walk through its parameters each time.
-        self.device: torch.device = self.model.device
+        self._own_device: torch.device = self.model.device
+        self.device = self._own_device if device is None else device
         self.dtype: torch.dtype = self.model.dtype
-        self.cache = cache_for(self.model, rows, self.device, kv_cache_dtype)
+        self.cache = cache_for(self.model, rows, self._own_device, kv_cache_dtype)
         self.text_offset = text_offset(self.model)  # of a row without images
         self.setting = Setting.of(self.model)
         self._lock = model_lock(model)
@@ -129,6 +133,8 @@ class Runner:
                     "leave batch_invariant out."
                 )
         compiled = shapes.forward is not self.model
+        if is_laid_out(self.model):
+            return "its parts lie on several devices"
         if block_bytes(self.model) and (compiled or shapes.columns is None):
             return "its weights are in blocks, which our own code computes"
         return None
@@ -289,13 +295,14 @@ class Runner:
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
+        tokens, tree = tokens.to(self._own_device), tree and tree.to(self._own_device)
         # Parts of the model may be exchanged for this pass.
-        with self._lock, kernels_on(self.device):
+        with self._lock, kernels_on(self._own_device):
             if self.fixed is not None and through is None and not first:
                 output = self.fixed.run(tokens, keep, tree, options, self.lengths, self.offsets)
                 if output is not None:
                     self.passes += 1
-                    return output
+                    return output.to(self.device)
             rows, columns = tokens.shape
             added = max(0, self._fewest_columns - columns)
             if added:
@@ -328,7 +335,7 @@ class Runner:
             if added:
                 logits = logits[:, :keep]
                 states = states and tuple(layer[:, :columns] for layer in states)
-            return PassOutput(logits=logits, hidden_states=states)
+            return PassOutput(logits=logits, hidden_states=states).to(self.device)
 
     def _states(self, output: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
         """The hidden states of an output, from the embeddings on; None where there are none."""
@@ -343,13 +350,13 @@ class Runner:
     def _offsets(self, first: int, rows: int) -> Tensor | None:
         """``[A, 1]``: what is added to the positions of consecutive rows; None for nothing."""
         offsets = self.offsets[first : first + rows]
-        return to_device(offsets, self.device)[:, None] if any(offsets) else None
+        return to_device(offsets, self._own_device)[:, None] if any(offsets) else None
 
     def _slots(self, first: int, lengths: Sequence[int], columns: int) -> PassSlots:
         longest = max(lengths)
         return PassSlots(
             self.cache.placement(first, len(lengths)),
-            starts=to_device(lengths, self.device),
+            starts=to_device(lengths, self._own_device),
             uniform_start=longest if min(lengths) == longest else None,
             columns=columns,
             view=longest + columns,

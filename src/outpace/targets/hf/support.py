@@ -14,12 +14,13 @@ from torch import nn
 
 from outpace.core.values import is_whole, shown
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf import kinds
+from outpace.targets.hf import device_map, kinds
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.kinds import is_encoder_decoder, reads_sources
 from outpace.targets.hf.masks import WITHOUT_MASK
 from outpace.targets.hf.plain import reads_forward
-from outpace.targets.hf.recurrent.families import STATES
+from outpace.targets.hf.position_patches import PositionPatches
+from outpace.targets.hf.recurrent.families import STATES, keeps_states
 from outpace.targets.hf.runner import PREFILL_CHUNK
 from outpace.targets.hf.seq2seq.inputs import FEATURES, heard_shape
 
@@ -139,6 +140,8 @@ def check(model: nn.Module) -> None:
         )
     check_config(config)
     name = type(model).__name__
+    if device_map.is_laid_out(model):
+        device_map.check(model, _why_on_one_device(model))
     if not hasattr(config.get_text_config(), "vocab_size"):
         raise UnsupportedModel(
             f"{name} has no vocabulary by its configuration, and so writes no text: use another "
@@ -159,6 +162,18 @@ def check(model: nn.Module) -> None:
             f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
             "type of layer: use another model, such as PaliGemma 1."
         )
+
+
+def _why_on_one_device(model: nn.Module) -> str | None:
+    """Why a model cannot lie on several devices, None if it can."""
+    loaded: Any = model
+    if is_encoder_decoder(model):
+        return "is an encoder-decoder"
+    if keeps_states(loaded.config):
+        return "keeps recurrent states"
+    if PositionPatches(model).needed:
+        return "counts positions by slots of the cache"
+    return None
 
 
 def _check_writes(model: nn.Module) -> None:

@@ -26,6 +26,7 @@ from outpace.targets.base import (
 )
 from outpace.targets.cpu.threads import ThreadLimit
 from outpace.targets.hf.cache import SlotCache
+from outpace.targets.hf.device_map import is_laid_out
 from outpace.targets.hf.fixed import FixedShapes
 from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
@@ -110,6 +111,11 @@ class HFTarget(Target):
             raise ConfigError(
                 f"{name} reads more than tokens, which passes of one shape cannot: leave "
                 "batch_invariant out."
+            )
+        if invariant and is_laid_out(self.model):
+            raise ConfigError(
+                f"{name} lies on several devices, and the passes of batch_invariant are tried on "
+                "one: leave batch_invariant or device_map out."
             )
         if sources and self.reuses:
             raise ConfigError(
@@ -269,7 +275,8 @@ class HFTarget(Target):
         if self.runner.sources is not None:
             logits: Tensor = self.runner.sources.decoder.head(states)
             return logits
-        return self._scaling(self.model.get_output_embeddings()(states.to(self.dtype)))
+        products = self.model.get_output_embeddings()(states.to(self.dtype))
+        return self._scaling(products.to(self.device))  # it may lie on another device
 
     def bounded(self, logits: Tensor) -> Tensor:
         return self._scaling.bounded(logits)
@@ -296,7 +303,8 @@ class HFTarget(Target):
     def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
         layers = {kind: self.runner.cache.layers[self.entry_layers[kind]] for kind in types}
         slots = self.runner.cached_slots(self.ready)
-        return {kind: layer.shown(slots) for kind, layer in layers.items()}
+        found = {kind: layer.shown(slots.on(layer.keys.device)) for kind, layer in layers.items()}
+        return {kind: (k.to(self.device), v.to(self.device)) for kind, (k, v) in found.items()}
 
     def view(self, skipped: SubLayers) -> PartView:
         self._check_layers("leave out some of its layers")

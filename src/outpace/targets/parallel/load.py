@@ -92,6 +92,7 @@ def check_options(
     cpu_kernels: str,
     compiled: bool,
     batch_invariant: bool,
+    device_map: object,
 ) -> None:
     """Raises ``ConfigError`` for arguments of ``LLM`` that do not go with a split model."""
     reasons = {
@@ -101,6 +102,7 @@ def check_options(
         f"cpu_kernels={cpu_kernels!r}": (cpu_kernels == "tune" or cpu_kernels in ASKED)
         and "layers of our own are not split",
         "compile=True": compiled and "its passes are neither compiled nor recorded",
+        "device_map": device_map is not None and "each process has its part on one device",
         "batch_invariant": batch_invariant and "sums over processes depend on what is in a pass",
     }
     for name, reason in reasons.items():
@@ -299,7 +301,7 @@ def load_split(
     if tokenizer is None:
         tokenizer = read_tokenizer_of(source, model, trust_remote_code)
     report(f"starting {count} processes", 0.1)
-    used = use_threads(threads or max(1, min(torch.get_num_threads(), processors() // count)))
+    used = use_threads(threads or max(1, min(torch.get_num_threads(), processors()) // count))
     processes = Processes(count, where)
     try:
         report("reading the weights", 0.3)

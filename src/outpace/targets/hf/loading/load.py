@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from outpace.core.progress import Progress, silent
 from outpace.core.values import shown
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu.kernels import ASKED, LEFT_OPEN, Kernels
 from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.weights.blocks import block_bytes
@@ -22,10 +23,17 @@ from outpace.targets.cpu.weights.quantize import Quantization, pays
 from outpace.targets.cpu.weights.quantize import check as check_quantization
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.device_map import DISK, OUT
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.kinds import compute_in_float64, reads_sources
+from outpace.targets.hf.loading.device_map import (
+    DeviceMap,
+    check_config,
+    check_options,
+    read_laid_out,
+)
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
 from outpace.targets.hf.loading.lora import Adapter, merge, read_adapter
 from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
@@ -49,6 +57,7 @@ def load(
     processor: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
+    device_map: DeviceMap | None = None,
     trust_remote_code: bool = False,
     cpu_kernels: Kernels = "auto",
     quantization: Quantization | Literal["auto"] | None = None,
@@ -60,17 +69,18 @@ def load(
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
     dtype "auto": float32 on a CPU, where narrow dtypes are slower, and the checkpoint's own on a
-    GPU. device "auto": CUDA where there is one. cpu_kernels: how the linear layers of a model
-    loaded here are replaced by faster ones (`kernels.speed_up`); with "auto", "tune" and "native"
-    whole decoder layers are computed by our own code too. A model object that is handed
-    over keeps its layers, and is put into evaluation mode. processor: of a vision-language model,
-    instead of the one that comes with it. quantization: see `quantize`; "auto" is for drafters,
-    which may be rounded: 8 bits where that saves time. lora: a folder with an adapter, which is
-    merged into the weights before anything else is done with them. progress: called before each
-    step, in the place of transformers' bars. compiled: whether passes will be compiled, which those
-    of weights in blocks are not. check_length: is called with the tokens that the model has
-    positions for, before its weights are read if that is known by then, and may raise. Raises
-    ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
+    GPU. device "auto": CUDA where there is one. device_map: where the parts of the model lie, if
+    not all of them on one device (`loading.device_map`). cpu_kernels: how the linear
+    layers of a model loaded here are replaced by faster ones (`kernels.speed_up`); with "auto",
+    "tune" and "native" whole decoder layers are computed by our own code too. A model object that
+    is handed over keeps its layers, and is put into evaluation mode. processor: of a vision-
+    language model, instead of the one that comes with it. quantization: see `quantize`; "auto" is
+    for drafters, which may be rounded: 8 bits where that saves time. lora: a folder with an
+    adapter, which is merged into the weights before anything else is done with them. progress:
+    called before each step, in the place of transformers' bars. compiled: whether passes will be
+    compiled, which those of weights in blocks are not. check_length: is called with the tokens that
+    the model has positions for, before its weights are read if that is known by then, and may
+    raise. Raises ``ConfigError``, ``ModelLoadError`` or ``UnsupportedModel``.
     """
     check_kernels(cpu_kernels)
     check_trust(trust_remote_code)
@@ -84,15 +94,32 @@ def load(
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
+    if device_map is not None:
+        check_options(
+            device=device,
+            quantization=quantization,
+            lora=lora,
+            cpu_kernels=cpu_kernels,
+            compiled=compiled,
+        )
+        cpu_kernels = "off"
     report = progress or silent
     if isinstance(model, (Loaded, nn.Module)):
+        if device_map is not None:
+            raise ConfigError(
+                "a model that you loaded lies where you have put it: give device_map to "
+                "from_pretrained, and not to LLM."
+            )
         handed = _handed_over(model, tokenizer, processor)
         _check_handed_over(handed, dtype, device, cpu_kernels, wanted, lora)
         return _tried(handed, report)
-    where = pick_device(device)
+    where, parts = pick_device(device), None
+    if device_map is not None:
+        where, parts = pick_places(device_map)
     kind = pick_dtype(dtype, where)
     check_quantization(wanted, where, kind)
-    looked = _Looked(report, check_length, None if lora is None else read_adapter(Path(lora)))
+    adapter = None if lora is None else read_adapter(Path(lora))
+    looked = _Looked(report, check_length, adapter, parts)
     with nullcontext() if progress is None else without_loading_bars():  # it is shown by others
         loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, looked)
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
@@ -268,10 +295,14 @@ class _Looked:
     check_length: Callable[[int], None] | None = None
     adapter: Adapter | None = None
     """What is merged into the weights."""
+    device_map: DeviceMap | None = None
+    """Where the parts of the model lie; None: all of them on one device."""
 
     def check(self, config: Any) -> None:
         """Raises what the configuration shows to be wrong."""
         support.check_config(config)
+        if self.device_map is not None:
+            check_config(config)
         # How long the texts of an encoder-decoder may be, its tables of positions say.
         if self.check_length is not None and not reads_sources(config):
             self.check_length(longest_of(config.get_text_config()))
@@ -290,6 +321,11 @@ def _from_path(
     report = looked.report
     report("looking for the model", 0.0)
     source = locate(path)
+    if is_gguf(Path(source)) and looked.device_map is not None:
+        raise UnsupportedModel(
+            f"{path!r} is a GGUF file, whose blocks of weights stay together: name the model's "
+            f"Hugging Face folder, or {OUT}."
+        )
     if is_gguf(Path(source)):
         return _from_gguf(source, path, tokenizer, dtype, device, quantization, looked)
     generation.check_file(source)
@@ -300,6 +336,10 @@ def _from_path(
     known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
     report("reading the weights", 0.05)
     processor = read_processor(source, path, config, trust)
+    if looked.device_map is not None:
+        read = partial(read_weights, source, path, config, dtype, trust)
+        laid_out = read_laid_out(read, looked.device_map)
+        return Loaded(laid_out.eval(), known, path, processor=processor)
     model = widened(read_weights(source, path, config, dtype, trust), method, path, dtype)
     adapter = looked.adapter
     if adapter is not None:
@@ -369,6 +409,23 @@ def pick_device(device: str | torch.device) -> torch.device:
             "CUDA device(s), counted from 0."
         )
     return chosen
+
+
+def pick_places(device_map: DeviceMap) -> tuple[torch.device, DeviceMap]:
+    """Returns the device that computes what lies on none that computes, and a device map as
+    accelerate takes it; ``ConfigError`` as `pick_device`."""
+    if isinstance(device_map, str):
+        return pick_device("auto"), device_map
+    where = torch.device("cpu")
+    found: dict[str, int | str] = {}
+    for part, given in device_map.items():
+        if given == DISK:
+            found[part] = DISK
+            continue
+        device = pick_device(f"cuda:{given}" if type(given) is int else given)
+        found[part] = (device.index or 0) if device.type == "cuda" else str(device)
+        where = device if where.type == "cpu" else where
+    return where, found
 
 
 def _check_computes(device: torch.device) -> None:

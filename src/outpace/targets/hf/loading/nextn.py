@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
+from outpace.targets.hf.device_map import weights_at_hand
 from outpace.targets.hf.gguf.families import FAMILIES
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.header import is_gguf
@@ -145,8 +146,9 @@ class _Reading:
         decoder = self._decoder()
         norm = last_norm(decoder)
         if "post_norm" not in parts:  # Ernie 4.5 has the target's own last norm there
-            with torch.no_grad():
-                norm.load_state_dict(last_norm(self._model.get_decoder()).state_dict())
+            own = last_norm(self._model.get_decoder())
+            with torch.no_grad(), weights_at_hand(own):
+                norm.load_state_dict(own.state_dict())
         made = NextN(
             self._norm(norm, "enorm"),
             self._norm(norm, "hnorm"),

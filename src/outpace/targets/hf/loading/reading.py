@@ -67,9 +67,15 @@ def read_config(source: str, name: str, trust: bool) -> Any:
 
 
 def read_weights(
-    source: str, name: str, config: Any, dtype: str | torch.dtype, trust: bool
+    source: str,
+    name: str,
+    config: Any,
+    dtype: str | torch.dtype,
+    trust: bool,
+    **placing: Any,
 ) -> nn.Module:
-    """Returns the model, with all the weights that its configuration calls for."""
+    """Returns the model, with all the weights that its configuration calls for. placing: arguments
+    of transformers that say where they lie."""
     try:
         model, report = class_for(config).from_pretrained(
             source,
@@ -78,6 +84,7 @@ def read_weights(
             trust_remote_code=trust,
             attn_implementation=attention_for(config),
             output_loading_info=True,
+            **placing,
         )
     except SafetensorError as error:
         raise ModelLoadError(

@@ -56,7 +56,10 @@ def _joining(aux_tokens: AuxTokens, nodes: int) -> Joining | None:
     """What joins after the first layer; None where that is nothing."""
     made = aux_tokens.made
     if made is not None:
-        return Joining(aux_tokens.enter, aux_tokens.size, lambda states: made(states[:, -nodes:]))
+        here = aux_tokens.parents.device  # and the layer may lie on another device
+        return Joining(
+            aux_tokens.enter, aux_tokens.size, lambda states: made(states[:, -nodes:].to(here))
+        )
     if aux_tokens.embeddings is None or not aux_tokens.enter:
         return None
     return Joining.of(aux_tokens.enter, aux_tokens.embeddings)
