@@ -113,7 +113,8 @@ _LONGEST_REASON = 300
 
 
 def reason_of(error: BaseException, *, lines: int = 1, named: bool = False) -> str:
-    """Returns the first line of what an error says, cut; its class's name where it says nothing.
+    """Returns the first line of what an error says, cut, and the second after a colon; its class's
+    name where it says nothing.
 
     lines: how many are put into one, for errors whose first line says only what the others are
     about. named: whether the class's name comes first, which the text of a ``KeyError``, for
@@ -121,8 +122,11 @@ def reason_of(error: BaseException, *, lines: int = 1, named: bool = False) -> s
 
     >>> reason_of(OSError("no such file\\nand more")), reason_of(KeyError("a"), named=True)
     ('no such file', "KeyError: 'a'")
+    >>> reason_of(ValueError("the entry 'a' is wrong:\\n    it is a text\\nand more"))
+    "the entry 'a' is wrong: it is a text"
     """
-    said = " ".join(line.strip() for line in str(error).strip().split("\n")[:lines])
+    first, *rest = (line.strip() for line in str(error).strip().split("\n"))
+    said = " ".join([first, *rest[: max(lines - 1, first.endswith(":"))]])
     name = type(error).__name__
     if not said:
         return name

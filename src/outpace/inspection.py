@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from outpace.errors import OutpaceError, UnsupportedModel, VocabularyMismatch
+from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, VocabularyMismatch
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, kind_in, outline_head
 from outpace.heads.classifiers import KIND as CLASSIFIER
@@ -87,10 +87,10 @@ def inspect(path: str, target: str | None = None, trust_remote_code: bool = Fals
 
 
 def _about(path: str) -> Mapping[str, Any]:
-    """The configuration in a folder, empty where there is none."""
-    if not (Path(path) / CONFIG).is_file():
-        return {}
-    return Folder(Path(path)).read_config()
+    """The configuration in a folder, empty where none can be read: whoever loads it says why."""
+    with suppress(ModelLoadError):
+        return Folder(Path(path)).read_config()
+    return {}
 
 
 def _holds_model(place: Path) -> bool:

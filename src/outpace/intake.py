@@ -286,7 +286,7 @@ class Intake:
         else:
             found, inputs = unwrapped(prompt), {}
             ids = self.token_ids(found) if isinstance(found, str) else found
-        self._check_ids(ids)
+        self._check_ids(ids, made=is_text(prompt) or isinstance(prompt, ChatIds))
         given = prompt.given if isinstance(prompt, Processed) else None
         return ids, self.images.media(ids, inputs, given=given)
 
@@ -301,12 +301,20 @@ class Intake:
         check_unicode("the prompt", text)
         return self.images.processed(text, images)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        """Raises ``PromptError`` for token ids that cannot be continued."""
+    def _check_ids(self, ids: Sequence[int], made: bool) -> None:
+        """Raises ``PromptError`` for token ids that cannot be continued. made: by our tokenizer."""
         if not ids:
             raise PromptError("the prompt is empty: give at least one token.")
         top = self._loaded.config.vocab_size
-        if any(not 0 <= i < top for i in ids):
+        beyond = next((i for i in ids if not 0 <= i < top), None)
+        if beyond is not None and made:  # tokens were added, and the weights not resized
+            token = self._loaded.tokenizer.convert_ids_to_tokens(beyond)
+            raise PromptError(
+                f"{shown(token)} in the prompt is token {beyond} of the tokenizer, and "
+                f"{self._loaded.name} has weights for {top} tokens: leave it out, or give the "
+                "tokenizer that the model was saved with."
+            )
+        if beyond is not None:
             raise PromptError(f"prompt token ids must be whole numbers in [0, {top}).")
         self._check_length(ids)
 

@@ -132,3 +132,16 @@ def test_a_stream_is_of_one_prompt(llm: LLM) -> None:
         llm.stream(word_tokenizer()(TEXTS, padding=True), GREEDY)
     with pytest.raises(PromptError, match="one prompt was expected here, not a list of them"):
         llm.stream(TEXTS, GREEDY)  # type: ignore[arg-type]
+
+
+def test_a_token_that_was_added_and_has_no_weights_is_named() -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.add_tokens(["w64"])
+    llm = LLM(target("llama"), tokenizer=tokenizer)
+    said = "'w64' in the prompt is token 64 of the tokenizer"
+    with pytest.raises(PromptError, match=said):
+        llm.generate("w11 w64", GREEDY)
+    with pytest.raises(PromptError, match=said):
+        llm.chat([{"role": "user", "content": "w11 w64"}], GREEDY)
+    with pytest.raises(PromptError, match=r"must be whole numbers in \[0, 64\)"):
+        llm.generate([[11, 64]])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaForCausalLM
 
 import outpace
 from outpace import LLM, SamplingParams
@@ -21,8 +22,20 @@ from outpace.errors import (
     PromptError,
     VocabularyMismatch,
 )
+from outpace.heads.base import TargetShape
+from outpace.heads.checkpoint import save_head
+from outpace.methods.heads.medusa import Medusa, MedusaConfig
+from targets.gguf.files import tiny, write
+from targets.test_lora import adapter
 
 Run = Callable[..., Any]
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 7516192768\n"
+
+
+def rope_type(name: str) -> bytes:
+    """A configuration whose positions are rotated in a way that nobody knows."""
+    rope = {"rope_type": name, "rope_theta": 10000.0}
+    return json.dumps({"model_type": "llama", "rope_parameters": rope}).encode()
 
 
 def assert_one_sentence(result: Any, words: str) -> None:
@@ -170,6 +183,10 @@ def test_a_folder_without_weights(run: Run, copy_of_target: Path) -> None:
         ("tokenizer.json", b"{}", "cannot read the tokenizer"),
         ("model.safetensors", b"", "damaged or cut short"),
         ("model.safetensors", None, "damaged or cut short"),
+        ("model.safetensors", POINTER, "is a pointer of Git LFS"),
+        ("tokenizer.json", POINTER, "run 'git lfs pull' in its folder"),
+        ("config.json", rope_type("helix"), "(rope_type 'helix') that transformers"),
+        ("config.json", b'{"model_type": "llama", "vocab_size": "a"}', "'vocab_size': TypeError"),
     ],
 )
 def test_a_folder_with_a_broken_file(
@@ -179,6 +196,30 @@ def test_a_folder_with_a_broken_file(
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if content is None else content)
     assert_one_sentence(run("generate", "w1", "--model", copy_of_target), words)
+
+
+def test_what_has_not_been_fetched_is_no_head_no_adapter_and_no_gguf_file(
+    run: Run, target: Path, tmp_path: Path
+) -> None:
+    head, lora, file = tmp_path / "head", tmp_path / "lora", tmp_path / "a.gguf"
+    save_head(Medusa(TargetShape(32, 96, 2), MedusaConfig(depths=2)), head)
+    adapter(lora, LlamaForCausalLM.from_pretrained(target), ["q_proj"])
+    for path in (head / "model.safetensors", lora / "adapter_model.safetensors", file):
+        path.write_bytes(POINTER)
+    for words in (("-m", target, "--draft", head), ("-m", target, "--lora", lora), ("-m", file)):
+        assert_one_sentence(run("generate", "w1", *words), "is a pointer of Git LFS")
+    assert_one_sentence(run("inspect", file), "is a pointer of Git LFS")
+
+
+def test_a_file_that_aria2_has_not_wholly_downloaded_is_not_read(
+    run: Run, copy_of_target: Path, tmp_path: Path
+) -> None:
+    file = write(tmp_path / "a.gguf", "llama", tiny("llama"))
+    for path in (file, copy_of_target / "model.safetensors"):
+        path.with_name(f"{path.name}.aria2").touch()  # the file has its whole size already
+    for model in (file, copy_of_target):
+        for verb in (("inspect", model), ("generate", "w1", "-m", model)):
+            assert_one_sentence(run(*verb), "aria2 has not ended the download")
 
 
 def test_weights_that_are_not_there_are_not_made_up(copy_of_target: Path) -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError, reason_of
+from outpace.targets.hf.loading.fetched import check_fetched
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
@@ -59,6 +60,7 @@ class Folder:
             raise ModelLoadError(
                 f"{self.path} has no {' or '.join(names)}: train or copy the head again."
             )
+        check_fetched([found])
         try:
             if found.suffix == ".safetensors":
                 return load_file(found)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
+from outpace.targets.hf.loading.fetched import check_fetched
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -88,6 +89,7 @@ def begins_as_gguf(path: Path) -> bool:
 
 def read_header(path: Path) -> Header:
     """Returns the header of a GGUF file. Raises ``ModelLoadError`` for anything else."""
+    check_fetched([path])
     try:
         with path.open("rb") as file:
             # Copied on writing: torch warns of memory that it may not write to.

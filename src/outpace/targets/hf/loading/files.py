@@ -9,6 +9,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from outpace.errors import ModelLoadError, reason_of
+from outpace.targets.hf.loading.fetched import check_fetched
 from outpace.targets.hf.loading.source import INDEXES, WEIGHTS, WHOLE
 
 
@@ -46,6 +47,7 @@ def _indexed(folder: Path, index: Path) -> list[Path]:
 def headers(files: list[Path]) -> tuple[list[str], tuple[str, ...]]:
     """Returns the names of the weights in files, and the types of their numbers; of pickled files
     nothing is known. Raises ``ModelLoadError`` for a file that is damaged or cut short."""
+    check_fetched(files)
     found = [entry for file in files if file.suffix == ".safetensors" for entry in _header(file)]
     names = [name for name, _ in found]
     return names, tuple(sorted({dtype for _, dtype in found}))

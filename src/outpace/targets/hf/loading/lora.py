@@ -27,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
+from outpace.targets.hf.loading.fetched import check_fetched
 from outpace.targets.hf.loading.source import ADAPTER, MERGED, locate_adapter
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -203,6 +204,7 @@ def _weights(path: Path) -> dict[str, Tensor]:
     found = next((path / name for name in WEIGHTS if (path / name).is_file()), None)
     if found is None:
         raise ModelLoadError(f"{path} has no {' or '.join(WEIGHTS)}: copy the adapter again.")
+    check_fetched([found])
     try:
         if found.suffix == ".safetensors":
             return load_file(found)

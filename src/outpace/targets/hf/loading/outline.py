@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.initialization import no_init_weights
 
-from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
+from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel
 from outpace.targets.hf import support
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.architecture import config_of
@@ -29,6 +29,7 @@ from outpace.targets.hf.loading.reading import (
     class_for,
     read_config,
     read_tokenizer_of,
+    why,
 )
 from outpace.targets.hf.loading.source import check_path, downloaded, locate
 
@@ -90,7 +91,7 @@ def _outline_gguf(source: str, name: str) -> Outline:
     model = read_model(Path(source))
     config = config_of(model)
     support.check_config(config)
-    built = _made(lambda: empty_model(config, torch.float32, attention_for(config)), name)
+    built = _made(lambda: empty_model(config, torch.float32, attention_for(config)), name, config)
     arrangement_of(model, built)
     known, kinds = read_gguf_tokenizer(source), model.kinds
     loaded = Loaded(built, known, name, packed=model.packed)
@@ -104,17 +105,16 @@ def _empty(config: Any, name: str, trust: bool) -> nn.Module:
         with torch.device("meta"), no_init_weights():
             return class_for(config).from_config(config, trust_remote_code=trust)  # type: ignore[no-any-return]
 
-    return _made(make, name)
+    return _made(make, name, config)
 
 
-def _made(make: Any, name: str) -> nn.Module:
+def _made(make: Any, name: str, config: Any) -> nn.Module:
     try:
         built: nn.Module = make()
     except OutpaceError:
         raise
     except Exception as error:  # models raise all sorts over configurations that make no sense
         raise UnsupportedModel(
-            f"no model can be made as the files of {name!r} describe it ({reason_of(error)}): "
-            "download it again, or use another one."
+            f"no model can be made as the files of {name!r} describe it: {why(error, config)}"
         ) from error
     return built

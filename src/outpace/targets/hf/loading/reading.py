@@ -100,7 +100,7 @@ def read_weights(
                 "run any code: use a copy of the model that is saved as *.safetensors."
             ) from error
         raise ModelLoadError(
-            f"cannot load a causal language model from {name!r}: {_why(error, config)}"
+            f"cannot load a causal language model from {name!r}: {why(error, config)}"
         ) from error
     check_whole(report["unexpected_keys"], name)
     missing = sorted(report["missing_keys"])
@@ -135,13 +135,27 @@ def _untrusted(name: str) -> ModelLoadError:
     )
 
 
-def _why(error: Exception, config: Any) -> str:
+def why(error: Exception, config: Any) -> str:
+    """Returns why no model could be made, and what to do about it, as the end of a sentence."""
     text = str(error)
     if text.startswith("Unrecognized configuration class"):
         return f"its type {config.model_type!r} is no causal language model."
+    for unknown in error.args if isinstance(error, KeyError) else ():
+        if unknown in _rope_types(config):
+            return (
+                f"its positions are rotated in a way (rope_type {shown(unknown)}) that "
+                f"transformers {INSTALLED} does not know: install a later one."
+            )
     if "ignore_mismatched_sizes" in text:
         return "the shapes of its weights are not those that its config.json calls for."
     return f"{_reason(error).rstrip('.')}: {AGAIN}"
+
+
+def _rope_types(config: Any) -> list[Any]:
+    """How a configuration has positions rotated: in one way, or in one for each kind of layer."""
+    said = getattr(config.get_text_config(), "rope_parameters", None)
+    entries = [said, *said.values()] if isinstance(said, dict) else []
+    return [entry.get("rope_type") for entry in entries if isinstance(entry, dict)]
 
 
 def attention_for(config: Any) -> str | None:

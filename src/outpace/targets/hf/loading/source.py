@@ -17,6 +17,7 @@ from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import check_files, files_in, part_names
 from outpace.targets.hf.gguf.header import is_gguf
+from outpace.targets.hf.loading.fetched import check_fetched
 
 WEIGHTS = ("*.safetensors", "*.bin")
 WHOLE = "model.safetensors"
@@ -151,6 +152,8 @@ def _check_folder(path: Path) -> None:
             f"{path} has a config.json but no weights ({' or '.join(WEIGHTS)}): download or "
             "save the model again."
         )
+    check_fetched(file for pattern in WEIGHTS for file in sorted(path.glob(pattern)))
+    check_fetched(path / name for name in TOKENIZERS)
 
 
 def _repository(model: str) -> str:
