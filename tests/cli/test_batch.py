@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import resource
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from processes import START_SECONDS
 
 from .conftest import Run
 from .test_mistakes import assert_one_sentence
@@ -52,6 +56,36 @@ def test_files_that_do_not_go_together_are_refused(run: Run, requests: Path) -> 
     assert_one_sentence(run("batch", missing, requests), "there is no file")
     assert_one_sentence(run("batch", requests, requests), "written over the requests")
     assert_one_sentence(run("batch", requests, missing / "out"), "there is no folder")
+    for path in ("/dev/null", requests.parent):
+        assert_one_sentence(run("batch", requests, path), "is no file: answers are read again")
+
+
+def test_a_job_whose_disk_is_full_says_so_and_goes_on(
+    requests: Path, target: Path, run: Run
+) -> None:
+    lines = [json.dumps({**LINE, "custom_id": str(number)}) for number in range(4)]
+    requests.write_text("\n".join(lines))
+    out = requests.with_name("out.jsonl")
+
+    def small_disk() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1800, 1800))
+
+    outpace = [sys.executable, "-W", "ignore", "-m", "outpace"]
+    done = subprocess.run(
+        [*outpace, "batch", requests, out, "-m", target],
+        preexec_fn=small_disk,
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.endswith(f"outpace: File too large: '{out}'.\n")
+    assert "Traceback" not in done.stderr
+    assert 0 < out.read_text().count("\n") < 4
+    again = run("batch", requests, out, "-m", target)
+    assert again.exit_code == 0, again.stderr
+    found = [json.loads(line)["custom_id"] for line in out.read_text().splitlines()]
+    assert sorted(found) == ["0", "1", "2", "3"]
 
 
 def test_without_ray_its_flags_are_refused(

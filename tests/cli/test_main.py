@@ -140,15 +140,17 @@ def test_a_file_that_cannot_be_written_ends_in_one_sentence(
     assert result.stderr == f"outpace: No such file or directory: '{tmp_path}/no/file'.\n"
 
 
-def test_a_full_disk_ends_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS])
+def test_a_full_disk_ends_in_one_sentence(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def write() -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(main, "import_module", lambda name: SimpleNamespace(write=write))
     monkeypatch.setitem(main.VERBS, "write", "somewhere:write")
     result = CliRunner().invoke(main.app, ["write"])
     assert result.exit_code == 2
-    assert result.stderr == "outpace: the output cannot be written, the disk is full.\n"
+    said = f"outpace: the output cannot be written ({os.strerror(number)}).\n"
+    assert result.stderr == said
 
 
 def test_closed_streams_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,10 @@ own. Imported when needed; a module imports torch only inside its functions."""
 LOST = 3
 """The exit code where another process that holds a part of the model is gone."""
 
+UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What writing raises to an open file, which the error does not name: the disk is full, or a user's
+share of it; the file is as large as one may be; the disk may not be written any more."""
+
 EPILOG = "Without a model, every verb runs the small pair that comes with the package."
 
 
@@ -68,8 +72,8 @@ class Verbs(TyperGroup):
             # A disk that is full, a file that goes away: nothing that the library could foresee.
             if error.filename is not None:
                 typer.echo(f"outpace: {error.strerror}: {str(error.filename)!r}.", err=True)
-            elif error.errno == errno.ENOSPC:
-                typer.echo("outpace: the output cannot be written, the disk is full.", err=True)
+            elif error.errno in UNWRITTEN:
+                typer.echo(f"outpace: the output cannot be written ({error.strerror}).", err=True)
                 _discard_output()
             else:
                 raise

@@ -106,7 +106,7 @@ class Server:
         middleware.append(
             Middleware(Keys, keys=settings.api_keys, open_paths=frozenset(open_paths))
         )
-        return Starlette(
+        app = Starlette(
             routes=self._routes(),
             middleware=middleware,
             lifespan=self._lifespan,
@@ -116,6 +116,9 @@ class Server:
                 ClientDisconnect: _gone,
             },
         )
+        # A redirection has no body, and many clients do not follow one with theirs.
+        app.router.redirect_slashes = False
+        return app
 
     def _routes(self) -> list[BaseRoute]:
         posts = {

@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ProcessLost
+from outpace.heads.folder import saving
 from outpace.serve.in_process import InProcess
 
 WINDOW = 4096
@@ -287,6 +288,8 @@ class Answers:
         self._requests = requests
         if not path.parent.is_dir():
             raise ConfigError(f"there is no folder {str(path.parent)!r} to write answers into.")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{str(path)!r} is no file: answers are read again from theirs.")
         with ExitStack() as opened:
             try:
                 opened.enter_context(FileLock(path.with_name(f".{path.name}.lock"), timeout=0))
@@ -305,15 +308,17 @@ class Answers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._opened.close()
+        with saving(self.path):
+            self._opened.close()
 
     def add(self, answer: bytes) -> None:
         """Writes one answer, unless the line has one: what is tried again may come twice."""
         record = json.loads(answer)
         if self._requests.is_done(_number_of(record)):
             return
-        self._file.write(answer)
-        self._file.flush()  # to the system, which keeps it whatever becomes of the process
+        with saving(self.path):
+            self._file.write(answer)
+            self._file.flush()  # to the system, which keeps it whatever becomes of the process
         self._note(record)
 
     def _read(self, lines: Iterable[bytes], model: str) -> int:
