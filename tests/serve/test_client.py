@@ -419,6 +419,24 @@ def test_what_a_chat_cannot_honour(address: str, body: dict[str, Any], param: st
     assert (status, answer["error"]["param"]) == (400, param), answer
 
 
+def test_what_openais_clients_send_by_themselves_changes_nothing(
+    address: str, client: openai.OpenAI
+) -> None:
+    more: dict[str, Any] = {
+        "prompt_cache_key": "a", "safety_identifier": "b", "modalities": ["text"],
+        "metadata": {"c": "d"}, "store": False, "service_tier": "auto",
+    }  # fmt: skip
+    said = {"role": "assistant", "content": "A cat.", "annotations": [], "refusal": None}
+    messages: Any = [*ASKED, said, *ASKED]
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0}
+    plain, full = (client.chat.completions.create(**asked, **given) for given in ({}, more))
+    assert plain.choices[0].message.content == full.choices[0].message.content
+    for field, value in (("modalities", ["text", "audio"]), ("reasoning_effort", "low")):
+        status, answer, _ = call(address, "/v1/chat/completions", {**asked, field: value})
+        assert status == 400
+        assert answer["error"]["param"].startswith(field)
+
+
 def test_variables_of_a_chat_template_may_have_any_name(address: str) -> None:
     variables = {"name": "a", "tokenizer": "b", "for_template": 1, "enable_thinking": False}
     body = {"messages": ASKED, "max_tokens": 1, "chat_template_kwargs": variables}

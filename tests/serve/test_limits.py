@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import logging
@@ -102,6 +103,18 @@ def test_rubbish_is_refused(llm: LLM, raw: bytes, kind: str, status: int) -> Non
         found = call(url, "/v1/completions", raw=raw, headers={"Content-Type": kind})
         assert found[0] == status, found
         assert found[1]["error"]["message"]
+
+
+def test_a_body_that_was_compressed_is_refused_by_its_coding(url: str) -> None:
+    raw = gzip.compress(b'{"prompt": "a"}')
+    kind = {"Content-Type": "application/json"}
+    status, answer, _ = call(
+        url, "/v1/completions", raw=raw, headers={**kind, "Content-Encoding": "gzip"}
+    )
+    assert status == 415
+    assert "'Content-Encoding: gzip'" in answer["error"]["message"]
+    plain = {**kind, "Content-Encoding": "identity"}
+    assert call(url, "/v1/completions", raw=b'{"prompt": "a"}', headers=plain)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -218,7 +231,7 @@ def test_a_probe_has_a_line_where_its_status_changes(
 
 
 def test_paths_where_there_is_nothing_point_to_the_description(url: str) -> None:
-    for path in ("/redoc", "/v1/embeddings", "/chat/completions"):
+    for path in ("/redoc", "/v1/embeddings", "/chat/completions", "/v1/chat/completions/"):
         status, answer, _ = call(url, path)
         assert status == 404
         assert "/openapi.json lists what there is" in answer["error"]["message"]

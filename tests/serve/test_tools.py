@@ -356,6 +356,19 @@ def test_reasoning_that_is_sent_back_reaches_the_template(
     assert llm.tokenizer.decode(llm.chat_ids(messages)) == "the dog: the cat"
     cut = [{"role": "assistant", "reasoning_content": "the dog", "content": None}]
     assert read(address, cut).strip() == "the dog:"
+    others = [{"role": "assistant", "reasoning": "the dog", "content": "the cat"}]  # vLLM's name
+    assert read(address, others) == "the dog: the cat"
+
+
+def test_a_refusal_that_is_sent_back_is_what_was_said(
+    address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"
+    monkeypatch.setattr(llm.tokenizer, "chat_template", template)
+    part = {"type": "refusal", "refusal": "the cat"}
+    said: dict[str, Any]
+    for said in ({"content": None, "refusal": "the cat"}, {"content": [part]}):
+        assert read(address, [{"role": "assistant", **said}]) == "assistant: the cat"
 
 
 def test_a_call_begins_and_ends_with_special_tokens() -> None:

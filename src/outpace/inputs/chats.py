@@ -279,13 +279,18 @@ _FORM = 'a chat is a list of messages such as {"role": "user", "content": "a tex
 
 def _read(message: Any) -> dict[str, Any]:
     """Returns a message without what is None in it, and with the arguments of its calls as a chat
-    template reads them. One that was cut in its reasoning has an empty content."""
+    template reads them. One that was cut in its reasoning has an empty content, and one that
+    refuses to answer says so in its content."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise PromptError(f"{_FORM}, not {shown(message)}.")
     read = {name: value for name, value in message.items() if value is not None}
     calls = read.get("tool_calls")
     if isinstance(calls, (list, tuple)):
         read["tool_calls"] = [_call(call) for call in calls]
+    if isinstance(read.get("refusal"), str):  # all that the model said, in OpenAI's API
+        read.setdefault("content", read["refusal"])
+    if "reasoning" in read:  # its name in vLLM's answers and OpenRouter's
+        read.setdefault("reasoning_content", read["reasoning"])
     return {"content": "", **read} if "reasoning_content" in read else read
 
 
@@ -342,14 +347,14 @@ def _part(part: Any) -> str:
         raise PromptError(
             f'a part of a message is {{"type": "text", "text": "a text"}}, not {shown(part)}.'
         )
-    if kind != "text":
+    if kind not in ("text", "refusal"):
         raise PromptError(
             f"a message holds a part of type {shown(kind)}, and outpace reads parts of type 'text' "
             "only: leave it out."
         )
-    text = part.get("text")
+    text = part.get(kind)
     if not isinstance(text, str):
-        raise PromptError(f"a part of type 'text' needs a text, not {shown(text)}.")
+        raise PromptError(f"a part of type {kind!r} needs a text, not {shown(text)}.")
     return text
 
 

@@ -144,6 +144,13 @@ class Bodies:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise ApiError(415, "send the body as 'Content-Type: application/json'.")
+        coding = request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            raise ApiError(
+                415,
+                f"bodies with 'Content-Encoding: {shown(coding[:70])[1:-1]}' are not read: send "
+                "the JSON itself.",
+            )
         parts: list[bytes] = []
         try:
             async with asyncio.timeout(self._seconds):

@@ -172,8 +172,9 @@ IMAGE_URL: Schema = _object(
 
 PART: Schema = _object(
     {
-        "type": {"type": "string", "enum": ["text", "image_url"]},
+        "type": {"type": "string", "enum": ["text", "image_url", "refusal"]},
         "text": TEXT,
+        "refusal": TEXT,
         "image_url": IMAGE_URL,
     },
     ["type"],
@@ -188,7 +189,9 @@ MESSAGE: Schema = _object(
         "content": {"anyOf": [TEXT, _list(PART)]},
         "name": TEXT,
         "refusal": TEXT,
+        "annotations": _not_offered({"type": "array", "enum": [[]]}),
         "reasoning_content": TEXT,
+        "reasoning": TEXT,
         "tool_calls": _list(TOOL_CALL),
         "tool_call_id": TEXT,
     },
@@ -217,6 +220,9 @@ CHAT: Schema = _object(
         },
         "parallel_tool_calls": FLAG,
         "metadata": OBJECT,
+        "modalities": _list({"type": "string", "enum": ["text"]}),
+        "prompt_cache_key": TEXT,
+        "safety_identifier": TEXT,
         "store": _not_offered({"type": "boolean", "enum": [False]}),
         "service_tier": {"type": "string", "enum": ["auto", "default"]},
         "chat_template_kwargs": OBJECT,
