@@ -174,6 +174,7 @@ def test_a_drawn_text_follows_the_seed_of_the_harness() -> None:
     [
         ({"max_length": 32}, {"max_gen_toks": 32}, "max_gen_toks is 32.*has 32 tokens"),
         ({}, {"num_beams": 4}, "num_beams"),
+        ({}, {"max_length": 40}, "max_length"),
         ({"draft": "a", "speculative_config": {}}, {}, "the drafter was given twice"),
     ],
 )
@@ -182,6 +183,31 @@ def test_what_cannot_be_honoured_is_refused(
 ) -> None:
     with pytest.raises((ConfigError, TypeError), match=message):
         model(**arguments).generate_until(asked(("Once", given)), disable_tqdm=True)
+
+
+def test_a_continuation_without_tokens_is_certain_and_one_beyond_the_context_is_refused() -> None:
+    one = model(max_length=16)
+    asks = asked(("Once upon", ""), ("Once upon", " a"))
+    empty, whole = one.loglikelihood(asks, disable_tqdm=True)
+    assert empty == (0.0, True)
+    assert whole[0] < 0
+    assert one.loglikelihood(asked(("a", " girl" * 16)), disable_tqdm=True)[0][0] < 0
+    with pytest.raises(ConfigError, match=r"has 17 tokens, and the context of .* has 16"):
+        one.loglikelihood(asked(("a", " girl" * 17)), disable_tqdm=True)
+
+
+def test_a_tokenizer_without_beginning_and_end_reads_texts_all_the_same() -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "target")
+    tokenizer.bos_token = tokenizer.eos_token = None
+    one, bare = model(), model(pretrained=str(BUNDLED / "target"), tokenizer=tokenizer)
+    assert bare.tok_encode("Once upon") == one.tok_encode("Once upon")
+    asks = asked(("Once upon", " a"))
+    scores = [each.loglikelihood(asks, disable_tqdm=True) for each in (one, bare)]
+    assert scores[0] == scores[1]
+    with pytest.raises(ConfigError, match="name one as prefix_token_id"):
+        bare.loglikelihood(asked(("", " a")), disable_tqdm=True)
 
 
 TINY = """

@@ -74,26 +74,32 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
         self.max_length = self.llm.max_model_len
         self.max_gen_toks = max_gen_toks
         self._add_bos = add_bos_token
-        self._prefix = prefix_token_id
+        tokens = (prefix_token_id, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
+        self._begin = next((token for token in tokens if token is not None), None)
         self._for_template = dict(chat_template_args or {})
         self._utils = _harness("lm_eval.models.utils")
 
     @property
-    def eot_token_id(self) -> int:
-        return int(self.tokenizer.eos_token_id)
+    def eot_token_id(self) -> int | None:
+        return self.tokenizer.eos_token_id  # type: ignore[no-any-return]
 
     @property
     def prefix_token_id(self) -> int:
         """The token before a text that is scored from its beginning, as with "hf"."""
-        tokens = (self._prefix, self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
-        return int(next(token for token in tokens if token is not None))
+        if self._begin is None:
+            raise ConfigError(
+                f"the tokenizer of {self.llm.target.name} has no token for the beginning or the "
+                "end of a text, after which texts are scored: name one as prefix_token_id."
+            )
+        return int(self._begin)
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         """Returns a text's token ids, without a second token for its beginning."""
         if add_special_tokens is None:
-            begun = string.startswith(self.tokenizer.decode([self.prefix_token_id]) or "\0")
+            begin = "" if self._begin is None else self.tokenizer.decode([self._begin])
+            begun = string.startswith(begin or "\0")
             add_special_tokens = False if begun else self._add_bos
         given = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(string, **given))
@@ -103,10 +109,17 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: Sequence[Pair], disable_tqdm: bool = False, **rest: Any
     ) -> list[tuple[float, bool]]:
-        """Returns the log-probability of each continuation, and whether it is the greedy one.
+        """Returns the log-probability of each continuation, and whether it is the greedy one: of
+        none at all 0, and yes, as vLLM's class says.
 
         Answers to one question often differ in their last token only: such texts are read once.
         """
+        longest_after = max((len(after) for _, _, after in requests), default=0)
+        if longest_after > self.max_length:
+            raise ConfigError(
+                f"a continuation has {longest_after} tokens, and the context of "
+                f"{self.llm.target.name} has {self.max_length}: leave the task out."
+            )
         texts = [(before + after)[-(self.max_length + 1) :] for _, before, after in requests]
         longest: dict[tuple[int, ...], int] = {}
         for text, (_, _, after) in zip(texts, requests, strict=True):
@@ -118,9 +131,9 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
         for index in self._shown(order, "scoring", disable_tqdm):
             key, _, after = requests[index]
             read = tuple(texts[index][:-1])
-            if known is None or known[0] != read:
+            if after and (known is None or known[0] != read):
                 known = read, self._logprobs(read, longest[read])
-            found[index] = _answer(known[1], after)
+            found[index] = _answer(known[1], after) if after and known else (0.0, True)
             if key is not None:  # parts of a text that is scored whole are nobody's answer
                 self.cache_hook.add_partial("loglikelihood", key, found[index])
         return [found[index] for index in range(len(texts))]
@@ -220,7 +233,7 @@ def _answer(logprobs: Tensor, after: Sequence[int]) -> tuple[float, bool]:
 
 def _sampling(options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
     """Returns ``SamplingParams`` for what a task asks of `generate_until`."""
-    left = {name: value for name, value in options.items() if name != "max_length"}
+    left = dict(options)
     longest, drawn = left.pop("max_gen_toks"), left.pop("do_sample", False)
     seed = int(torch.randint(2**63 - 1, ())) if drawn else None  # the harness seeds torch
     if not drawn:
