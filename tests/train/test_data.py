@@ -35,6 +35,13 @@ def read(path: Path, text: str) -> list[str]:
 
 def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
     assert read(tmp_path / "a.txt", "one\n<|endoftext|>\ntwo") == ["one", "two"]
+    several = (
+        "<|endoftext|>\none\n\n<|endoftext|>\n<|endoftext|>\n two <|endoftext|>\n<|endoftext|>"
+    )
+    assert read(tmp_path / "a.txt", several) == ["one\n", " two <|endoftext|>"]
+    (tmp_path / "a.txt").write_bytes(b"one\r\nmore\r\n<|endoftext|>\r\ntwo\r\n")
+    found = [each.text for each in documents([tmp_path / "a.txt"], Tokens(), "a model")]
+    assert found == ["one\r\nmore", "two\r\n"]
     lines = [
         {"text": "plain"},
         {"prompt": "ask", "response": "answer"},

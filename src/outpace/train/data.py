@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,8 @@ from outpace.files import ROLES, Record, holds_records, question, read_text, rec
 from outpace.inputs.chats import end_of_turn, rendered, with_text
 from outpace.targets.hf.tokenizer import tokenized
 
-SEPARATOR = "\n<|endoftext|>\n"
-"""What stands between two documents of a text file."""
+SEPARATOR = re.compile(r"(?:\r?\n)?^<\|endoftext\|>\r?$\n?", re.MULTILINE)
+"""The line that stands between two documents of a text file, with the line breaks around it."""
 
 PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "response"),
          ("instruction", "output"), ("question", "answer"), ("prompt", "reference"))  # fmt: skip
@@ -92,7 +93,7 @@ def _items(path: Path) -> Iterator[Item]:
         found = records(text.split("\n"), path)
         yield from (Item(_object(record), record.where) for record in found)
     elif text.strip():
-        yield from (Item(part, str(path)) for part in text.split(SEPARATOR) if part)
+        yield from (Item(part, str(path)) for part in SEPARATOR.split(text) if part)
 
 
 @contextmanager
