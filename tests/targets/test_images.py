@@ -225,6 +225,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": TEXT, "images": ["data:image/png,A"]}, "no data: URL of an image"),
     ({"prompt": TEXT, "images": [data_url(picture())[:102]]}, "cannot read the image"),
     ({"prompt": TEXT, "images": [cut_short()]}, "cannot read the image .*truncated.*whole PNG"),
+    ({"prompt": TEXT, "images": [Image.new("F", (20, 30), 0.5)]}, "numbers of 32 bits"),
+    ({"prompt": TEXT, "images": [Image.new("I", (20, 30), 9000)]}, "how bright they are"),
     ({"prompt": TEXT, "images": [3]}, "an image is a PIL image"),
     ({"prompt": TEXT, "images": [picture()], "multi_modal_data": {"image": 1}}, "given twice"),
     ({"prompt": TEXT, "multi_modal_data": {"video": 1}}, "no other media"),

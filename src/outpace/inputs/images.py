@@ -136,6 +136,8 @@ def _in_rgb(image: Any) -> Any:
         image = Image.alpha_composite(white, image.convert("RGBA"))
     elif image.mode.startswith("I;16"):  # else all but the darkest would be white
         image = image.point(lambda grey: grey * (1 / 256)).convert("L")
+    elif image.mode in ("I", "F"):  # PIL would cut them off at 0 and 255
+        raise ValueError("it holds numbers of 32 bits, and does not say how bright they are")
     return image.convert("RGB")
 
 
