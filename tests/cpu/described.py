@@ -44,6 +44,26 @@ STRETCHED = {
     "mscale": 0.7,
     "mscale_all_dim": 0.8,
 }
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 80,
+    "linear_conv_kernel_dim": 4,
+}
+
+GRANITE_4 = {
+    **{"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 48},
+    "layer_types": ["linear_attention", "full_attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "residual_multiplier": 0.3,
+    "embedding_multiplier": 4.0,
+    "logits_scaling": 3.0,
+    "attention_multiplier": 0.1,
+}
 
 DESCRIBED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {}),
@@ -96,6 +116,12 @@ DESCRIBED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3-halves": ("DeepseekV3", {**DENSE, "rope_interleave": False}),
     "glm4_moe_lite": ("Glm4MoeLite", {**LATENT, "mlp_layer_types": ["dense"] * 2}),
     "youtu": ("Youtu", LATENT),
+    "lfm2": ("Lfm2", {"layer_types": ["conv", "full_attention"], "conv_bias": True}),
+    "lfm2-taps": ("Lfm2", {"layer_types": ["conv", "conv"], "conv_L_cache": 4}),
+    "qwen3_next": ("Qwen3Next", {**DELTA, "mlp_only_layers": [0, 1]}),
+    "qwen3_5": ("Qwen3_5Text", DELTA),
+    "granite4": ("GraniteMoeHybrid", {**GRANITE_4, "position_embedding_type": "rope"}),
+    "granite4-still": ("GraniteMoeHybrid", {**GRANITE_4, "mamba_n_groups": 2}),
 }
 """The beginning of the names of each family's classes, and its options."""
 

@@ -128,18 +128,19 @@ def test_a_long_text_has_the_numbers_of_torch(family: str, threads: None) -> Non
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", DESCRIBED)
+@pytest.mark.parametrize("family", [name for name in DESCRIBED if name != "lfm2-taps"])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
 def test_what_is_cached_is_what_torch_would_round(family: str, kind: KVCacheDtype) -> None:
-    """Keys and values of the first layer, which depend on no others, to the last bit; and logits
-    that are those of transformers' code over the same cache, but for numbers that were rounded
-    the other way."""
+    """Keys and values of the first layer with some, which depend on no others, to the last bit; and
+    logits that are those of transformers' code over the same cache, but for numbers that were
+    rounded the other way."""
     model, text, bits = played(family), tokens(40), EIGHT_BITS[kind]
     assert bits is not None
     whole, narrow = (begun(model, name, [text]) for name in ("auto", kind))
-    keys, values = whole.cache.layers[0].keys, whole.cache.layers[0].values
-    layer = narrow.cache.layers[0]
+    first = next(at for at, layer in enumerate(whole.cache.layers) if layer.is_initialized)
+    keys, values = whole.cache.layers[first].keys, whole.cache.layers[first].values
+    layer = narrow.cache.layers[first]
     for states, numbers, scales in (
         (keys, layer.keys, layer.key_scales),
         (values, layer.values, layer.value_scales),

@@ -20,6 +20,7 @@
 #include "lanes.h"
 #include "latent.h"
 #include "part.h"
+#include "recurrent.h"
 #include "steps.h"
 #include "team.h"
 #ifdef __linux__
@@ -350,6 +351,7 @@ struct Product {
   const Part *parts;
   int64_t count;
   Rounded *rounded; // [blocks of 32 inputs, rows]: room, if a part is in blocks
+  bool alike = false; // whether rows have the same bits however many, also of weights in plain rows
 
   bool in_blocks() const {
     return std::any_of(parts, parts + count, [](const Part &part) { return part.in_blocks(); });
@@ -392,7 +394,9 @@ void multiply(const Product &job, Team &team, int size) {
         continue;
       }
       if (part.laid_out) from = whole_panels(from), to = whole_panels(to);
-      if (from < to) span(job.x, job.rows, job.k, part, y, from, to);
+      const int64_t some = job.alike && !part.laid_out ? FEW : job.rows;
+      for (int64_t r = 0; from < to && r < job.rows; r += some)
+        span(job.x + r * job.k, std::min(some, job.rows - r), job.k, part, y + r * part.outputs, from, to);
     }
   }
 }
@@ -416,6 +420,7 @@ struct Layer {
   int64_t together;       // whether all heads are normalised together
   int64_t apart;          // between the weights of the norms of two heads: 0 if they share them
   int64_t activation, turning;
+  int64_t gated_heads;  // whether each query has the gate of its head's output after it
   int64_t angles, mask; // which of the pass's
   float scaling, cap;   // of scores; 0: they have no bound
   float residual;       // by which is multiplied what is added to the residual stream
@@ -423,18 +428,22 @@ struct Layer {
   const float *sinks;   // [heads]: scores of a slot without values that all tokens see; or null
   Mixture mixture;
   Latent latent;
+  Recurrence recurrence; // in the place of attention, if it has a kind
 
   bool gated() const { return gate.weight; }
 
-  // Numbers of a query and of a key.
-  int64_t query_dim() const { return latent.size ? dim + latent.turned : dim; }
-  // Numbers of a query, and of what it has seen, as their products make and take them.
-  int64_t wide() const { return heads * (latent.size ? latent.query() : dim); }
-  int64_t seen() const { return heads * (latent.size ? latent.value : dim); }
+  // Numbers of a query, with its gate, and of a key.
+  int64_t query_dim() const { return latent.size ? dim + latent.turned : gated_heads ? 2 * dim : dim; }
+  // Numbers of all queries, and of what they have seen, as their products make and take them.
+  int64_t wide() const { return heads * (latent.size ? latent.query() : query_dim()); }
+  int64_t seen() const {
+    return recurrence.kind ? recurrence.width : heads * (latent.size ? latent.value : dim);
+  }
 
-  // The floats per token that attention's products and queries need.
+  // The floats per token that the products before the MLP, and queries, need.
   int64_t room() const {
-    if (!latent.size) return 2 * (heads + groups) * dim;
+    if (recurrence.kind) return recurrence.room();
+    if (!latent.size) return wide() + 2 * groups * dim + seen();
     return first.outputs + key.outputs + wide() + heads * (query_dim() + dim) + seen();
   }
 
@@ -518,7 +527,7 @@ constexpr int32_t IN_ORDER[BLOCK] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
 struct Attention {
   const Layer *layer;
   const Pass *pass;
-  float *queries, *keys, *values; // products: [rows columns, heads dim] or [..., groups dim]
+  float *queries, *keys, *values; // products: [rows columns, heads query] or [..., groups dim]
   Vectors key_cache, value_cache; // [groups, slots, dim], slots of all rows; with latents one of these
                                   // and one of the keys that all heads share
   float *result;
@@ -550,6 +559,16 @@ struct Attention {
   }
   int64_t head_of(int64_t row, int64_t group, int64_t t, int64_t h) const {
     return (row * pass->columns + t) * layer->heads + group * each() + h;
+  }
+
+  // What a query has seen, in the end. head: the query's own.
+  void conclude_output(const Query &query, const float *head) const {
+    conclude(query, layer->dim);
+    for (int64_t d = 0; layer->gated_heads && d < layer->dim; d += LANES) {
+      const floats gate = load<floats>(head + layer->dim + d);
+      const floats value = load<floats>(query.values + d) / (exponential(-gate) + 1.f);
+      std::memcpy(query.values + d, &value, sizeof value);
+    }
   }
 };
 
@@ -688,7 +707,7 @@ struct Attending {
       more = go_on();
       for (int64_t q = 0; q < size(); q++) merge(whole[q], queries[q], dim);
     }
-    for (int64_t q = 0; q < size(); q++) conclude(whole[q], dim);
+    for (int64_t q = 0; q < size(); q++) job.conclude_output(whole[q], whole[q].head);
   }
 };
 
@@ -730,9 +749,10 @@ struct Partials {
       return Query{nullptr, sums(piece) + query * dim, own[0], own[1]};
     };
     Query whole = of(0);
-    whole.values = job.result_of(row, group, query / job.each(), query % job.each());
+    const int64_t t = query / job.each(), h = query % job.each();
+    whole.values = job.result_of(row, group, t, h);
     for (int64_t piece = 1; piece < pieces; piece++) merge(whole, of(piece), dim);
-    conclude(whole, dim);
+    job.conclude_output(whole, job.query_of(row, group, t, h));
   }
 };
 
@@ -852,6 +872,7 @@ struct Run {
   float *x; // [tokens, hidden]: what comes in, and then what comes out, where there is no head
   const Cache &cache;
   Ending ending;
+  Reading reading; // of the layers that keep a state
   Threads threads;
   Team team = {};
 
@@ -914,7 +935,8 @@ struct Run {
   static int64_t room_to_attend(const Layer *layers, int64_t count) {
     int64_t most = 0;
     for (const Layer *at = layers; at < layers + count; at++)
-      most = std::max({most, Attending::room(at->heads / at->groups, at->dim), HeadRoom::size(*at)});
+      if (!at->recurrence.kind)
+        most = std::max({most, Attending::room(at->heads / at->groups, at->dim), HeadRoom::size(*at)});
     return most;
   }
 
@@ -958,7 +980,7 @@ struct Run {
 
   Product about(const float *in, float *out, int64_t rows, int64_t k, const Part *parts,
                 int64_t number) const {
-    return {in, out, rows, k, parts, number, reinterpret_cast<Rounded *>(room_to_round())};
+    return {in, out, rows, k, parts, number, reinterpret_cast<Rounded *>(room_to_round()), true};
   }
 
   // The hidden states of all tokens, normalised.
@@ -1081,7 +1103,9 @@ struct Run {
   void attention(int64_t index, const Hand &hand) {
     const Layer &layer = layers[index];
     norms(hand, layer.before);
-    const float *seen = layer.latent.size ? seen_of_latents(index, hand) : seen_of_keys(index, hand);
+    const float *seen = layer.recurrence.kind ? recurrence(index, hand)
+                        : layer.latent.size   ? seen_of_latents(index, hand)
+                                              : seen_of_keys(index, hand);
     product(seen, hand.made, layer.seen(), &layer.output, 1, hand.size);
     add_made(hand, layer.after, layer.residual);
   }
@@ -1100,7 +1124,7 @@ struct Run {
   // Returns what the heads of all tokens have seen, [tokens, heads dim].
   const float *seen_of_keys(int64_t index, const Hand &hand) {
     const Layer &layer = layers[index];
-    const int64_t wide = layer.heads * layer.dim, narrow = layer.groups * layer.dim;
+    const int64_t wide = layer.wide(), narrow = layer.groups * layer.dim;
     product(hand.normal, hand.rest, layer.hidden, &layer.query, 3, hand.size);
     float *new_keys = hand.rest + tokens() * wide, *new_values = new_keys + tokens() * narrow;
     float *seen = new_values + tokens() * narrow;
@@ -1149,6 +1173,37 @@ struct Run {
       }
     team.wait(hand.size);
     return seen;
+  }
+
+  // The same of what keeps a state.
+  const float *recurrence(int64_t index, const Hand &hand) {
+    const Recurrence &how = layers[index].recurrence;
+    product(hand.normal, hand.rest, layers->hidden, how.parts, how.count, hand.size);
+    Recurring job{how, reading.layers[index], reading.parents, pass.columns, {}, hand.rest};
+    for (int64_t i = 0; i < how.count; job.made += tokens() * how.parts[i++].outputs)
+      job.parts[i] = job.made;
+    const bool plain = how.kind == SHORT_CONVOLUTION;
+    const int64_t heads = how.heads();
+    const int64_t shares = plain ? (how.width + CHANNELS - 1) / CHANNELS : 2 * how.groups + heads;
+    int64_t begin, end;
+    while (team.take(pass.rows * shares, 1, hand.size, begin, end))
+      for (; begin < end; begin++) {
+        const int64_t row = begin / shares, number = begin % shares, first = number * CHANNELS;
+        if (plain)
+          convolve(job, row, first, std::min(CHANNELS, how.width - first));
+        else
+          convolve_head(job, row, number);
+      }
+    team.wait(hand.size);
+    if (plain) return job.made;
+    while (team.take(pass.rows * heads, 1, hand.size, begin, end))
+      for (; begin < end; begin++) follow_head(job, begin / heads, begin % heads);
+    team.wait(hand.size);
+    if (how.kind == DELTA_RULE) return job.made;
+    while (team.take(tokens() * how.groups, 1, hand.size, begin, end))
+      for (; begin < end; begin++) gate_scanned(job, begin / how.groups, begin % how.groups);
+    team.wait(hand.size);
+    return job.made;
   }
 
   void normalise_rows(const Norm &norm, float *x, int64_t n, int size) {
@@ -1460,14 +1515,16 @@ int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t rows, int64_
 // a norm for that. Where there is a head, of some parts, logits are written instead: of each part
 // [rows, keep, outputs].
 // states: null, or where each layer's output is written to, too, as many floats apart as stride says.
+// reading: how layers that keep a state read the columns; not looked at where there are none.
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
-                    const Cache *cache, const Norm *norm, const Part *head, int64_t parts,
+                    const Cache *cache, const Reading *reading, const Norm *norm, const Part *head, int64_t parts,
                     float *logits, int64_t keep, float scale, float cap, float *states,
                     int64_t stride, Parallel parallel, int (*size)(), int count) {
   Run run{layers,        layer_count,
           *pass,         x,
           *cache,
           {norm, head, parts, logits, keep, scale, cap, states, stride},
+          *reading,
           {parallel, size, count}};
   run.threads.run([](void *given) { static_cast<Run *>(given)->compute(); }, &run);
 }

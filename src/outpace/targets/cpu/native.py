@@ -241,7 +241,7 @@ class Native:
         self._scratch.argtypes = (pointer, *(number,) * 4, short)
         self._scratch.restype = number
         self._layers = library.outpace_layers
-        one = (*(pointer,) * 5, number, pointer, number, *(ctypes.c_float,) * 2, pointer, number)
+        one = (*(pointer,) * 6, number, pointer, number, *(ctypes.c_float,) * 2, pointer, number)
         self._layers.argtypes = (pointer, number, *one, *threads)
         self._parallel = _torchs_threads()
 
@@ -314,6 +314,7 @@ class Native:
         plan: Any,
         x: Tensor,
         cache: Any,
+        reading: Any,
         norm: Any,
         threads: int,
         ending: Ending,
@@ -321,13 +322,14 @@ class Native:
     ) -> None:
         """Replaces x by what layers make of it, or writes the logits.
 
-        layers, plan, cache: structures as the source knows them; x: float32, contiguous; norm: the
-        structure of what comes after the last layer, or None.
+        layers, plan, cache, reading: structures as the source knows them; x: float32, contiguous;
+        norm: the structure of what comes after the last layer, or None.
         """
         after = None if norm is None else ctypes.byref(norm)
         heads, parts, logits, keep, scaling = ending
         last = heads, parts, logits, keep, scaling.scale, scaling.cap or 0.0
-        given = ctypes.byref(plan), x.data_ptr(), ctypes.byref(cache), after, *last, *states
+        read = ctypes.byref(plan), x.data_ptr(), ctypes.byref(cache), ctypes.byref(reading)
+        given = *read, after, *last, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)
 
     def _threads(self, weights: int) -> tuple[Any, Any, int]:

@@ -349,7 +349,8 @@ class HFTarget(Target):
         for piece in torch.split(ids, PREFILL_CHUNK, 1):
             behind -= piece.shape[1]
             keep = min(piece.shape[1], max(1, last - behind))
-            found.append(runner.forward(piece, keep).logits[0])
+            logits = runner.forward(piece, keep, certain=piece.shape[1] - 1).logits
+            found.append(logits[0])
             runner.advance([piece.shape[1]])
         return torch.cat(found)[-last:]
 

@@ -36,7 +36,9 @@ either may be chosen."""
 ROUTERS = ("gate", "router")
 SHARED = ("shared_expert", "shared_experts")
 SHARE = "shared_expert_gate"
-CORRECTION = "e_score_correction_bias"
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")
+"""What counts for a token's choice only; the second is the layer's, which hands it to the router
+(LFM2)."""
 
 
 class Scoring(IntEnum):
@@ -106,6 +108,8 @@ class Mixture:
     share: Any
     """The layer that says how much the MLP counts that all tokens meet; None: it counts in full."""
     routing: Routing
+    held: tuple[Any, str] | None = None
+    """Where the correction is that counts for the choice only."""
 
     @property
     def modules(self) -> list[Any]:
@@ -115,8 +119,7 @@ class Mixture:
 
     @property
     def correction(self) -> Tensor | None:
-        found: Tensor | None = self.router._buffers.get(CORRECTION)
-        return found
+        return None if self.held is None else self.held[0][self.held[1]]
 
     def struct(self, weights: dict[int, Any]) -> MixtureStruct:
         """Returns the mixture as the library reads it. weights: of its modules, by their ids."""
@@ -140,8 +143,10 @@ def mixture_of(mlp: Any, lanes: int) -> Mixture | None:
         return None
     if share is not None and not (_is_plain(share) and share.out_features == 1):
         return None
-    routing = _routing_of(router, experts)
-    return None if routing is None else Mixture(router, experts, share, routing)
+    names = ((owner._buffers, name) for owner in (router, mlp) for name in CORRECTIONS)
+    held = next((each for each in names if each[0].get(each[1]) is not None), None)
+    routing = _routing_of(router, experts, held)
+    return None if routing is None else Mixture(router, experts, share, routing, held)
 
 
 def _fits(experts: BlockExperts, lanes: int) -> bool:
@@ -161,13 +166,14 @@ def _is_plain(layer: Any) -> bool:
 
 
 @torch.inference_mode()
-def _routing_of(router: Any, experts: BlockExperts) -> Routing | None:
-    """Returns how a router chooses, None if that is in no known way."""
+def _routing_of(router: Any, experts: BlockExperts, held: tuple[Any, str] | None) -> Routing | None:
+    """Returns how a router chooses, None if that is in no known way. held: see `Mixture`."""
     weight, bias = router._parameters.get("weight"), router._parameters.get("bias")
-    correction, chosen = router._buffers.get(CORRECTION), getattr(router, "top_k", 0)
+    correction, chosen = None if held is None else held[0][held[1]], getattr(router, "top_k", 0)
+    handed = [] if held is None or held[0] is router._buffers else [correction]
     shape = (experts.num_experts, experts.hidden_dim)
     numbers = [each for each in (weight, bias, correction) if each is not None]
-    known = len([*router.parameters(), *router.buffers()]) == len(numbers)
+    known = len([*router.parameters(), *router.buffers()]) == len(numbers) - len(handed)
     if weight is None or weight.shape != shape or not known:
         return None
     if not all(each.dtype == torch.float32 and each.is_contiguous() for each in numbers):
@@ -176,7 +182,7 @@ def _routing_of(router: Any, experts: BlockExperts) -> Routing | None:
         return None
     x = torch.randn(SAMPLES, shape[1], generator=torch.Generator().manual_seed(0))
     try:
-        _, given, at = router(x)
+        _, given, at = router(x, *handed)
         wanted = torch.zeros(SAMPLES, shape[0]).scatter(1, at, given.float())
     except Exception:  # a router of another kind takes or returns something else
         return None

@@ -27,6 +27,8 @@ from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.hf.cache import SlotCache, given_cache
 from outpace.targets.hf.masks import WINDOW, with_span
+from outpace.targets.hf.recurrent.states import Name, StateCache
+from outpace.targets.hf.recurrent.steps import Stepped
 from outpace.targets.hf.runner import Runner
 
 TOLERANCE = 5e-4
@@ -89,7 +91,10 @@ class NativeLayer:
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
         cached = isinstance(given_cache(options), SlotCache) and not args
-        if not (cached and self._can_run(hidden_states)):
+        turned = (
+            not self.description.knows_positions or options.get("position_embeddings") is not None
+        )
+        if not (cached and turned and self._can_run(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
 
@@ -107,14 +112,15 @@ class NativeLayer:
     def compute(
         self,
         hidden_states: Tensor,
-        position_embeddings: Any,
+        position_embeddings: Any = None,
         attention_mask: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """Returns the same, computed by the library."""
         cache = given_cache(options)
         y = hidden_states.clone(memory_format=torch.contiguous_format)
-        angles, masks = (Angles.of(position_embeddings),), (seen_by(attention_mask),)
+        angles = () if position_embeddings is None else (Angles.of(position_embeddings),)
+        masks = (seen_by(attention_mask),)
         self._stack.run(PassInputs(y, angles, cache, cache.slots, masks))
         return y
 
@@ -199,6 +205,7 @@ class _Trial:
     ) -> None:
         """candidates: descriptions of one layer."""
         self.layer = candidates[0].layer
+        self._candidates = candidates
         self._left = [NativeLayer(library, each, passes) for each in candidates]
         """Those that have agreed so far."""
         self._off: dict[int, float] = {}
@@ -212,13 +219,26 @@ class _Trial:
         left = [block for block in self._left if id(block) in self._off]
         return min(left, key=lambda block: self._off[id(block)]).description if left else None
 
+    def _tries(self, hidden_states: Tensor, args: Any, options: dict[str, Any]) -> bool:
+        """Whether a pass is the one over drafts, and can be computed."""
+        cache = given_cache(options)
+        if args or not can_run(hidden_states):
+            return False
+        recurrence = self._candidates[0].recurrence
+        if recurrence is None:
+            return isinstance(cache, SlotCache) and options.get("attention_mask") is not None
+        drafted = isinstance(cache, StateCache) and hidden_states.shape[1] == 1 + len(DRAFT)
+        layer = recurrence.module.layer_idx
+        return drafted and all(
+            cache.holds(Name(layer, kind, 0), shape) for kind, shape in recurrence.states.items()
+        )
+
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
-        cached = isinstance(given_cache(options), SlotCache) and not args
-        masked = options.get("attention_mask") is not None
         plain: Any = type(self.layer).forward
-        turned = "position_embeddings" in options
-        if not (cached and masked and turned and can_run(hidden_states)):
+        if not self._tries(hidden_states, args, options):
             return plain(self.layer, hidden_states, *args, **options)
+        if options.get("position_embeddings") is None:
+            self._left = [each for each in self._left if not each.description.knows_positions]
         found = [block.compute(hidden_states, **options) for block in self._left]
         expected = plain(self.layer, hidden_states, *args, **options)
         if isinstance(expected, Tensor):
@@ -253,6 +273,10 @@ SMALL_WINDOW = 3
 """The window of layers that have one, so that a small draft is longer."""
 
 
+DRAFT = [0, 0, 1, 2]
+"""The parents of its nodes."""
+
+
 def small_draft(model: nn.Module) -> Tensor:
     """Returns the logits ``[2, 5, V]`` of a pass over two rows with a draft tree."""
     config: Any = model.config
@@ -264,7 +288,7 @@ def small_draft(model: nn.Module) -> Tensor:
         runner.prefill(0, [[token % vocabulary for token in row] for row in prompts])
         runner.lengths = [3, 2]
         tokens = torch.tensor([[2, 6, 5, 3, 5], [8, 9, 7, 9, 3]]) % vocabulary
-        tree = Tree.uniform([0, 0, 1, 2], rows=2)
+        tree = Tree.uniform(DRAFT, rows=2)
         logits: Tensor = runner.forward(tokens, keep=5, tree=tree).logits
         return logits
 
@@ -293,5 +317,7 @@ class Unchanged:
         return list(chain.from_iterable(module._modules.values() for module in self._parents))
 
     def _forwards(self) -> list[Any]:
-        """The ``forward`` of each module that has one of its own; None for others."""
-        return [module.__dict__.get("forward") for module in self._modules]
+        """The ``forward`` of each module that has one of its own; None for others. One that reads
+        columns one by one stands there for a pass, and changes no number."""
+        found = (module.__dict__.get("forward") for module in self._modules)
+        return [each.own if type(each) is Stepped else each for each in found]

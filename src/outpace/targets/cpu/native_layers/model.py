@@ -35,8 +35,9 @@ from outpace.targets.hf.cache import SlotCache, cache_name
 from outpace.targets.hf.logits import LogitScaling, PassOutput, VocabularySubset
 from outpace.targets.hf.partial.layers import Joining, changing
 
-NORMS = ("norm", "final_layernorm")
-CHILDREN = {"embed_tokens", "layers", "rotary_emb"}
+NORMS = ("norm", "final_layernorm", "embedding_norm")
+ROTARY = ("rotary_emb", "pos_emb")
+CHILDREN = {"embed_tokens", "layers"}
 """The parts of such a model besides its head and the norm before that: one with others computes
 something else."""
 
@@ -54,7 +55,8 @@ class NativeModel:
         self._multiplier = float(getattr(whole.model, "embedding_multiplier", 1.0))
         layers: list[Any] = list(whole.model.layers)
         self._kinds = kinds_of(whole.config, len(layers))
-        self._rotaries = rotaries_of(whole.model.rotary_emb, self._kinds)
+        rotary = _rotary_of(whole.model)
+        self._rotaries = [] if rotary is None else rotaries_of(rotary, self._kinds)
         self._layers = _of_kinds(layers, whole.config, self._kinds, len(self._rotaries))
         norm = _last_norm(whole.model)
         assert norm is not None
@@ -318,14 +320,23 @@ def _may_be_whole(model: Any) -> bool:
         return False
     inner = model.model
     parts = {name for name, part in inner.named_children() if type(part) is not nn.Dropout}
-    if parts - {*NORMS} != CHILDREN or _last_norm(inner) is None:
+    if parts - {*NORMS, *ROTARY} != CHILDREN or _last_norm(inner) is None:
         return False
     layers: Sequence[Any] = list(inner.layers)
     if not layers or not all(isinstance(layer.forward, NativeLayer) for layer in layers):
         return False
+    turned = any(layer.forward.description.knows_positions for layer in layers)
+    if turned and _rotary_of(inner) is None:
+        return False
     types = getattr(model.config, "layer_types", None)
     listed = types is None or len(types) >= len(layers)
     return listed and embedding_dtype(inner.embed_tokens) == torch.float32
+
+
+def _rotary_of(inner: nn.Module) -> Any:
+    """What makes the angles of heads; None where there is no such part."""
+    found = [part for name, part in inner.named_children() if name in ROTARY]
+    return found[0] if len(found) == 1 else None
 
 
 def _last_norm(inner: nn.Module) -> Norm | None:

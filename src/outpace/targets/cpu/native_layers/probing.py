@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers.activations import ACT2FN
 
 from outpace.targets.cpu.weights.experts import BlockExperts
 
@@ -86,6 +87,36 @@ def norm_of(module: Any) -> Norm | None:
     return None
 
 
+@torch.inference_mode()
+def gated_norm_of(
+    module: Any, size: int, activation: int, groups: int | None = None
+) -> Norm | None:
+    """Returns what a module computes if it takes ``x`` and a gate ``[..., size]``, and gives a norm
+    of x times an activation of the gate. With ``groups`` it is the norm of that product, and each
+    part of so many has its own, as in Mamba-2. None for others."""
+    weight, eps = getattr(module, "weight", None), eps_of(module)
+    if not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    plain = weight.dtype == torch.float32 and weight.is_contiguous() and weight.shape == (size,)
+    if not plain or weight.device.type != "cpu" or len(list(module.parameters())) != 1:
+        return None
+    numbers = torch.Generator().manual_seed(0)
+    x, gate = (torch.randn(2, size, generator=numbers) for _ in range(2))
+    x[1] *= eps**0.5
+    try:
+        wanted = module(x, gate)
+    except Exception:  # a norm of another kind takes something else
+        return None
+    opened = ACTIVATIONS[activation](gate)
+    inner = (x if groups is None else x * opened).view(2, groups or 1, -1)
+    found = (inner * torch.rsqrt(inner.square().mean(-1, keepdim=True) + eps)).flatten(1)
+    found = found * opened if groups is None else found
+    for offset in (0.0, 1.0):
+        if torch.allclose(found * (weight + offset), wanted, rtol=1e-4, atol=1e-5):
+            return Norm(module, NormKind.ROOT_MEAN_SQUARE, eps, offset)
+    return None
+
+
 # -- activations -----------------------------------------------------------------------------------
 
 
@@ -101,6 +132,7 @@ ACTIVATIONS: Sequence[Callable[[Tensor], Tensor]] = (
     _squared,
 )
 """In the order of their numbers in `steps.h`."""
+SILU = 0
 CLIPPED = len(ACTIVATIONS)
 """The number of gpt-oss's."""
 
@@ -124,6 +156,11 @@ def activation_of(module: Any) -> int | None:
     wanted = module(x)
     same = (torch.allclose(function(x), wanted, rtol=1e-6, atol=1e-5) for function in ACTIVATIONS)
     return next((number for number, found in enumerate(same) if found), None)
+
+
+def activation_named(name: Any) -> int | None:
+    """Returns the number of an activation by the name that configurations give it."""
+    return activation_of(ACT2FN[name]) if isinstance(name, str) and name in ACT2FN else None
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,43 @@ class NativeProduct(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class Linear(NamedTuple):
+    """Some outputs in a row of a linear layer."""
+
+    module: Any
+    first: int
+    outputs: int
+
+    def weight(self) -> Weight:
+        """Returns the tensors that products read: nothing is copied."""
+        whole = weight_of(self.module)
+        return whole if self.outputs == whole.outputs else whole.some(self.first, self.outputs)
+
+    @property
+    def fits(self) -> bool:
+        """Whether products can read these outputs."""
+        return takes(self.module) and self.first % weight_of(self.module).panel == 0
+
+
+def weight_of(linear: Any) -> Weight:
+    """Returns the tensors of a linear layer that products read."""
+    if isinstance(linear, NativeProduct):
+        return linear.as_weight()
+    return Weight(linear.weight, None, getattr(linear, "bias", None))
+
+
+def takes(linear: Any) -> bool:
+    """Whether products can read a layer's weight."""
+    if type(linear) is nn.Linear:
+        return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
+    return isinstance(linear, NativeProduct) and linear.as_weight().matrix.is_contiguous()
+
+
+def outputs_of(linear: Any) -> int:
+    """Returns how many outputs a linear layer has; 0 for something else."""
+    return int(getattr(linear, "out_features", 0))
 
 
 def in_panels(outputs: Sequence[int], width: int) -> tuple[list[int], list[int]]:

@@ -26,16 +26,24 @@ from outpace.targets.cpu.native import (
     part,
 )
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.description import LayerDescription, weight_of
+from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.experts import MixtureStruct
 from outpace.targets.cpu.native_layers.latent import LatentStruct
 from outpace.targets.cpu.native_layers.linear import FEW
+from outpace.targets.cpu.native_layers.pass_states import NOTHING_READ, PassStates
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.probing import Norm, NormStruct
-from outpace.targets.cpu.native_layers.product import NativeProduct, OtherTokens, side_by_side
+from outpace.targets.cpu.native_layers.product import (
+    NativeProduct,
+    OtherTokens,
+    side_by_side,
+    weight_of,
+)
+from outpace.targets.cpu.native_layers.recurrence import RecurrenceStruct
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.logits import LogitScaling, VocabularySubset
+from outpace.targets.hf.recurrent.states import StateCache
 
 CAPTURING = "transformers.utils.output_capturing"
 """Where transformers' hooks come from that collect hidden states and attentions."""
@@ -51,11 +59,13 @@ class _Layer(ctypes.Structure):
         *((name, NormStruct) for name in ("query_norm", "key_norm")),
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
         *((name, ctypes.c_int64) for name in ("attends", "feeds", "parallel", "together", "apart")),
-        *((name, ctypes.c_int64) for name in ("activation", "turning", "angles", "mask")),
+        *((name, ctypes.c_int64) for name in ("activation", "turning", "gated_heads")),
+        *((name, ctypes.c_int64) for name in ("angles", "mask")),
         *((name, ctypes.c_float) for name in ("scaling", "cap", "residual", "alpha", "limit")),
         ("sinks", ctypes.c_void_p),
         ("mixture", MixtureStruct),
         ("latent", LatentStruct),
+        ("recurrence", RecurrenceStruct),
     )
 
 
@@ -94,6 +104,10 @@ class LayerStack:
         self._library = library
         self._layers = list(layers)
         self._skipped = skipped
+        left_out = skipped.attention
+        self._keeping = [
+            None if layer.attention.layer_idx in left_out else layer.recurrence for layer in layers
+        ]
         self._passes = passes
         self._norm = None if ends is None else ends.norm
         self._head: Any = None if ends is None or not takes_head(ends.head) else ends.head
@@ -139,8 +153,9 @@ class LayerStack:
     def run(self, given: PassInputs) -> None:
         """Replaces the hidden states of a pass by the output of the last layer."""
         description = self._description()
-        for _, some in given.in_parts():
-            self._run(description, some, NO_LOGITS)
+        states = self._states(given)
+        for rows, some in given.in_parts():
+            self._run(description, some, NO_LOGITS, states, rows.start)
 
     def logits(
         self, given: PassInputs, keep: int, subset: VocabularySubset | None = None
@@ -153,10 +168,11 @@ class LayerStack:
         others = self._others(subset.others) if subset is not None and subset.others else None
         heads = (Part * 1)(head) if others is None else (Part * 2)(head, others.part)
         found = given.x.new_empty(len(given.x), keep, sum(each.outputs for each in heads))
+        states = self._states(given)
         for rows, some in given.in_parts():
             logits = found[rows]
             ending = Ending(heads, len(heads), logits.data_ptr(), keep, self._scaling)
-            self._run(description, some, ending)
+            self._run(description, some, ending, states, rows.start)
             if others is not None:
                 side_by_side(logits, head.outputs)
         return found if others is None else others.spread(found, head.outputs)
@@ -167,7 +183,23 @@ class LayerStack:
             self._last_others = OtherTokens.of(tokens, self._head)
         return self._last_others
 
-    def _run(self, description: _StackDescription, given: PassInputs, ending: Ending) -> None:
+    def _states(self, given: PassInputs) -> PassStates | None:
+        """The states that layers go on from, and those that they will have made; None where no
+        layer keeps any."""
+        if not any(self._keeping):
+            return None
+        assert isinstance(given.cache, StateCache)
+        return PassStates(given.cache, self._keeping, given.x.shape[1])
+
+    def _run(
+        self,
+        description: _StackDescription,
+        given: PassInputs,
+        ending: Ending,
+        states: PassStates | None,
+        first: int,
+    ) -> None:
+        """first: the pass's row that is the first of these."""
         pointers = self._pointers_into(given.cache, description, given.x)
         slots = given.slots
         size = slots.rows, slots.columns, slots.view
@@ -179,6 +211,7 @@ class LayerStack:
             current.struct,
             given.x,
             cache=pointers.struct,
+            reading=NOTHING_READ if states is None else states.of_rows(first),
             norm=description.norm,
             threads=description.threads,
             ending=ending,
@@ -193,16 +226,17 @@ class LayerStack:
         found = self._last_pointers
         if found is None or found.cache() is not cache or found.generation != cache.generation:
             layers = [
-                cache.buffers_of(index, *layer.cached, like=x)
+                cache.buffers_of(index, *layer.cached, like=x) if layer.recurrence is None else None
                 for index, layer in zip(description.indices, self._layers, strict=True)
             ]
+            attending = [layer for layer in layers if layer is not None]
             names = ("keys", "values", "key_scales", "value_scales")
-            arrays = [_pointers([getattr(layer, name) for layer in layers]) for name in names]
+            arrays = [_pointers([getattr(each, name, None) for each in layers]) for name in names]
             kind = 0 if cache.bits is None else cache.bits.number
             found = self._last_pointers = _CachePointers(
                 struct=_Cache(*map(ctypes.addressof, arrays), kind),
                 arrays=arrays,
-                slots=layers[0].keys.shape[1],
+                slots=attending[0].keys.shape[1] if attending else 0,
                 cache=weakref.ref(cache),
                 generation=cache.generation,
             )
@@ -228,7 +262,11 @@ class LayerStack:
             {} if layer.mixture is None else {id(m): weight_of(m) for m in layer.mixture.modules}
             for layer in self._layers
         ]
-        described = zip(self._layers, weights, experts, strict=True)
+        parts = [
+            [] if keeps is None else [linear.weight() for linear in keeps.parts]
+            for keeps in (layer.recurrence for layer in self._layers)
+        ]
+        described = zip(self._layers, weights, experts, parts, strict=True)
         layers = (_Layer * len(weights))(*(_struct(*each, self._skipped) for each in described))
         head = None if self._head is None else weight_of(self._head)
         return _StackDescription(
@@ -238,7 +276,7 @@ class LayerStack:
             head=None if head is None else part(head),
             threads=threads,
             pointers=pointers,
-            weights=[*weights, *(list[Weight | None](held.values()) for held in experts), [head]],
+            alive=(weights, experts, parts, head),
         )
 
 
@@ -246,10 +284,12 @@ def _struct(
     layer: LayerDescription,
     weights: Sequence[Weight | None],
     experts: dict[int, Weight],
+    recurring: Sequence[Weight],
     skipped: SubLayers,
 ) -> _Layer:
-    """Returns a layer as the library reads it. experts: the weights of its mixture, by module."""
-    sinks, mixture = layer.sinks, layer.mixture
+    """Returns a layer as the library reads it. experts: the weights of its mixture, by module.
+    recurring: those of the parts of what keeps a state."""
+    sinks, mixture, recurrence = layer.sinks, layer.mixture, layer.recurrence
     parts = [Part() if weight is None else part(weight) for weight in weights]
     norms = [NormStruct() if norm is None else norm.struct() for norm in layer.norms]
     number, latent = layer.attention.layer_idx, layer.latent
@@ -259,11 +299,12 @@ def _struct(
         *(layer.hidden, layer.heads, layer.groups, layer.dim, parts[5].outputs),
         *(number not in skipped.attention, number not in skipped.mlp),
         *(layer.parallel, layer.together, layer.apart),
-        *(layer.activation, layer.turning, layer.angles, layer.mask),
+        *(layer.activation, layer.turning, layer.gated_heads, layer.angles, layer.mask),
         *(layer.scaling, layer.cap, layer.residual, *layer.clip),
         None if sinks is None else sinks.data_ptr(),
         MixtureStruct() if mixture is None else mixture.struct(experts),
         LatentStruct() if latent is None else latent.struct(),
+        RecurrenceStruct() if recurrence is None else recurrence.struct(recurring),
     )
 
 
@@ -299,7 +340,7 @@ class _StackDescription:
     head: Part | None
     threads: int
     pointers: list[int]  # to all weights and biases, when they were described
-    weights: list[list[Weight | None]]  # alive as long as the layers may be read
+    alive: tuple[Any, ...]  # the weights
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,11 @@ def _replace_layers(model: Any, plan: _Plan) -> bool:
         quantize(model, plan.quantization, blocks=plan.blocks)
         in_blocks = plan.blocks
     else:
-        speed_up(model, plan.kernels)
         plain = embedding_dtype(model.get_input_embeddings()) == torch.float32
+        held = any(isinstance(module, BlockLinear) for module in model.modules())
+        # Next to blocks all other products have to be our own, or the whole would be widened.
+        native_only = ours and plain and held and native() is not None
+        speed_up(model, "native" if native_only else plan.kernels)
         in_blocks = ours and plain and use_block_kernels(model) > 0
     if ours:
         lay_out_weights(model, tune=plan.kernels == "tune")

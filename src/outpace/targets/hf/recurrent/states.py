@@ -133,10 +133,11 @@ class History:
         self.made = {}
 
     def gather(self, lengths: Sequence[int]) -> None:
-        """Puts the states at which the rows go on into one tensor, if they are spread over several:
-        each of these is kept for as long as one row needs it."""
+        """Puts the states at which the rows go on into one tensor, if they are spread over several
+        that hold more: each of these is kept for as long as one row needs it."""
         kept = [row.get(length - 1) for row, length in zip(self.rows, lengths, strict=True)]
-        if len({id(state.states) for state in kept if state is not None}) < 2:
+        held = {id(state.states): len(state.states) for state in kept if state is not None}
+        if len(held) < 2 or max(held.values()) == 1:
             return
         together = _together(kept, None)
         assert together is not None
@@ -286,6 +287,37 @@ class StateCache(SlotCache):
         state = self._history(name).at_start(self.reading, empty)
         assert state is not None
         return state
+
+    def exchange(
+        self, name: Name, shape: Sequence[int], columns: Sequence[int]
+    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Returns the state of each row ``[*shape]`` before the pass, to be read only, and each
+        row's after some columns ``[1, *shape]``, to be filled: for code that computes all columns
+        of a layer by itself."""
+        assert self.reading is not None
+        starts, first = self.reading.starts, self.reading.first
+        rows = self._history(name).rows[first : first + len(starts)]
+        before, after = [], []
+        for kept, start in zip(rows, starts, strict=True):
+            if start:
+                states, row = kept[start - 1]
+                before.append(states[row].contiguous())
+            else:
+                before.append(torch.zeros(shape, device=self._device))
+            made = [before[-1].new_empty(1, *shape) for _ in columns]
+            for slot in [slot for slot in kept if slot >= start]:
+                del kept[slot]
+            kept.update({start + at: Kept(own, 0) for at, own in zip(columns, made, strict=True)})
+            after.append(made)
+        return before, after
+
+    def holds(self, name: Name, shape: Sequence[int]) -> bool:
+        """Whether all states of that name are float32 ``[A, *shape]``."""
+        kept = [state for row in self._history(name).rows for state in row.values()]
+        return all(
+            each.states.shape[1:] == tuple(shape) and each.states.dtype == torch.float32
+            for each in kept
+        )
 
     def _history(self, name: Name) -> History:
         history = self._histories.get(name)

@@ -239,21 +239,27 @@ def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterat
     with ExitStack() as stack:
         for mixer in mixers:
             if len(parts) > 1 or mixer.places.lent:
-                stepped = _Stepped(mixer, cache, parts)
+                stepped = Stepped(mixer, cache, parts)
                 stack.enter_context(exchanged_forward(mixer.module, stepped))
         yield
 
 
-class _Stepped:
+class Stepped:
     """Stands for the ``forward`` of a mixer."""
 
     def __init__(self, mixer: Mixer, cache: StateCache, parts: Parts) -> None:
         self._mixer, self._cache, self._parts = mixer, cache, parts
+        self.own: Any = mixer.module.__dict__.get("forward")
+        """The module's own ``forward``, if it has one besides that of its class."""
         self._forward: Callable[..., Any] = mixer.module.forward
-        self._names = _parameters(self._forward)
         self._part: Tensor  # of the input, that is read now
         self._range = (0, 0)
         self._results: list[Tensor] = []  # which await the exit
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Looked up where it runs: in most passes our own code computes the mixer."""
+        return _parameters(self._forward)
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         states: Tensor = _input_of(self._forward, args, options)  # [A, T, H]
