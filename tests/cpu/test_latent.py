@@ -107,7 +107,7 @@ def test_attention_of_other_kinds_is_left_to_transformers() -> None:
     assert (found.sizes.query, found.sizes.each) == (48, 4)
     assert latent_of(made("llama").model.layers[0].self_attn) is None
     assert use_native_layers(made("deepseek_v3", qk_nope_head_dim=20)) == 2  # in rows, any number
-    assert use_native_layers(made("deepseek_v3", kv_lora_rank=20)) == 0
+    assert use_native_layers(made("deepseek_v3", kv_lora_rank=18)) == 0
     assert use_native_layers(made("deepseek_v3", qk_rope_head_dim=80)) == 0
     indexed = made("deepseek_v3")
     for layer in indexed.model.layers:

@@ -249,8 +249,10 @@ inline bytes looked_up(const uint8_t *table, bytes codes) {
 
 // Bits move up by `left`, or down where that is negative.
 template <int LEFT> inline words moved(words bits) {
-  if constexpr (LEFT >= 0) return bits << LEFT;
-  return bits >> -LEFT;
+  if constexpr (LEFT >= 0)
+    return bits << LEFT;
+  else
+    return bits >> -LEFT;
 }
 
 // The codes of a group of four inputs, of as many outputs as fit into a vector; those of 3 bits times

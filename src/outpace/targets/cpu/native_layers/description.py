@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.cpu.native import Native
+from outpace.targets.cpu.native import BLOCK, Native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.experts import SHARED, Mixture, mixture_of
 from outpace.targets.cpu.native_layers.latent import BOTH as BOTH_OF_LATENTS
@@ -469,6 +469,8 @@ def _fits_latents(found: LayerDescription, library: Native) -> bool:
         and (keys is None or keys.outputs == latent.heads * latent.size)
         and all(weight.bias is None and size % weight.panel == 0 for weight, size in held)
         and (first is None or first.outputs % library.lanes == 0)
+        # The transposed product of blocks writes whole ones.
+        and (not isinstance(value.module, NativeBlockLinear) or latent.size % BLOCK == 0)
     )
 
 

@@ -52,9 +52,9 @@ def grid_codes(kind: str) -> Tensor | None:
     Codes go from the smallest number to the largest. In the list are those of numbers with the sign
     of plus, or, of the kinds IQ1, of numbers that are shifted up.
     """
-    reader: Any = getattr(gguf.quants, kind, None)
-    if not kind.startswith(("IQ1", "IQ2", "IQ3")) or reader is None:
+    if not kind.startswith(("IQ1", "IQ2", "IQ3")):
         return None
+    reader: Any = getattr(gguf.quants, kind)
     reader.init_grid()
     order = np.searchsorted(reader.grid_map, reader.grid[0, 0])  # from the smallest one
     count = len(reader.grid_map)

@@ -370,6 +370,12 @@ def _deepseek2(model: GGUFModel, options: Options) -> Options:
             f"{model.path} stretches its positions by YaRN without saying its "
             "yarn_log_multiplier, which is not read: use the model's Hugging Face folder instead."
         )
+    # DeepSeek V2's and V3's experts are in groups, which files of the first months do not say.
+    if model.number("expert_group_count") is None and model.number("expert_count") in (160, 256):
+        raise UnsupportedModel(
+            f"{model.path} does not say its expert_group_count, without which other experts would "
+            "be chosen: use a file that was converted later, or the model's Hugging Face folder."
+        )
     found = {
         "q_lora_rank": model.number("attention.q_lora_rank"),
         "kv_lora_rank": needed(model, "attention.kv_lora_rank"),

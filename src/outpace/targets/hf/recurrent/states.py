@@ -303,7 +303,7 @@ class StateCache(SlotCache):
                 states, row = kept[start - 1]
                 before.append(states[row].contiguous())
             else:
-                before.append(torch.zeros(shape, device=self._device))
+                before.append(torch.zeros(shape, dtype=torch.float32, device=self._device))
             made = [before[-1].new_empty(1, *shape) for _ in columns]
             for slot in [slot for slot in kept if slot >= start]:
                 del kept[slot]
@@ -312,9 +312,10 @@ class StateCache(SlotCache):
         return before, after
 
     def holds(self, name: Name, shape: Sequence[int]) -> bool:
-        """Whether all states of that name are float32 ``[A, *shape]``."""
-        kept = [state for row in self._history(name).rows for state in row.values()]
-        return all(
+        """Whether there are states of that name, and all are float32 ``[A, *shape]``."""
+        history = self._histories.get(name)
+        kept = [] if history is None else [state for row in history.rows for state in row.values()]
+        return bool(kept) and all(
             each.states.shape[1:] == tuple(shape) and each.states.dtype == torch.float32
             for each in kept
         )
