@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from heads.published import DOMINO, SIZE, VOCABULARY, domino
+from heads.published import DOMINO, SIZE, VOCABULARY, domino, eagle3
 from heads.runs import Model
 from heads.test_hydra_format import Model as HydraModel
 from heads.test_hydra_format import put
-from heads.variants import MAKERS
+from heads.variants import YARN, both, latent, nested, say
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.layers import Sight
@@ -22,12 +22,14 @@ from outpace.heads.layers import Sight
 
 @pytest.mark.filterwarnings("ignore")  # of entries that transformers calls otherwise since
 def test_latent_attention_beside_torchspec(tmp_path: Path) -> None:
-    """Its rotary positions are compiled, and computed in float32."""
+    """Its rotary positions are compiled, and computed in float32. The base of scaled ones is 10000
+    there, whatever the configuration says; SGLang takes the configuration's."""
     theirs: Any = pytest.importorskip("torchspec.models.draft.deepseek_eagle")
     from safetensors.torch import load_file
     from transformers import DeepseekV3Config
 
-    MAKERS["latent"](tmp_path)
+    scaled = say(rope_scaling=YARN, max_position_embeddings=640, rope_theta=10000.0)
+    eagle3(tmp_path, both(latent, nested(1, 5, 8), scaled))
     about = json.loads((tmp_path / "config.json").read_text())
     named = {name: each for name, each in about.items() if name not in ("head_dim", "model_type")}
     config = DeepseekV3Config(**named, pad_token_id=None)
