@@ -150,7 +150,6 @@ class Asked:
     prompt: int
     tokens: int
     session: int
-    joined: float = 0.0
     first: float = 0.0
     ended: float = 0.0
 

@@ -214,6 +214,13 @@ def _share(count: int, llm: Mapping[str, Any]) -> dict[str, float]:
             f"the cluster has {sum(gpus)} GPUs, and each of {count} engines needs {size} on one "
             "machine, one for each of its processes: ask for fewer."
         )
+    places = llm.get("device_map")
+    named = {places} if isinstance(places, str) else {str(one) for one in (places or {}).values()}
+    if on_gpu and max(gpus) > 1 and not named <= {"0", "cuda", "cuda:0", "cpu", "disk"}:
+        raise ConfigError(
+            "Ray gives an engine one GPU for each of its processes, and this device_map lays one "
+            "process over several: use tensor_parallel_size, or leave device_map out."
+        )
     return {"num_cpus": floor(processors) or processors, "num_gpus": size * int(on_gpu)}
 
 

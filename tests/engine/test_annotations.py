@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Hashable
 from datetime import date, timedelta
 from decimal import Decimal
@@ -117,6 +118,16 @@ def test_an_unknown_format_demands_nothing(format: str) -> None:
 )
 def test_what_is_no_remark_stays(schema: Any) -> None:
     assert without_annotations(json.dumps(schema)) == json.dumps(schema)
+
+
+@pytest.mark.parametrize("pattern", [r'^[^"]+$', r'^[^"\\]+$', r"^[^\\]+$", r"^[^\x20-\x7e]+$"])
+@pytest.mark.parametrize("value", ['a"b', "a\\b", "ab", "\u00e9", "\t"])
+def test_a_negated_class_holds_for_what_json_spells_otherwise(pattern: str, value: str) -> None:
+    schema = {"type": "string", "pattern": pattern}
+    mask = Grammars(tokenizer(), SIZE, [END]).compile("json", schema).copy()
+    ids: list[int] = [*tokenizer()(json.dumps(value, ensure_ascii=False)).input_ids, END]
+    fits = all(mask.allowed(ids[:at], [[]])[0, ids[at]] for at in range(len(ids)))
+    assert fits == (re.search(pattern, value) is not None)
 
 
 def test_remarks_are_left_out_wherever_there_are_schemas() -> None:

@@ -84,7 +84,7 @@ class Spy(Constant):
         self.recorded.append((list(outcomes), seconds))
 
 
-def test_the_controller_is_told_every_round(target: LlamaForCausalLM) -> None:
+def test_the_controller_records_every_round(target: LlamaForCausalLM) -> None:
     llm = LLM(target, speculative_config=CONFIGS["draft_model"])
     spy = llm.engine.controller = Spy(3)
     output = llm.generate([PROMPTS[0]], SamplingParams(temperature=0, max_tokens=20))[0]

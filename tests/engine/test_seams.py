@@ -389,15 +389,16 @@ def test_a_smaller_vocabulary_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < report.acceptance < 1
 
 
-def test_a_drafter_for_the_former_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["admit", "keeps_up"])
+def test_a_drafter_for_the_former_protocol_is_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     class Former(FewTokensDrafter):
         name: ClassVar[str] = "former"
 
-        def admit(self, rows: Any) -> None:
-            """Nobody calls this any more."""
-
+    setattr(Former, name, True)  # nobody asks for it any more
     register(monkeypatch, Former)
-    with pytest.raises(ConfigError, match=r"'former' .* an earlier version of outpace \(admit\)"):
+    with pytest.raises(ConfigError, match=rf"'former' .* an earlier version of outpace \({name}\)"):
         LLM(target("llama"), speculative_config={"method": "former"})
 
 

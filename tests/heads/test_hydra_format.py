@@ -166,7 +166,7 @@ def test_it_drafts_and_the_text_is_the_targets(branching: Any, tmp_path: Path) -
     assert sum(each.metrics.num_draft_tokens for each in found) > 10
 
 
-def test_it_is_told_and_not_written(tmp_path: Path) -> None:
+def test_it_is_inspected_and_not_written(tmp_path: Path) -> None:
     put(tmp_path / "head", "mlp", 1)
     found = inspect(str(tmp_path / "head"))
     assert found.what == "a trained head of the kind 'hydra', in the format 'hydra'"

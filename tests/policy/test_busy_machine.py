@@ -45,12 +45,14 @@ def test_a_machine_that_changes_is_measured_anew() -> None:
     for width in (0, 4):
         for _ in range(10):
             costs.add(place, NAME, width, Seconds(0, 1.0 + width, 0))
+    costs.add_reading(NAME, 8.0, 8)
     for _ in range(RUN):
         costs.add(place, NAME, 0, Seconds(0, 2.0, 0))
     assert costs.plain(place) == 2.0
     assert costs.of(place, NAME, 4) is None
     assert costs.curve(place, NAME, [0, 1]) is None
     assert costs.times_measured(place, NAME, 4) == 0
+    assert costs.reading(NAME, 8, 2.0) == 0
 
 
 def slow_table(place: Place) -> CostTable:
@@ -80,8 +82,9 @@ def test_a_new_width_that_is_cheap_changes_nothing() -> None:
     place = Place.of(1, 10)
     costs = slow_table(place)
     costs.add(place, NAME, 8, Seconds(0, 1.2, 0))
-    assert costs.doubted(place)
-    costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
+    for _ in range(CONFIRMED):
+        assert costs.doubted(place)
+        costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
     assert (costs.doubted(place), costs.changes) == (False, 0)
     assert [costs.times_measured(place, NAME, width) for width in (1, 2, 8)] == [10, 10, 1]
 

@@ -461,7 +461,7 @@ def test_two_gpus(tmp_path: Path) -> None:
     device_map = laid_out(one, 0, 1)
     draft = {"method": "draft_model", "model": str(tmp_path), "device": "cuda:1"}
     other = LLM(str(tmp_path), dtype="float64", device_map=device_map, speculative_config=draft)
-    same((LLM(one), other))
+    same((LLM(one), other), greedy(LENGTH))
 
 
 @pytest.mark.gpu
@@ -471,4 +471,4 @@ def test_a_gpu_with_layers_in_memory_and_a_draft_model_on_the_cpu(tmp_path: Path
     device_map = {**laid_out(one, 0, "cpu"), "lm_head": 0}
     draft = {"method": "draft_model", "model": str(tmp_path), "device": "cpu"}
     other = LLM(str(tmp_path), dtype="float64", device_map=device_map, speculative_config=draft)
-    same((LLM(one), other))
+    same((LLM(one), other), greedy(LENGTH))

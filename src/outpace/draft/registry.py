@@ -17,7 +17,11 @@ GROUP = "outpace.drafters"
 BEAMS = ("beam", "beams", "beam_search", "num_beams")
 """Names under which a beam search may be looked for among the drafters."""
 
-EARLIER = ("expect", "admit", "retain", "reset", "rewind", "ends_chains", "any_shape", "rides")
+EARLIER = (
+    *("expect", "admit", "retain", "reset", "rewind", "takes_over", "known", "look", "tried"),
+    *("ends_chains", "any_shape", "rides", "keeps_up", "copies_prompts", "asked_anywhere"),
+    *("joins_drafts", "takes_predictions", "skips_reproducible", "saves", "on_trial", "has_probs"),
+)
 """Methods and fields of drafters that nobody asks for any more."""
 
 REGISTRY = LazyRegistry(

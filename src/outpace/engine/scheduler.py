@@ -1,4 +1,5 @@
-"""Which requests are in the batch: a queue of those that wait, and room for those that write."""
+"""Which requests are in the batch: a queue of those that wait, and a limit on
+the tokens of those that are written."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class Waiting:
     """The requests that wait; any thread may add one at any time.
 
     To find the next one takes time in proportion to the lines, and not to the requests: all but one
-    order have a single line.
+    policy have a single line.
     """
 
     def __init__(self, policy: SchedulingPolicy) -> None:

@@ -17,7 +17,7 @@ class SchedulingPolicy(ABC):
     """Compares requests, which stand in lines: of the line with the smallest key the request with
     the smallest key joins first, and is preempted last.
 
-    What an order learns from requests that come and rounds that are played changes when a text is
+    What a policy learns from requests that come and rounds that are played changes when a text is
     written, and never what it says.
     """
 
@@ -190,4 +190,4 @@ SCHEDULING_POLICIES: dict[str, type[SchedulingPolicy]] = {
     "fair": Fair,
     "shortest": Shortest,
 }
-"""Each order by its name."""
+"""Each policy by its name."""

@@ -70,10 +70,14 @@ _VALUES = ("const", "enum", "default", "examples", "example")
 
 def without_annotations(text: str) -> str:
     """Returns a JSON schema without what it only remarks: formats that llguidance does not know,
-    which JSON Schema calls annotations, and keywords with which nothing is demanded."""
-    if not any(f'"{name}"' in text for name in ("format", *_IDLE)):
+    which JSON Schema calls annotations, and keywords with which nothing is demanded. Its patterns
+    are written so that llguidance follows them."""
+    if not any(f'"{name}"' in text for name in ("format", "pattern", *_IDLE)):
         return text
     schema = json.loads(text)
+    for part in _parts(schema):
+        if isinstance(part.get("pattern"), str):
+            part["pattern"] = _without_zero(part["pattern"])
     for part in _parts(schema):
         name = part.get("format")
         if isinstance(name, str) and not _is_known(name):
@@ -99,6 +103,25 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
                 elif name not in _VALUES:
                     waiting.append(value)
             yield part
+
+
+def _without_zero(pattern: str) -> str:
+    r"""Returns a pattern whose negated classes leave out the character of number zero.
+
+    llguidance 1.9.1 lets a class of characters that holds all control characters spell them in
+    JSON's way, and the quote and the backslash with them: `[^"]` allowed `\"`.
+
+    >>> _without_zero(r'^[^"]*\[[a-z]$')
+    '^[^\\x00"]*\\[[a-z]$'
+    """
+    found, at = [], 0
+    while at < len(pattern):
+        length = 2 if pattern[at] == "\\" or pattern.startswith("[^", at) else 1
+        found.append(pattern[at : at + length])
+        at += length
+        if found[-1] == "[^" and not pattern.startswith("]", at):
+            found.append(r"\x00")
+    return "".join(found)
 
 
 @lru_cache(maxsize=256)

@@ -389,7 +389,7 @@ class Auto(Controller):
                     self[name].learn(request, trail)
                 self[name].learn_lookup(draft, trail)
 
-    # -- telling -------------------------------------------------------------------------------
+    # -- accounts ------------------------------------------------------------------------------
 
     def account(self, request: Request) -> Account:
         mode = mode_of(request)

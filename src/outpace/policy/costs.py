@@ -119,6 +119,8 @@ class _Doubt:
     """The number of the round that was faster than expected."""
     confirmed: int = 0
     """Plain rounds since then that were, too."""
+    refuted: int = 0
+    """Plain rounds since then that were not: one may have been held up."""
 
 
 class CostTable:
@@ -154,8 +156,8 @@ class CostTable:
         kind = (name if width else "", width)
         levels = max(width, 0) if levels is None else levels
         self._added += 1
-        self._doubt(place, name, width, levels, seconds.total)
         before = self.of(place, name, width)
+        self._doubt(place, name, width, levels, seconds.total, before)
         if kind not in cells or cells[kind].levels != levels:
             cells[kind] = _Cell(levels)
         cell = cells[kind]
@@ -167,31 +169,35 @@ class CostTable:
             self._known_here.clear()
         low, high = min(self._ratios, default=1.0), max(self._ratios, default=1.0)
         doubt = self._doubts.get(place)
+        if doubt is not None and doubt.refuted == CONFIRMED:
+            del self._doubts[place]
         if doubt is not None and doubt.confirmed == CONFIRMED:
             self._forget(doubt.since)
         elif len(self._ratios) == RUN and (low > CHANGED or high < 1 / CHANGED):
             self._forget(self._added - RUN + 1)
 
-    def _doubt(self, place: Place, name: str, width: int, levels: int, total: float) -> None:
-        """Compares a round, before it is added, with what was to be expected of it.
+    def _doubt(
+        self, place: Place, name: str, width: int, levels: int, total: float, cost: Cost | None
+    ) -> None:
+        """Compares a round, before it is added, with what was to be expected of it. cost: of rounds
+        of its kind so far.
 
         A round of a new width has no rounds of its kind to be compared with. Were the machine's
         speed to change together with the width, all that was measured before would make the new
         width look cheap, and nothing would contradict that.
         """
-        cost = self.of(place, name, width)
         if width == PLAIN and place in self._doubts and cost is not None:
             if total < cost.total / CHANGED:
                 self._doubts[place].confirmed += 1
             else:
-                del self._doubts[place]
+                self._doubts[place].refuted += 1
         elif width > 0 and (cost is None or cost.measured < ENOUGH or cost.levels != levels):
             known = self._known(place, name)
             if known and total < _expected(known, width, levels) / CHANGED:
                 self._doubts.setdefault(place, _Doubt(self._added))
 
     def doubted(self, place: Place) -> bool:
-        """Returns whether the machine may have become faster: the next plain round will show it."""
+        """Returns whether the machine may have become faster: plain rounds will show it."""
         return place in self._doubts
 
     def _forget(self, first: int) -> None:
@@ -199,6 +205,7 @@ class CostTable:
         self.changes += 1
         self._ratios.clear()
         self._doubts.clear()
+        self._reading.clear()
         self._curves.clear()
         self._known_here.clear()
         for place, cells in self._cells.items():
@@ -382,8 +389,7 @@ class CostTable:
 
 def _put_together(known: Mapping[int, Cost], levels: Sequence[int]) -> list[float]:
     """The time of a round for each width, from the measured ones."""
-    drafts = _line({cost.levels: cost.draft for cost in known.values()}, max(levels))
-    rests = _line({width: cost.total - cost.draft for width, cost in known.items()}, len(levels))
+    drafts, rests = _parts(known, max(levels), len(levels))
     found = [drafts[level] + rest for level, rest in zip(levels, rests, strict=False)]
     for width, cost in known.items():
         if width < len(levels) and cost.levels == levels[width]:
@@ -395,9 +401,14 @@ def _put_together(known: Mapping[int, Cost], levels: Sequence[int]) -> list[floa
 
 def _expected(known: Mapping[int, Cost], width: int, levels: int) -> float:
     """The time of a round that was never measured."""
-    drafts = _line({cost.levels: cost.draft for cost in known.values()}, levels)
-    rests = _line({each: cost.total - cost.draft for each, cost in known.items()}, width)
+    drafts, rests = _parts(known, levels, width)
     return drafts[levels] + rests[width]
+
+
+def _parts(known: Mapping[int, Cost], levels: int, width: int) -> tuple[list[float], list[float]]:
+    """The time of drafting 0..levels levels, and of the rest of a round with 0..width nodes."""
+    drafts = _line({cost.levels: cost.draft for cost in known.values()}, levels)
+    return drafts, _line({each: cost.total - cost.draft for each, cost in known.items()}, width)
 
 
 def _line(known: Mapping[int, float], last: int) -> list[float]:

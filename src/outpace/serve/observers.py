@@ -42,7 +42,7 @@ class ServerMetrics:
         self._cached = self._counter("prefix_cache_hits", "Prompt tokens that were cached.")
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._ended = self._counter("request_success", "Texts by their end.", "finished_reason")
-        self._aside = self._counter("num_preemptions", "Texts that were put aside for a while.")
+        self._aside = self._counter("num_preemptions", "Texts that were preempted.")
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens.")

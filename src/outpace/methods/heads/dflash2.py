@@ -160,6 +160,8 @@ class DFlash2(DFlash):
             self.candidate_selector = Selector(size, target.vocab_size, self.vocabulary, config)
         elif self.vocabulary != target.vocab_size:
             raise ValueError("LiLiCorr's candidates are of all tokens, and it knows some only")
+        elif config.lilicorr["candidate_topk"] > self.vocabulary:
+            raise ValueError("lilicorr_candidate_topk is more than there are tokens")
         else:
             self.lilicorr = LiLiCorr(size, config.depths, config.norm_eps, config.lilicorr)
 

@@ -115,7 +115,11 @@ class LiLiCorr(nn.Module):
         """
         best = logits.log_softmax(-1).topk(self.chosen, -1)  # [B, K, C]
         x = self.token_proj(shared.embed(best.indices).to(outputs.dtype))  # [B, K, C, H']
-        x = x + self.pass_hidden_proj(outputs)[:, :, None] + self.feature_mlp(_said(best.values))
+        x = (
+            x
+            + self.pass_hidden_proj(outputs)[:, :, None]
+            + self.feature_mlp(_features(best.values))
+        )
         x = x + self.slot_embedding[:, 0] + self.rank_embedding[:, 0]
         shape, bias = x.shape, self._bias(outputs.shape[1])
         x = x.flatten(1, 2)
@@ -147,12 +151,12 @@ class LiLiCorr(nn.Module):
         return normalize(x, dim=-1, eps=self.eps)
 
 
-def _said(scores: Tensor) -> Tensor:
+def _features(scores: Tensor) -> Tensor:
     """What is said of candidates with these log-probabilities ``[B, K, C]``, ``[B, K, C, 5]``."""
     ranks = torch.arange(scores.shape[-1], device=scores.device).to(scores.dtype)
     rank = ranks / max(1, len(ranks) - 1)
-    told = (scores, scores.exp(), scores - scores[..., :1], rank, (ranks == 0).to(scores.dtype))
-    return torch.stack([each.expand_as(scores) for each in told], -1)
+    features = (scores, scores.exp(), scores - scores[..., :1], rank, (ranks == 0).to(scores.dtype))
+    return torch.stack([each.expand_as(scores) for each in features], -1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,8 @@
 transformers reads such a model by a ``device_map`` (`loading.device_map`). accelerate's hooks then
 bring what a part is given to the device that computes it, and the weights of a part that lies
 elsewhere, too. Keys and values lie where their layer is computed (`cache.SlotLayer`); tokens,
-logits and hidden states are where the embeddings are.
+logits and hidden states are where the first part of the model is: the embeddings, or a vision
+tower.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def check(model: nn.Module, reason: str | None) -> None:
     if loaded.device.type == "meta":
         name = next(name for name, _ in loaded.named_parameters()).rpartition(".")[0]
         raise UnsupportedModel(
-            f"{name} of {type(model).__name__} lies on the disk, or in memory beside a GPU, and "
-            "where it lies texts are read: name the device that computes for it in the device_map."
+            f"{name} of {type(model).__name__} lies on the disk, or in memory next to a GPU, and "
+            "inputs are brought to where it lies: name the device that computes for it in the "
+            "device_map."
         )

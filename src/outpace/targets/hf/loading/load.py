@@ -412,8 +412,9 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 
 def pick_places(device_map: DeviceMap) -> tuple[torch.device, DeviceMap]:
-    """Returns the device that computes what lies on none that computes, and a device map as
-    accelerate takes it; ``ConfigError`` as `pick_device`."""
+    """Returns the device that computes parts on the disk, and those in memory next to a GPU (the
+    first GPU that is named, else the CPU), and a device map as accelerate takes it; ``ConfigError``
+    as `pick_device`."""
     if isinstance(device_map, str):
         return pick_device("auto"), device_map
     where = torch.device("cpu")

@@ -37,13 +37,15 @@ class StoredWeights:
         found, scale = self._tensor(name), scale_of(name, self.where)
         if scale is None and found.is_floating_point() and found.element_size() > 1:
             return found
-        if scale is None or found.dtype != torch.float8_e4m3fn:
+        scales = None if scale is None else self._tensor(scale)
+        plain = scales is not None and scales.is_floating_point()  # and no exponents, as in MXFP8
+        if scales is None or not plain or found.dtype != torch.float8_e4m3fn:
             raise UnsupportedModel(
                 f"the multi-token-prediction module in {self.folder.name} is quantised ({name!r} "
                 f"is one of its weights), and is read in plain numbers and in FP8 only: {TRAIN}."
             )
         try:
-            return widened_fp8(found, self._tensor(scale), self._block)
+            return widened_fp8(found, scales, self._block)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ModelLoadError(
                 f"the scales {scale!r} in {self.folder.name} do not fit their weight "

@@ -144,13 +144,17 @@ def widened_fp8(codes: Tensor, scale: Tensor, block: Sequence[int] | None) -> Te
     """Returns the numbers, in float32, of float8 codes ``[..., O, I]``.
 
     scale: one for each block, ``[..., O / block, I / block]`` with part of a block at the ends, for
-    each row, ``[..., O, 1]``, or for all. block: rows and columns of a block; None: as many as the
-    scales say.
+    each row, ``[..., O, 1]`` or ``[O]``, or for all. block: rows and columns of a block; None: as
+    many as the scales say, where that comes out even, else ``ValueError``.
     """
     wide = scale.float()
-    for dim in (-2, -1) if scale.dim() > 1 else ():
-        count, of = scale.shape[dim], codes.shape[dim]
+    if wide.dim() == 1 and len(wide) > 1:
+        wide = wide[:, None]
+    for dim in (-2, -1) if wide.dim() > 1 else ():
+        count, of = wide.shape[dim], codes.shape[dim]
         if count not in (1, of):
+            if block is None and of % count:
+                raise ValueError(f"{count} scales for {of} weights, and no weight_block_size")
             size = block[dim] if block is not None else of // count
             if count != -(-of // size):
                 raise ValueError(f"{count} scales for {of} weights in blocks of {size}")

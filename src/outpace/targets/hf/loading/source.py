@@ -152,7 +152,9 @@ def _check_folder(path: Path) -> None:
             f"{path} has a config.json but no weights ({' or '.join(WEIGHTS)}): download or "
             "save the model again."
         )
-    check_fetched(file for pattern in WEIGHTS for file in sorted(path.glob(pattern)))
+    from outpace.targets.hf.loading.files import weight_files  # which imports this module
+
+    check_fetched(weight_files(path))
     check_fetched(path / name for name in TOKENIZERS)
 
 
