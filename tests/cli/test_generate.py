@@ -190,6 +190,7 @@ def test_every_sampling_flag_arrives(
         },
         "dtype": "float64",
         "device": "cpu",
+        "device_map": None,
         "quantization": "int8",
         "kv_cache_dtype": "auto",
         "lora": None,

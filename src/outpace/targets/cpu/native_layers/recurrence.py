@@ -48,7 +48,7 @@ class Place(NamedTuple):
     each: int = 0
     """Between the heads that share a key head."""
     channel: int = 0
-    """Of the convolution, the first one of the first head."""
+    """The number of the first head's first channel of the convolution."""
 
 
 class Heads(NamedTuple):
