@@ -34,7 +34,7 @@ BACK = """
 extern "C" int panel() { return LANES; }
 extern "C" void product(const Part *part, long first, long count, const float *x, long rows, long k,
                         float *y, long apart) {
-  back(some_outputs(*part, first, count, k), x, rows, k, y, apart);
+  multiply_transposed(some_outputs(*part, first, count, k), x, rows, k, y, apart);
 }
 """
 FLAGS = [

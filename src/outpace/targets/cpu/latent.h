@@ -1,5 +1,5 @@
 // Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434). The cache holds two vectors for a token:
-// a latent, which the keys and values of all heads are made from, and a key that is turned to the
+// a latent, which the keys and values of all heads are made from, and a key that is rotated to the
 // token's position, which all heads share.
 //
 // Making keys and values of all slots anew in each pass would take longer than all else. Instead a
@@ -23,13 +23,13 @@ namespace {
 // The sizes of a head.
 struct Latent {
   int64_t size;          // of a latent; 0: there are none
-  int64_t still, turned; // numbers of a query: those that are not turned come first
+  int64_t nope, rope; // numbers of a query: those without a position come first
   int64_t value;
 
-  int64_t query() const { return still + turned; }
+  int64_t query() const { return nope + rope; }
 };
 
-constexpr int64_t MOST_STILL = 256; // as in Python
+constexpr int64_t MOST_NOPE = 256; // as in Python
 // Rows that meet weights together.
 #if AVX == 512
 constexpr int AT_A_TIME = 4;
@@ -76,7 +76,7 @@ inline void back_of_panels(const float *x, const W *w, int64_t count, int64_t k,
 }
 
 template <typename W>
-void back_of_floats(const Part &part, const float *x, int64_t rows, int64_t k, float *y, int64_t apart) {
+void floats_transposed(const Part &part, const float *x, int64_t rows, int64_t k, float *y, int64_t apart) {
   const W *w = static_cast<const W *>(part.weight);
   const int64_t count = part.outputs;
   each_rows(rows, [&](auto in, int64_t row) {
@@ -91,13 +91,13 @@ void back_of_floats(const Part &part, const float *x, int64_t rows, int64_t k, f
 }
 
 // A chunk of all panels of a weight in blocks.
-template <int BITS, bool LIFTED> struct BackChunk {
+template <int BITS, bool LIFTED> struct TransposedChunk {
   static constexpr int PARTS = is_halved(BITS) ? 2 : 1; // of a block, with scales of their own
 
   int64_t panels, blocks;
   int middle; // the u of zero
-  const uint8_t *codes[MOST_STILL / WIDTH];
-  Scales scales[MOST_STILL / WIDTH];
+  const uint8_t *codes[MOST_NOPE / WIDTH];
+  Scales scales[MOST_NOPE / WIDTH];
 
   // x: [IN, panels WIDTH]; y: from the chunk's first input on, rows `apart`.
   template <int IN> void add(const float *x, float *y, int64_t apart) const {
@@ -157,21 +157,23 @@ template <int BITS, bool LIFTED> struct BackChunk {
   }
 };
 
-inline void back_of_blocks(const Part &part, const float *x, int64_t rows, int64_t k, float *y,
-                           int64_t apart) {
+inline void blocks_transposed(const Part &part, const float *x, int64_t rows, int64_t k, float *y,
+                              int64_t apart) {
   const Form &form = FORMS[part.kind - BLOCKED];
   const uint8_t *chunk = static_cast<const uint8_t *>(part.weight);
   by_code(form, [&](auto code) {
-    BackChunk<code.BITS, code.LIFTED> back;
-    back.panels = part.outputs / WIDTH, back.middle = code.BITS == 3 ? 8 * form.middle : form.middle;
+    TransposedChunk<code.BITS, code.LIFTED> product;
+    product.panels = part.outputs / WIDTH, product.middle = code.BITS == 3 ? 8 * form.middle : form.middle;
     for (int64_t from = 0; from < blocks_of(k); from += CHUNK, chunk += chunk_bytes(form, CHUNK)) {
-      back.blocks = std::min(CHUNK, blocks_of(k) - from);
-      for (int64_t p = 0; p < back.panels; p++) {
-        back.codes[p] = chunk + p * panel_bytes(form, blocks_of(k));
-        widen_scales(form, back.codes[p] + code_bytes(form, back.blocks), back.blocks, back.scales[p]);
+      product.blocks = std::min(CHUNK, blocks_of(k) - from);
+      for (int64_t p = 0; p < product.panels; p++) {
+        product.codes[p] = chunk + p * panel_bytes(form, blocks_of(k));
+        widen_scales(form, product.codes[p] + code_bytes(form, product.blocks), product.blocks,
+                     product.scales[p]);
       }
       each_rows(rows, [&](auto in, int64_t row) {
-        back.template add<decltype(in)::value>(x + row * part.outputs, y + row * apart + from * SMALL, apart);
+        product.template add<decltype(in)::value>(x + row * part.outputs,
+                                                  y + row * apart + from * SMALL, apart);
       });
     }
   });
@@ -179,14 +181,15 @@ inline void back_of_blocks(const Part &part, const float *x, int64_t rows, int64
 
 // y[r, k] = sum over n of x[r, n] w[n, k]. x: [rows, outputs of the part]; y: rows `apart`. Integers
 // with a scale for each output: x has been multiplied with these.
-inline void back(const Part &part, const float *x, int64_t rows, int64_t k, float *y, int64_t apart) {
-  if (part.in_blocks()) return back_of_blocks(part, x, rows, k, y, apart);
+inline void multiply_transposed(const Part &part, const float *x, int64_t rows, int64_t k, float *y,
+                                int64_t apart) {
+  if (part.in_blocks()) return blocks_transposed(part, x, rows, k, y, apart);
   switch (part.kind) {
-  case 0: return back_of_floats<float>(part, x, rows, k, y, apart);
-  case 1: return back_of_floats<bfloat16>(part, x, rows, k, y, apart);
-  case 2: return back_of_floats<int8_t>(part, x, rows, k, y, apart);
+  case 0: return floats_transposed<float>(part, x, rows, k, y, apart);
+  case 1: return floats_transposed<bfloat16>(part, x, rows, k, y, apart);
+  case 2: return floats_transposed<int8_t>(part, x, rows, k, y, apart);
 #ifdef HALVES
-  case 3: return back_of_floats<_Float16>(part, x, rows, k, y, apart);
+  case 3: return floats_transposed<_Float16>(part, x, rows, k, y, apart);
 #endif
   }
 }

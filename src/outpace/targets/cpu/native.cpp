@@ -433,7 +433,7 @@ struct Layer {
   bool gated() const { return gate.weight; }
 
   // Numbers of a query, with its gate, and of a key.
-  int64_t query_dim() const { return latent.size ? dim + latent.turned : gated_heads ? 2 * dim : dim; }
+  int64_t query_dim() const { return latent.size ? dim + latent.rope : gated_heads ? 2 * dim : dim; }
   // Numbers of all queries, and of what they have seen, as their products make and take them.
   int64_t wide() const { return heads * (latent.size ? latent.query() : query_dim()); }
   int64_t seen() const {
@@ -579,7 +579,7 @@ void place(const Attention &job, float *head, int64_t r) {
   if (job.layer->turning == STILL) return;
   const Angles &angles = job.pass->angles[job.layer->angles];
   const int64_t at = (angles.positions ? angles.positions[r] : r) * angles.rotary;
-  const int64_t dim = job.layer->latent.size ? job.layer->latent.turned : job.layer->dim;
+  const int64_t dim = job.layer->latent.size ? job.layer->latent.rope : job.layer->dim;
   if ((job.layer->turning == HALVES_ONCE ? 2 : 1) * angles.rotary > dim) return;
   turn(head, angles.cosines + at, angles.sines + at, angles.rotary, job.layer->turning);
 }
@@ -692,7 +692,7 @@ struct Attending {
     }
     if (layer.latent.size) // which are keys and values, and the rest of the keys comes second
       return {first,     first,          seen,   token.count, dim, layer.scaling,
-              layer.cap, second, layer.latent.turned};
+              layer.cap, second, layer.latent.rope};
     return {first, second, seen, token.count, dim, layer.scaling, layer.cap, nullptr, 0};
   }
 
@@ -779,7 +779,7 @@ struct HeadRoom {
     out = in + FEW * most(layer.latent);
   }
 
-  static int64_t most(const Latent &latent) { return std::max({latent.size, latent.still, latent.value}); }
+  static int64_t most(const Latent &latent) { return std::max({latent.size, latent.nope, latent.value}); }
 
   // Multiplies `in`, [rows, inputs], into `out`, [rows, outputs of the part].
   void multiply(const Part &part, int64_t rows, int64_t inputs) const {
@@ -802,21 +802,21 @@ void absorb_queries(const Attention &job, const float *made, int64_t head, int64
   const Latent &latent = layer.latent;
   const bool apart = layer.keys.weight; // which are the other way round
   const Part keys =
-      apart ? some_outputs(layer.keys, head * latent.size, latent.size, latent.still)
-            : some_outputs(layer.value, head * (latent.still + latent.value), latent.still, latent.size);
+      apart ? some_outputs(layer.keys, head * latent.size, latent.size, latent.nope)
+            : some_outputs(layer.value, head * (latent.nope + latent.value), latent.nope, latent.size);
   float *queries = job.queries + (first * layer.heads + head) * layer.query_dim();
   const int64_t stride = layer.heads * layer.query_dim();
   for (int64_t t = first; t < last; t++) {
     const float *own = made + t * layer.wide() + head * latent.query();
-    float *still = room.in + (t - first) * latent.still;
-    for (int64_t n = 0; n < latent.still; n++)
-      still[n] = keys.scale && !apart ? own[n] * keys.scale[n] : own[n];
-    float *turned = queries + (t - first) * stride + latent.size;
-    std::copy(own + latent.still, own + latent.query(), turned);
-    place(job, turned, t);
+    float *nope = room.in + (t - first) * latent.nope;
+    for (int64_t n = 0; n < latent.nope; n++)
+      nope[n] = keys.scale && !apart ? own[n] * keys.scale[n] : own[n];
+    float *rope = queries + (t - first) * stride + latent.size;
+    std::copy(own + latent.nope, own + latent.query(), rope);
+    place(job, rope, t);
   }
-  if (!apart) return back(keys, room.in, last - first, latent.size, queries, stride);
-  room.multiply(keys, last - first, latent.still);
+  if (!apart) return multiply_transposed(keys, room.in, last - first, latent.size, queries, stride);
+  room.multiply(keys, last - first, latent.nope);
   for (int64_t r = 0; r < last - first; r++)
     std::copy_n(room.out + r * latent.size, latent.size, queries + r * stride);
 }
@@ -826,7 +826,7 @@ void make_values(const Attention &job, float *seen, int64_t head, int64_t first,
                  const HeadRoom &room) {
   const Layer &layer = *job.layer;
   const Latent &latent = layer.latent;
-  const int64_t rows = last - first, before = layer.keys.weight ? 0 : latent.still;
+  const int64_t rows = last - first, before = layer.keys.weight ? 0 : latent.nope;
   const Part values = some_outputs(layer.value, head * (before + latent.value) + before, latent.value,
                                    latent.size);
   for (int64_t r = 0; r < rows; r++)
@@ -872,7 +872,7 @@ struct Run {
   float *x; // [tokens, hidden]: what comes in, and then what comes out, where there is no head
   const Cache &cache;
   Ending ending;
-  Reading reading; // of the layers that keep a state
+  StatePointers reading; // of the layers that keep a state
   Threads threads;
   Team team = {};
 
@@ -1118,7 +1118,7 @@ struct Run {
   Vectors values_of(int64_t index) const {
     const Layer &layer = layers[index];
     float *scales = cache.kind == WHOLE ? nullptr : cache.value_scales[index];
-    return {cache.values[index], scales, cache.kind, layer.latent.size ? layer.latent.turned : layer.dim};
+    return {cache.values[index], scales, cache.kind, layer.latent.size ? layer.latent.rope : layer.dim};
   }
 
   // Returns what the heads of all tokens have seen, [tokens, heads dim].
@@ -1197,7 +1197,7 @@ struct Run {
     team.wait(hand.size);
     if (plain) return job.made;
     while (team.take(pass.rows * heads, 1, hand.size, begin, end))
-      for (; begin < end; begin++) follow_head(job, begin / heads, begin % heads);
+      for (; begin < end; begin++) run_head(job, begin / heads, begin % heads);
     team.wait(hand.size);
     if (how.kind == DELTA_RULE) return job.made;
     while (team.take(tokens() * how.groups, 1, hand.size, begin, end))
@@ -1517,7 +1517,7 @@ int64_t outpace_scratch(const Layer *layers, int64_t count, int64_t rows, int64_
 // states: null, or where each layer's output is written to, too, as many floats apart as stride says.
 // reading: how layers that keep a state read the columns; not looked at where there are none.
 void outpace_layers(const Layer *layers, int64_t layer_count, const Pass *pass, float *x,
-                    const Cache *cache, const Reading *reading, const Norm *norm, const Part *head, int64_t parts,
+                    const Cache *cache, const StatePointers *reading, const Norm *norm, const Part *head, int64_t parts,
                     float *logits, int64_t keep, float scale, float cap, float *states,
                     int64_t stride, Parallel parallel, int (*size)(), int count) {
   Run run{layers,        layer_count,

@@ -43,9 +43,9 @@ struct Recurrence {
   int64_t width; // outputs, which are the inputs of the layer's last product
   // What follows is not of short convolutions. A scan's queries are called C in Mamba-2, its keys B.
   int64_t groups, each, key_dim, value_dim; // key heads, heads that share one, numbers of a head
-  Place query, key, value, gate, writing, fading; // nothing says how much a scan writes
-  const float *rates, *shifts; // [heads]: by which a state fades
-  const float *skips;          // [heads]: how much of the value a scan adds to what it gives
+  Place query, key, value, gate, beta, decay; // nothing says how much a scan writes
+  const float *a_log, *dt_bias; // [heads]: of the decay
+  const float *d;               // [heads]: how much of the value a scan adds to what it gives
   Norm norm;                   // of a head's outputs, or of those of all that share a key head
   int64_t activation;          // of the convolution, and of the gate
 
@@ -72,7 +72,7 @@ struct LayerStates {
 };
 
 // How the layers of a pass read its columns.
-struct Reading {
+struct StatePointers {
   const int64_t *parents; // [rows, columns]: each column's parent, or -1; or null: a chain
   const LayerStates *layers;
 };
@@ -198,14 +198,14 @@ inline void convolve_head(const Recurring &job, int64_t row, int64_t number) {
 // What one token brings to the state of a head.
 struct Token {
   const float *query, *key, *value; // [key_dim], twice, and [value_dim]
-  float fading, writing;            // how much of the state stays, and how much of the value is written
+  float decay, beta;                // how much of the state stays, and how much of the value is written
 };
 
-// Some columns of a state [key_dim, value_dim]: it fades, and where it says something else about the
+// Some columns of a state [key_dim, value_dim]: it decays, and where it says something else about the
 // key than the value, so much is added. to: may be where it comes from.
 template <int SIDE>
-inline void remember(const Token &token, const float *from, float *to, int64_t keys, int64_t values,
-                     int64_t at, float *out) {
+inline void delta_step(const Token &token, const float *from, float *to, int64_t keys,
+                       int64_t values, int64_t at, float *out) {
   floats known[2][SIDE] = {}, found[2][SIDE] = {}, more[SIDE];
   for (int64_t i = 0; i < keys; i += 2)
     for (int half = 0; half < 2; half++) {
@@ -217,15 +217,15 @@ inline void remember(const Token &token, const float *from, float *to, int64_t k
     }
 #pragma GCC unroll 8
   for (int u = 0; u < SIDE; u++)
-    more[u] = (load<floats>(token.value + at + u * LANES) - (known[0][u] + known[1][u]) * token.fading) *
-              token.writing;
+    more[u] = (load<floats>(token.value + at + u * LANES) - (known[0][u] + known[1][u]) * token.decay) *
+              token.beta;
   for (int64_t i = 0; i < keys; i += 2)
     for (int half = 0; half < 2; half++) {
       const floats key = all(token.key[i + half]), query = all(token.query[i + half]);
 #pragma GCC unroll 8
       for (int u = 0; u < SIDE; u++) {
         const int64_t place = (i + half) * values + at + u * LANES;
-        const floats state = fused(key, more[u], load<floats>(from + place) * token.fading);
+        const floats state = fused(key, more[u], load<floats>(from + place) * token.decay);
         std::memcpy(to + place, &state, sizeof state);
         found[half][u] = fused(state, query, found[half][u]);
       }
@@ -241,10 +241,10 @@ inline void remember(const Token &token, const float *from, float *to, int64_t k
 inline void scan(const Token &token, const float *from, float *to, int64_t keys, int64_t values,
                  float skip, float *out) {
   for (int64_t v = 0; v < values; v++, from += keys, to += keys) {
-    const floats more = all(token.value[v] * token.writing);
+    const floats more = all(token.value[v] * token.beta);
     floats found = {};
     for (int64_t i = 0; i < keys; i += LANES) {
-      const floats state = fused(load<floats>(token.key + i), more, load<floats>(from + i) * token.fading);
+      const floats state = fused(load<floats>(token.key + i), more, load<floats>(from + i) * token.decay);
       std::memcpy(to + i, &state, sizeof state);
       found = fused(state, load<floats>(token.query + i), found);
     }
@@ -253,7 +253,7 @@ inline void scan(const Token &token, const float *from, float *to, int64_t keys,
 }
 
 // One head of a row: the delta rule ("Gated Delta Networks", 2412.06464), with norm and gate, or a scan.
-inline void follow_head(const Recurring &job, int64_t row, int64_t head) {
+inline void run_head(const Recurring &job, int64_t row, int64_t head) {
   const Recurrence &how = job.how;
   const int64_t group = head / how.each, own = head % how.each, keys = how.key_dim,
                 values = how.value_dim, size = keys * values;
@@ -261,24 +261,24 @@ inline void follow_head(const Recurring &job, int64_t row, int64_t head) {
   float *const *after = states.after + row * job.columns;
   int64_t kept = 0; // the first column whose state is wanted: the last one's is
   while (!after[kept]) kept++;
-  const float rate = -exponential(how.rates[head]);
+  const float rate = -exponential(how.a_log[head]);
   for (int64_t t = 0; t < job.columns; t++) {
     const int64_t r = row * job.columns + t, parent = job.parent(row, t);
     const float *from = (parent < 0 ? states.before[row] : after[std::max(parent, kept)]) + head * size;
     float *to = after[std::max(t, kept)] + head * size, *out = job.made + r * how.width + head * values;
-    const float step = *job.at(how.fading, r, group, own) + how.shifts[head];
+    const float step = *job.at(how.decay, r, group, own) + how.dt_bias[head];
     const float time = step > 20.f ? step : std::log1p(exponential(step));
     Token token{job.at(how.query, r, group, 0), job.at(how.key, r, group, 0),
                 job.at(how.value, r, group, own), exponential(rate * time), time};
     if (how.kind == SCAN) {
-      scan(token, from, to, keys, values, how.skips[head], out);
+      scan(token, from, to, keys, values, how.d[head], out);
       continue;
     }
-    token.writing = 1.f / (exponential(-*job.at(how.writing, r, group, own)) + 1.f);
+    token.beta = 1.f / (exponential(-*job.at(how.beta, r, group, own)) + 1.f);
     int64_t at = 0;
     for (; at + WIDE * LANES <= values; at += WIDE * LANES)
-      remember<WIDE>(token, from, to, keys, values, at, out);
-    for (; at < values; at += LANES) remember<1>(token, from, to, keys, values, at, out);
+      delta_step<WIDE>(token, from, to, keys, values, at, out);
+    for (; at < values; at += LANES) delta_step<1>(token, from, to, keys, values, at, out);
     float *gate = job.at(how.gate, r, group, own);
     normalise(how.norm, out, values, out);
     activate(how.activation, gate, out, values);

@@ -174,7 +174,7 @@ class LayerDescription:
         """Heads in the cache, and the numbers of a key and of a value there."""
         if self.latent is None:
             return self.groups, self.dim, self.dim
-        return 1, self.latent.size, self.latent.turned
+        return 1, self.latent.size, self.latent.rope
 
     def made(self, number: int) -> Linear:
         """Returns one of the first four linear layers."""
@@ -427,7 +427,7 @@ def _input_sizes(found: LayerDescription, inner: int) -> list[int]:
     else:
         from_ = hidden if first is None else first.outputs
         heads = [from_, hidden, latent.size, latent.heads * latent.value]
-    return [*heads, hidden, hidden, inner, hidden, 0 if latent is None else latent.still]
+    return [*heads, hidden, hidden, inner, hidden, 0 if latent is None else latent.nope]
 
 
 def _fits_attention(found: LayerDescription, library: Native) -> bool:
@@ -458,13 +458,13 @@ def _fits_latents(found: LayerDescription, library: Native) -> bool:
     latent, (first, keys) = found.latent, found.linears[7:]
     assert latent is not None
     # What the parts of a head begin with, they begin a panel with.
-    parts = [(value, latent.value), *([(value, latent.still)] if keys is None else [])]
+    parts = [(value, latent.value), *([(value, latent.nope)] if keys is None else [])]
     parts += [] if keys is None else [(keys, latent.size)]
     held = [(weight_of(linear.module), size) for linear, size in parts]
     return (
         latent.fits(library.lanes)
         and query.outputs == latent.heads * latent.query
-        and key.outputs == latent.size + latent.turned
+        and key.outputs == latent.size + latent.rope
         and value.outputs == sum(size for linear, size in parts if linear is value) * latent.heads
         and (keys is None or keys.outputs == latent.heads * latent.size)
         and all(weight.bias is None and size % weight.panel == 0 for weight, size in held)

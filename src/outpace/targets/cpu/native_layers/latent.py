@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 from outpace.targets.cpu.native_layers.probing import Norm, norm_of
 from outpace.targets.cpu.weights.latents import BlockLatents
 
-MOST_STILL = 256
-"""Numbers of a query's head that are not turned (`latent.h`)."""
+MOST_NOPE = 256
+"""Numbers of a query's head without a position (`latent.h`)."""
 
-MOST_TURNED = 256
-"""Numbers that are (`steps.h`)."""
+MOST_ROPE = 256
+"""Numbers with one (`steps.h`)."""
 
 TOGETHER = 8
 """Heads that go through the slots together, at most: others go on other threads."""
@@ -27,7 +27,7 @@ TOGETHER = 8
 class LatentStruct(ctypes.Structure):
     """`Latent` of `latent.h`, field by field."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in ("size", "still", "turned", "value"))
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("size", "nope", "rope", "value"))
 
 
 class Latent(NamedTuple):
@@ -35,16 +35,16 @@ class Latent(NamedTuple):
 
     size: int
     """Numbers of a latent."""
-    still: int
-    """Numbers of a query's head that are not turned; the others come after them."""
-    turned: int
+    nope: int
+    """Numbers of a query's head without a position; those with one come after them."""
+    rope: int
     value: int
     heads: int
 
     @property
     def query(self) -> int:
         """Numbers of a query's head."""
-        return self.still + self.turned
+        return self.nope + self.rope
 
     @property
     def each(self) -> int:
@@ -59,9 +59,9 @@ class Latent(NamedTuple):
         """Whether the library can compute with these sizes."""
         return (
             all(number > 0 for number in self)
-            and all(number % lanes == 0 for number in (self.size, self.turned))
-            and self.still <= MOST_STILL
-            and self.turned <= min(MOST_TURNED, self.size)
+            and all(number % lanes == 0 for number in (self.size, self.rope))
+            and self.nope <= MOST_NOPE
+            and self.rope <= min(MOST_ROPE, self.size)
         )
 
 

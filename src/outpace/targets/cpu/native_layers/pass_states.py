@@ -27,13 +27,13 @@ class _LayerStates(ctypes.Structure):
     _fields_ = (("inputs", _States), ("heads", _States))
 
 
-class ReadingStruct(ctypes.Structure):
-    """`Reading` of `recurrent.h`, field by field."""
+class StatePointersStruct(ctypes.Structure):
+    """`StatePointers` of `recurrent.h`, field by field."""
 
     _fields_ = (("parents", ctypes.c_void_p), ("layers", ctypes.c_void_p))
 
 
-NOTHING_READ = ReadingStruct()
+NO_STATE_POINTERS = StatePointersStruct()
 """For layers that keep no state."""
 POINTER = ctypes.sizeof(ctypes.c_void_p)
 KINDS = ("conv", "recurrent")
@@ -76,7 +76,7 @@ class PassStates:
                     pointers += [state.data_ptr() for state in states]
         self._pointers = (ctypes.c_void_p * len(pointers))(*pointers)
 
-    def of_rows(self, first: int) -> ReadingStruct:
+    def of_rows(self, first: int) -> StatePointersStruct:
         """Returns them as the library reads them, for the rows of the pass from ``first`` on. Valid
         as long as this object and what is returned live."""
         begin = ctypes.addressof(self._pointers)
@@ -92,6 +92,6 @@ class PassStates:
             *(_LayerStates(states(inputs), states(heads)) for inputs, heads in pairs)
         )
         parents = None if self._parents is None else self._parents[first:].data_ptr()
-        found = ReadingStruct(parents, ctypes.addressof(layers))
+        found = StatePointersStruct(parents, ctypes.addressof(layers))
         self._alive.append(layers)
         return found

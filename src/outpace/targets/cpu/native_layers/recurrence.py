@@ -29,7 +29,7 @@ MOST_PARTS = 4
 """Products of a layer's input."""
 
 
-class Mixing(IntEnum):
+class MixerKind(IntEnum):
     """What lets tokens see others, by the numbers in `recurrent.h`."""
 
     SHORT_CONVOLUTION = 1
@@ -83,7 +83,7 @@ class Heads(NamedTuple):
 
 NO_HEADS = Heads()
 RATES = ("A_log", "dt_bias")
-NAMES = ("query", "key", "value", "gate", "writing", "fading")
+NAMES = ("query", "key", "value", "gate", "beta", "decay")
 """What heads have, by the fields in `recurrent.h`."""
 
 
@@ -102,7 +102,7 @@ class RecurrenceStruct(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int64) for name in ("taps", "width", *Heads._fields)),
         *((name, _PlaceStruct) for name in NAMES),
-        *((name, ctypes.c_void_p) for name in ("rates", "shifts", "skips")),
+        *((name, ctypes.c_void_p) for name in ("a_log", "dt_bias", "d")),
         ("norm", NormStruct),
         ("activation", ctypes.c_int64),
     )
@@ -114,7 +114,7 @@ class Recurrence:
 
     module: Any
     """transformers' own, with a ``layer_idx``."""
-    kind: Mixing
+    kind: MixerKind
     parts: tuple[Linear, ...]
     """Products of the layer's input."""
     convolution: Any
@@ -137,7 +137,7 @@ class Recurrence:
     @property
     def numbers(self) -> list[tuple[Any, str]]:
         """Where further numbers are that the library reads."""
-        names = {Mixing.DELTA_RULE: RATES, Mixing.SCAN: (*RATES, "D")}.get(self.kind, ())
+        names = {MixerKind.DELTA_RULE: RATES, MixerKind.SCAN: (*RATES, "D")}.get(self.kind, ())
         return [(self.module._parameters, name) for name in names]
 
     @property
@@ -146,9 +146,9 @@ class Recurrence:
         inputs = self.convolution.weight.shape
         found: dict[str, tuple[int, ...]] = {"conv": (inputs[0], inputs[2])}
         sizes = self.heads.key_dim, self.heads.value_dim
-        if self.kind is Mixing.DELTA_RULE:
+        if self.kind is MixerKind.DELTA_RULE:
             found["recurrent"] = (self.heads.number, *sizes)
-        elif self.kind is Mixing.SCAN:
+        elif self.kind is MixerKind.SCAN:
             found["recurrent"] = (self.heads.number, *reversed(sizes))
         return found
 
@@ -184,7 +184,7 @@ def _short_convolution(module: Any, parts: Mapping[str, Any]) -> Recurrence | No
         return None
     width = outputs_of(parts["in_proj"]) // 3
     linears = tuple(Linear(parts["in_proj"], i * width, width) for i in range(3))
-    return Recurrence(module, Mixing.SHORT_CONVOLUTION, linears, parts["conv"], width)
+    return Recurrence(module, MixerKind.SHORT_CONVOLUTION, linears, parts["conv"], width)
 
 
 def _delta_rule(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
@@ -193,7 +193,7 @@ def _delta_rule(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
     made = None if heads is None else _delta_parts(parts, heads)
     if heads is None or made is None:
         return None
-    return _with_heads(module, Mixing.DELTA_RULE, parts, heads, *made)
+    return _with_heads(module, MixerKind.DELTA_RULE, parts, heads, *made)
 
 
 def _scan(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
@@ -220,7 +220,7 @@ def _scan(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
         Place(),
         Place(2, 0, heads.each, 1),
     )
-    return _with_heads(module, Mixing.SCAN, parts, heads, linears, places)
+    return _with_heads(module, MixerKind.SCAN, parts, heads, linears, places)
 
 
 def _heads(module: Any, names: Sequence[str]) -> Heads | None:
@@ -236,7 +236,7 @@ def _heads(module: Any, names: Sequence[str]) -> Heads | None:
 
 def _with_heads(
     module: Any,
-    kind: Mixing,
+    kind: MixerKind,
     parts: Mapping[str, Any],
     heads: Heads,
     linears: tuple[Linear, ...],
@@ -245,7 +245,7 @@ def _with_heads(
     activation = activation_named(getattr(module, "activation", None))
     if activation is None:
         return None
-    if kind is Mixing.SCAN:
+    if kind is MixerKind.SCAN:
         norm = gated_norm_of(parts["norm"], heads.values, activation, groups=heads.groups)
     else:
         norm = gated_norm_of(parts["norm"], heads.value_dim, activation)
@@ -305,7 +305,7 @@ def _delta_parts(
 def _fits(found: Recurrence, lanes: int) -> bool:
     """Whether the library can compute a recurrence of these sizes and dtypes."""
     convolution, heads = found.convolution, found.heads
-    plain = found.kind is Mixing.SHORT_CONVOLUTION
+    plain = found.kind is MixerKind.SHORT_CONVOLUTION
     channels = found.width if plain else 2 * heads.keys + heads.values
     sizes = (found.width,) if plain else (heads.key_dim, heads.value_dim)
     if type(convolution) is not nn.Conv1d or not all(linear.fits for linear in found.parts):

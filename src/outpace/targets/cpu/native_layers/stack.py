@@ -30,7 +30,7 @@ from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.experts import MixtureStruct
 from outpace.targets.cpu.native_layers.latent import LatentStruct
 from outpace.targets.cpu.native_layers.linear import FEW
-from outpace.targets.cpu.native_layers.pass_states import NOTHING_READ, PassStates
+from outpace.targets.cpu.native_layers.pass_states import NO_STATE_POINTERS, PassStates
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.probing import Norm, NormStruct
 from outpace.targets.cpu.native_layers.product import (
@@ -211,7 +211,7 @@ class LayerStack:
             current.struct,
             given.x,
             cache=pointers.struct,
-            reading=NOTHING_READ if states is None else states.of_rows(first),
+            reading=NO_STATE_POINTERS if states is None else states.of_rows(first),
             norm=description.norm,
             threads=description.threads,
             ending=ending,

@@ -26,9 +26,9 @@ class BlockLatents(nn.Module):
         super().__init__()
         self.out_features, self.in_features = attention.kv_b_proj.weight.shape
         self.heads: int = attention.num_heads
-        still, value = attention.qk_nope_head_dim, attention.v_head_dim
+        nope, value = attention.qk_nope_head_dim, attention.v_head_dim
         with torch.device("meta"):
-            self.keys: Any = nn.Linear(still, self.heads * self.in_features, bias=False)
+            self.keys: Any = nn.Linear(nope, self.heads * self.in_features, bias=False)
             self.values: Any = nn.Linear(self.in_features, self.heads * value, bias=False)
         self.to(attention.kv_b_proj.weight.dtype).requires_grad_(False)
 
