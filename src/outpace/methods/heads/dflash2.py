@@ -31,6 +31,7 @@ from outpace.methods.heads.dflash_format import (
     about_dflash,
     dflash_head,
     dflash_weights,
+    entries_of,
 )
 from outpace.methods.heads.dspark import JoinedWalk, Joins
 from outpace.methods.heads.lilicorr import NUMBERS, SIZES, Lattice, LiLiCorr, check_sizes
@@ -277,7 +278,7 @@ class DFlash2Format(Format):
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        entries = _entries(about)
+        entries = entries_of(about)
         lattice = any(name.startswith(LILICORR) for name in entries)
         return ARCHITECTURE in architectures(about) or lattice
 
@@ -303,7 +304,7 @@ def dflash2_head(
     about: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[DFlash, dict[str, Tensor]]:
     """As `dflash_head`."""
-    entries = _entries(about)
+    entries = entries_of(about)
     if entries.get("output_multiplier", 1.0) != 1.0:
         raise ValueError(f"its output_multiplier is {entries['output_multiplier']!r}")
     sizes = {name: entries.get(LILICORR + name) for name in (*SIZES, *NUMBERS)}
@@ -316,8 +317,3 @@ def dflash2_head(
     # LiLiCorr's parts may stand below "model", as the others do.
     found = renamed(renamed(weights, {"model.": ""}), CODEBOOKS)
     return dflash_head(about, found, DFlash2, more)
-
-
-def _entries(about: Mapping[str, Any]) -> dict[str, Any]:
-    inside = about.get(ABOUT)
-    return {**about, **inside} if isinstance(inside, dict) else dict(about)

@@ -68,6 +68,12 @@ class DFlashFormat(Format):
         return Content(about_dflash(head, cls), dflash_weights(head))
 
 
+def entries_of(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries of a configuration, with those about DFlash among the others."""
+    inside = about.get(ABOUT)
+    return {**about, **inside} if isinstance(inside, dict) else dict(about)
+
+
 def dflash_head(
     about: Mapping[str, Any],
     weights: Mapping[str, Tensor],
@@ -79,14 +85,14 @@ def dflash_head(
 
     kind: which has more parts, maybe, the sizes of which are ``more``.
     """
-    inside = about.get(ABOUT) or {}
-    check_only({**about, **inside}, ONLY)
+    entries = entries_of(about)
+    check_only(entries, ONLY)
     found = renamed(without_derived(weights), OWN)
     size, layers = about["hidden_size"], about.get("num_target_layers") or 0
     if about.get("target_hidden_size") not in (None, size):
         raise ValueError("its width is not its target's")
     target = TargetShape(size, about["vocab_size"], layers)
-    given = {**_config(about, {**about, **inside}, layers, found), **(more or {})}
+    given = {**_config(about, entries, layers, found), **(more or {})}
     head = kind(target, cast(DFlashConfig, config_of(kind.Config, given)))
     d2t = own_d2t(found, head)
     return head, {**found, "d2t": d2t}

@@ -22,6 +22,7 @@ from outpace.methods.heads.dflash_format import (
     about_dflash,
     dflash_head,
     dflash_weights,
+    entries_of,
 )
 from outpace.methods.heads.dflash_format import ARCHITECTURE as PLAIN
 from outpace.methods.heads.dspark import DSpark
@@ -106,8 +107,7 @@ class DSparkFormat(Format):
 
 def _entries(about: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a configuration with Domino's under our names."""
-    inside = about.get(ABOUT)
-    found = {**about, **inside} if isinstance(inside, dict) else dict(about)
+    found = entries_of(about)
     if found.get(PROJECTOR) == DOMINO or DOMINO_MODEL in architectures(about):
         found |= {own: found[public] for own, public in OF_DOMINO.items() if public in found}
         found |= {PROJECTOR: DOMINO, "markov_head_type": GRU}
