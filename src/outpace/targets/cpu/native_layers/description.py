@@ -141,7 +141,7 @@ class LayerDescription:
     @property
     def width(self) -> int:
         """The inputs of the last product before the MLP."""
-        return int(self.made(3).module.in_features)
+        return int(getattr(self.made(3).module, "in_features", 0))
 
     @property
     def heads(self) -> int:
@@ -248,7 +248,7 @@ def description_of(layer: Any, library: Native) -> LayerDescription | None:
         return None
     query_norm = heads.norms[0] if heads.latent is None else None
     shape = () if query_norm is None else tuple(query_norm.module.weight.shape)
-    width = heads.linears[3].module.in_features
+    width = getattr(heads.linears[3].module, "in_features", 0)
     found = LayerDescription(
         layer=layer,
         attention=attention,
