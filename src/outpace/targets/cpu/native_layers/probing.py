@@ -93,7 +93,7 @@ def gated_norm_of(
 ) -> Norm | None:
     """Returns what a module computes if it takes ``x`` and a gate ``[..., size]``, and gives a norm
     of x times an activation of the gate. With ``groups`` it is the norm of that product, and each
-    part of so many has its own, as in Mamba-2. None for others."""
+    part of that size has its own, as in Mamba-2. None for others."""
     weight, eps = getattr(module, "weight", None), eps_of(module)
     if not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None

@@ -95,21 +95,11 @@ def load(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
     if device_map is not None:
-        check_options(
-            device=device,
-            quantization=quantization,
-            lora=lora,
-            cpu_kernels=cpu_kernels,
-            compiled=compiled,
-        )
+        own = {"device": device, "quantization": quantization, "lora": lora}
+        _check_laid_out(model, **own, cpu_kernels=cpu_kernels, compiled=compiled)
         cpu_kernels = "off"
     report = progress or silent
     if isinstance(model, (Loaded, nn.Module)):
-        if device_map is not None:
-            raise ConfigError(
-                "a model that you loaded lies where you have put it: give device_map to "
-                "from_pretrained, and not to LLM."
-            )
         handed = _handed_over(model, tokenizer, processor)
         _check_handed_over(handed, dtype, device, cpu_kernels, wanted, lora)
         return _tried(handed, report)
@@ -125,15 +115,30 @@ def load(
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
     if rounds and pays(loaded.model):
         wanted = "int8"
+    _check_plain(loaded, cpu_kernels)
+    given = loaded.processor if processor is None else processor
+    loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
+    prepare(loaded, report, compiled=compiled)
+    return loaded
+
+
+def _check_laid_out(model: object, **options: Any) -> None:
+    """Raises ``ConfigError`` for what does not go with a device map."""
+    if isinstance(model, (Loaded, nn.Module)):
+        raise ConfigError(
+            "a model that you loaded lies where you have put it: give device_map to "
+            "from_pretrained, and not to LLM."
+        )
+    check_options(**options)
+
+
+def _check_plain(loaded: Loaded, cpu_kernels: Kernels) -> None:
+    """Raises ``ConfigError`` where weights in blocks are asked to be plain."""
     if loaded.packed and cpu_kernels in ("packed", "blocked"):
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} computes with plain weights, and those of {loaded.name} "
             "are in blocks: leave it at 'auto'."
         )
-    given = loaded.processor if processor is None else processor
-    loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
-    prepare(loaded, report, compiled=compiled)
-    return loaded
 
 
 def _handed_over(model: Loaded | nn.Module, tokenizer: Any, processor: Any) -> Loaded:
