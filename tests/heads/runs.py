@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from heads.published import SIZE, VOCABULARY
 from outpace import LLM
+from outpace.core.proposal import Proposal
+from outpace.draft.base import Rows
 from targets.families import build
 from targets.generating import greedy, ids
 
@@ -53,3 +56,37 @@ PROMPTS = [[3, 4, 7, 11], [12], [19, 3, 0, 0, 5, 9, 2]]
 @cache
 def plain_texts() -> list[list[int]]:
     return ids(decoder(target(), None).generate(PROMPTS, greedy(8)))
+
+
+def watch_drafts(llm: LLM, made: Callable[..., Any], folder: Path) -> list[int]:
+    """Compares the nodes that are drafted from now on with those that a head's makers' code would
+    draft; returns the tokens that were compared so far, which go on. made: the reference, of a
+    folder and the target's embeddings and output matrix."""
+    drafter: Any = llm.engine.drafter
+    propose, checked, model = drafter.propose, list[int](), target()
+
+    def watched(rows: Rows, budgets: Sequence[int]) -> Proposal:
+        found: Proposal = propose(rows, budgets)
+        for row in range(len(rows)):
+            count, text = int(found.counts[row]), rows.since(row, 0)
+            if not count:
+                continue
+            reference = made(folder, model.get_input_embeddings().weight, model.lm_head.weight)
+            with torch.no_grad():
+                states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+            reference.block(torch.cat([states[at][0, :-1] for at in (2, 6, 11)], -1), text[-1], 4)
+            paths, under = {0: [text[-1]]}, {0: list[int]()}
+            parents = found.tree.parents[row].tolist()
+            for node in range(1, count + 1):
+                parent, token = parents[node - 1], int(found.tokens[row, node - 1])
+                paths[node], under[node] = [*paths[parent], token], []
+                under[parent].append(token)
+            for node, tokens in under.items():
+                if tokens:
+                    best = reference.after(paths[node]).topk(len(tokens)).indices.tolist()
+                    assert tokens == best
+                    checked.extend(tokens)
+        return found
+
+    drafter.propose = watched
+    return checked

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from alike import LENGTH, METHODS, MODELS, llms, same, written
 from engine.texts import SIZE, tokenizer, writer
 from outpace import LLM, SamplingParams
 from outpace.core.proposal import AuxTokens
@@ -30,40 +31,8 @@ from targets.generating import greedy, ids
 
 from .following import following, split
 
-LENGTH = 10
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=11)
-PENALISED = SamplingParams(
-    temperature=0.8, top_p=0.9, repetition_penalty=1.3, max_tokens=LENGTH, ignore_eos=True, seed=12
-)
-MIXED = [SAMPLED, greedy(LENGTH), PENALISED, SAMPLED]
-
-MODELS = {
-    "llama": {},
-    "llama, tied": {"tie_word_embeddings": True},
-    "qwen3": {},
-    "mistral": {},
-    "gemma3": {},
-    "qwen3_moe": {},
-    "mixtral": {},
-}
-"""By family: windows in the fourth and fifth, experts in the last two."""
-
 EVEN = SIZE + 1
 """Tokens that two processes share evenly, as older versions of transformers have it."""
-
-METHODS = (
-    "none",
-    "ngram",
-    "suffix",
-    "recycling",
-    "lookahead",
-    "auto",
-    "draft_model",
-    "draft_tree",
-    "eagle",
-    "medusa",
-    "ensemble",
-)
 
 
 @pytest.fixture(scope="module")
@@ -75,28 +44,6 @@ def both() -> Iterator[Processes]:
 @pytest.fixture(scope="module")
 def llama(both: Processes, tmp_path_factory: pytest.TempPathFactory) -> SplitModel:
     return split(both, target("llama"), tmp_path_factory.mktemp("llama"))
-
-
-def llms(one: Any, two: SplitModel, **options: Any) -> tuple[LLM, LLM]:
-    """The engine of a whole model, and that of a split one."""
-    given = {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
-    return LLM(one, **given), LLM(two, **given)
-
-
-def same(pair: tuple[LLM, LLM], params: Any = MIXED, prompts: Any = PROMPTS) -> None:
-    one, two = (llm.generate(prompts, params) for llm in pair)
-    assert [[text.token_ids for text in each.outputs] for each in one] == [
-        [text.token_ids for text in each.outputs] for each in two
-    ]
-
-
-def written(llm: LLM, prompt: Any, **options: Any) -> Any:
-    """A request with its text."""
-    (request,) = llm.requests(prompt, {"max_tokens": 24, "temperature": 0}, **options)
-    llm.engine.add(request)
-    while not request.finished:
-        llm.engine.step()
-    return request
 
 
 @pytest.mark.parametrize("name", MODELS)

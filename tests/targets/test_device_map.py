@@ -14,6 +14,7 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
+from alike import LENGTH, METHODS, MODELS, PENALISED, SAMPLED, llms, same, written
 from devices import cpu_only
 from draft.mtp_checkpoints import loaded, whole, write
 from engine.texts import tokenizer, writer
@@ -36,41 +37,7 @@ from two_devices import two_devices
 
 pytestmark = cpu_only("Parts lie on the CPU, on the disk, and on devices that there are not.")
 
-LENGTH = 10
-SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, seed=11)
-PENALISED = SamplingParams(
-    temperature=0.8, top_p=0.9, repetition_penalty=1.3, max_tokens=LENGTH, ignore_eos=True, seed=12
-)
-MIXED = [SAMPLED, greedy(LENGTH), PENALISED, SAMPLED]
-
-MODELS = {
-    "llama": {},
-    "llama, tied": {"tie_word_embeddings": True},
-    "qwen3": {},
-    "mistral": {},
-    "gemma3": {},
-    "qwen3_moe": {},
-    "mixtral": {},
-}
-"""By family: windows in the fourth and fifth, experts in the last two."""
-
-METHODS = (
-    "none",
-    "ngram",
-    "suffix",
-    "recycling",
-    "lookahead",
-    "auto",
-    "draft_model",
-    "draft_tree",
-    "eagle",
-    "medusa",
-    "pass",
-    "hidden_transfer",
-    "layer_skip",
-    "early_exit",
-    "ensemble",
-)
+EVERY_METHOD = (*METHODS, "pass", "hidden_transfer", "layer_skip", "early_exit")
 
 
 def laid_out(model: Any, *devices: Any) -> dict[str, Any]:
@@ -106,28 +73,6 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
     return on_disk(target("llama"), tmp_path_factory.mktemp("llama"))
 
 
-def llms(one: Any, other: Any, **options: Any) -> tuple[LLM, LLM]:
-    """The engine of a whole model, and that of the other one."""
-    given = {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
-    return LLM(one, **given), LLM(other, **given)
-
-
-def same(pair: tuple[LLM, LLM], params: Any = MIXED, prompts: Any = PROMPTS) -> None:
-    one, other = (llm.generate(prompts, params) for llm in pair)
-    assert [[text.token_ids for text in each.outputs] for each in one] == [
-        [text.token_ids for text in each.outputs] for each in other
-    ]
-
-
-def written(llm: LLM, prompt: Any, **options: Any) -> Any:
-    """A request with its text."""
-    (request,) = llm.requests(prompt, {"max_tokens": 24, "temperature": 0}, **options)
-    llm.engine.add(request)
-    while not request.finished:
-        llm.engine.step()
-    return request
-
-
 # -- in memory and on the disk ---------------------------------------------------------------------
 
 
@@ -149,7 +94,7 @@ def drafting(method: str, model: Any) -> dict[str, Any]:
     return {"method": method, "num_speculative_tokens": 4, **specimen}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY_METHOD)
 def test_every_way_to_draft(method: str, llama: Loaded) -> None:
     config = drafting(method, target("llama")) if method != "none" else {"method": method}
     pair = llms(target("llama"), llama, speculative_config=config)
@@ -263,7 +208,7 @@ def test_every_kind_of_model_on_two_devices(name: str, two: tuple[str, str]) -> 
 
 # Of weights that are made up torch takes no parts in inference mode, as these three and experts do.
 @pytest.mark.parametrize(
-    "method", [one for one in METHODS if one not in ("eagle", "pass", "hidden_transfer")]
+    "method", [one for one in EVERY_METHOD if one not in ("eagle", "pass", "hidden_transfer")]
 )
 def test_every_way_to_draft_on_two_devices(method: str, two: tuple[str, str]) -> None:
     config = drafting(method, target("llama")) if method != "none" else {"method": method}
