@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, Self, TypeVar
 
@@ -158,3 +158,15 @@ def names_checked(error: type[OutpaceError], what: str) -> Callable[[Class], Cla
         return cls
 
     return checked
+
+
+def refuse(what: str, reasons: Mapping[str, str | bool]) -> None:
+    """Raises ``ConfigError`` for the first option that does not go with something.
+
+    reasons: by option, why it does not; False where it is not asked for.
+    """
+    for name, reason in reasons.items():
+        if reason:
+            raise ConfigError(
+                f"{name} does not go with {what}, since {reason}: leave one of the two out."
+            )

@@ -523,3 +523,13 @@ def test_a_pass_that_hands_out_states_has_the_same_bits() -> None:
         found.append(runner.forward(tokens, keep=5, **asked).logits)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def drafts_change_no_word(path: Path, config: dict[str, Any]) -> None:
+    """Asserts that a file's model writes with drafts what it writes without."""
+    prompts, params = [[5, 6, 7, 5, 6, 7, 5], [9, 9, 9]], {"temperature": 0, "max_tokens": 40}
+    drafted, plain = (
+        [out.token_ids for out in LLM(path, speculative_config=each).generate(prompts, params)]
+        for each in (config, {"method": "none"})
+    )
+    assert drafted == plain

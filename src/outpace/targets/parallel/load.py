@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from outpace.core.progress import Progress, silent
-from outpace.errors import ConfigError, UnsupportedModel, reason_of
+from outpace.errors import ConfigError, UnsupportedModel, reason_of, refuse
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.kernels import ASKED
 from outpace.targets.cpu.threads import processors, use_threads
@@ -105,12 +105,7 @@ def check_options(
         "device_map": device_map is not None and "each process has its part on one device",
         "batch_invariant": batch_invariant and "sums over processes depend on what is in a pass",
     }
-    for name, reason in reasons.items():
-        if reason:
-            raise ConfigError(
-                f"{name} does not go with a model over several processes, since {reason}: leave "
-                f"one of the two out."
-            )
+    refuse("a model over several processes", reasons)
 
 
 def check_config(config: Any, count: int) -> None:

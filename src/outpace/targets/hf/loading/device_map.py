@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from outpace.core.values import shown
-from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel, did_you_mean
+from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel, did_you_mean, refuse
 from outpace.targets.cpu.kernels import ASKED
 from outpace.targets.hf.device_map import OUT
 
@@ -42,11 +42,7 @@ def check_options(
         "compile=True": compiled
         and "passes over several devices are neither compiled nor recorded",
     }
-    for name, reason in reasons.items():
-        if reason:
-            raise ConfigError(
-                f"{name} does not go with device_map, since {reason}: leave one of the two out."
-            )
+    refuse("device_map", reasons)
     if find_spec("accelerate") is None:
         raise ConfigError(
             "device_map needs accelerate, which is not installed: pip install "
