@@ -223,7 +223,7 @@ class DFlash2Drafter(DFlashDrafter):
             seen, new = self._seen[request], states[place, : len(tokens[place])]
             seen.unread -= len(new)
             if len(new):
-                seen.take(self.head.context(new[-1]))
+                seen.take(new[-1].clone())
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         super().end(requests, interrupted)
@@ -251,9 +251,14 @@ class DFlash2Drafter(DFlashDrafter):
     @torch.inference_mode()
     def _lattice(self, rows: Rows, outputs: Tensor, logits: Tensor, head: LiLiCorr) -> Lattice:
         """The candidates of the blocks; those of rows of which nothing is known are not drafted."""
-        blank = torch.zeros_like(outputs[0, 0])
-        latest = (self._seen[request].latest for request in rows.requests)
-        anchors = torch.stack([blank if each is None else each for each in latest])
+        latest = [self._seen[request].latest for request in rows.requests]
+        known = [each for each in latest if each is not None]
+        if not known:
+            anchors = torch.zeros_like(outputs[:, 0])
+        else:
+            blank = torch.zeros_like(known[0])
+            states = torch.stack([blank if each is None else each for each in latest])
+            anchors = self.head.context(states)  # [B, H]
         return head(logits, outputs, anchors, self._target)  # type: ignore[no-any-return]
 
 
