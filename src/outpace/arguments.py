@@ -190,8 +190,8 @@ class EngineArgs:
     """Prompt tokens that are read between two rounds, so that a long prompt does not hold up the
     texts that are being written."""
     max_batch_total_tokens: Annotated[int | None, Ge(1)] = None
-    """Tokens of prompts and texts that are cached at once; before there are more, a text is put
-    aside and read again later. Unset: as many as the texts can have.
+    """Tokens of prompts and texts that are cached at once; before there are more, a text is
+    preempted and read again later. Unset: as many as the texts can have.
 
     A beam search has rows of its own, and no such bound."""
     scheduling_policy: Literal["fcfs", "priority", "fair", "shortest"] = "fcfs"

@@ -42,7 +42,7 @@ class ServerMetrics:
         self._cached = self._counter("prefix_cache_hits", "Prompt tokens that were cached.")
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._ended = self._counter("request_success", "Texts by their end.", "finished_reason")
-        self._aside = self._counter("num_preemptions", "Texts that were preempted.")
+        self._preemptions = self._counter("num_preemptions", "Texts that were preempted.")
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens.")
@@ -87,7 +87,7 @@ class ServerMetrics:
         """Counts a job that has ended."""
         for request in job.requests:
             self._ended.labels(self._model, request.finish_reason or "abort").inc()
-            self._aside.labels(self._model).inc(request.preemptions)
+            self._preemptions.labels(self._model).inc(request.preemptions)
             if request.began_with:  # others have ended while they waited, and nobody read them
                 self._prompt.labels(self._model).inc(len(request.prompt_ids))
                 self._cached.labels(self._model).inc(request.cached_tokens)
