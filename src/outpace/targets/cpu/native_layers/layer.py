@@ -311,13 +311,19 @@ class Unchanged:
     def __bool__(self) -> bool:
         """Whether they still are as they were. It is asked in each pass, and takes some
         microseconds for a model."""
-        return self._children_then == self._children() and self._forwards_then == self._forwards()
+        return self._children_then == self._children() and self._same_forwards()
 
     def _children(self) -> list[Any]:
-        return list(chain.from_iterable(module._modules.values() for module in self._parents))
+        return list(chain.from_iterable([module._modules.values() for module in self._parents]))
 
     def _forwards(self) -> list[Any]:
-        """The ``forward`` of each module that has one of its own; None for others. One that reads
-        columns one by one stands there for a pass, and changes no number."""
-        found = (module.__dict__.get("forward") for module in self._modules)
-        return [each.own if type(each) is Stepped else each for each in found]
+        """The ``forward`` of each module that has one of its own; None for others."""
+        return [module.__dict__.get("forward") for module in self._modules]
+
+    def _same_forwards(self) -> bool:
+        found = self._forwards()
+        if found == self._forwards_then:
+            return True
+        # One that reads columns one by one stands there for a pass, and changes no number.
+        own = [each.own if type(each) is Stepped else each for each in found]
+        return own == self._forwards_then

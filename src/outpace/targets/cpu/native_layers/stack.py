@@ -245,7 +245,7 @@ class LayerStack:
     def _description(self) -> _StackDescription:
         """Returns the layers as the library reads them, described again if a weight has moved."""
         pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
-        biases = (parameters.get("bias") for parameters in self._biased)
+        biases = [parameters.get("bias") for parameters in self._biased]
         pointers += [0 if bias is None else bias.data_ptr() for bias in biases]
         threads = torch.get_num_threads()
         found = self._last_description
