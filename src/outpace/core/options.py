@@ -198,13 +198,13 @@ class Option:
         low, high, closed, below = -math.inf, math.inf, True, False
         for bound in self.bounds:
             if isinstance(bound, Ge):
-                low = float(bound.ge)  # type: ignore[arg-type]
+                low = bound.ge  # type: ignore[assignment]
             elif isinstance(bound, Gt):
-                low, closed = float(bound.gt), False  # type: ignore[arg-type]
+                low, closed = bound.gt, False  # type: ignore[assignment]
             elif isinstance(bound, Le):
-                high = float(bound.le)  # type: ignore[arg-type]
+                high = bound.le  # type: ignore[assignment]
             elif isinstance(bound, Lt):
-                high, below = float(bound.lt), True  # type: ignore[arg-type]
+                high, below = bound.lt, True  # type: ignore[assignment]
         return low, high, closed, below
 
     def _whole_bounds(self) -> tuple[int | None, int | None]:
