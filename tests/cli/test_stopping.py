@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -131,6 +132,32 @@ def test_a_second_sigterm_is_not_caught() -> None:
     assert raised.value.exit_code == 143
     assert handlers == [signal.SIG_DFL]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sigterm_cancels_in_an_event_loop() -> None:
+    seen: list[str] = []
+
+    async def answer() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            seen.append("went on to its next step")
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    @sigterm_as_ctrl_c()
+    def verb() -> None:
+        try:
+            asyncio.run(answer())
+        except KeyboardInterrupt:
+            seen.append("interrupted")
+            raise
+
+    with pytest.raises(typer.Exit) as raised:
+        verb()
+    assert raised.value.exit_code == 143
+    assert seen == ["went on to its next step", "cancelled", "interrupted"]
 
 
 @pytest.mark.parametrize(

@@ -336,11 +336,13 @@ def command(*arguments: object) -> list[str]:
 
 
 def test_the_command_goes_on_after_sigterm_and_counts_failures(tmp_path: Path) -> None:
+    """Also where Ctrl-C is ignored, as it is in a shell's background jobs."""
     lines = [line(f"{at}", {"prompt": f"{at}", "max_tokens": 20}) for at in range(120)]
     path, out = written(tmp_path, [*lines, "bad"]), tmp_path / "out.jsonl"
     flags = (path, out, "--max-num-seqs", 8)
+    job = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command(*flags)]
     with (
-        subprocess.Popen(command(*flags), stderr=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(job, stderr=subprocess.PIPE, text=True) as process,
         killed_after(300, process),
     ):
         assert process.stderr is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from outpace.cli.loading import load_llm
 from outpace.cli.printing import say
 from outpace.cli.progress import counting, working
 from outpace.cli.serve import BatchFlags, check_installed, name_of, with_ray
-from outpace.cli.signals import sigterm_as_ctrl_c
+from outpace.cli.signals import handled_by, sigterm_as_ctrl_c
 from outpace.errors import ConfigError
 from outpace.serve.settings import Settings
 
@@ -100,7 +101,10 @@ def batch(
         elif found.left:
             rows = batched.max_num_seqs
             server = InProcess(load_llm(engine.model, arguments, {}, rows, rows=rows)[0], **served)
-            with _shown(console, found, written) as report:
+            # A shell's background job begins with Ctrl-C ignored, and asyncio then has no way to
+            # stop between two steps, which SIGTERM needs, too.
+            awake = handled_by(signal.default_int_handler)
+            with _shown(console, found, written) as report, awake:
                 asyncio.run(run(server, found, written, report))
     if written.failed:
         reason = f"the first: {written.first_failure}"

@@ -29,10 +29,13 @@ def sigterm_as_ctrl_c() -> Iterator[None]:
         nonlocal came
         came = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        # asyncio's own handler of Ctrl-C cancels the main task. An exception that is raised between
+        # two steps of the loop may lose a task that was about to be woken, and then nothing ends.
+        handler = signal.getsignal(signal.SIGINT)
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
 
     try:
-        with _handled_by(stop, signal.SIGTERM):
+        with handled_by(stop, signal.SIGTERM):
             yield
     except (KeyboardInterrupt, typer.Exit):  # the second: who has reported it already
         if came:
@@ -55,7 +58,7 @@ class Interrupts:
     def listening(self) -> Iterator[None]:
         """Counts while the block runs; the second Ctrl-C raises ``KeyboardInterrupt`` in it."""
         self._count = 0
-        with _handled_by(self._interrupt):
+        with handled_by(self._interrupt):
             yield
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -68,12 +71,14 @@ class Interrupts:
 def ctrl_c_ignored() -> Iterator[None]:
     """Lets Ctrl-C do nothing while the block runs. Between an answer and the next prompt, where the
     line editor sets itself up, it would do harm; at the prompt it is a key like others."""
-    with _handled_by(signal.SIG_IGN):
+    with handled_by(signal.SIG_IGN):
         yield
 
 
 @contextmanager
-def _handled_by(handler: Any, number: int = signal.SIGINT) -> Iterator[None]:
+def handled_by(handler: Any, number: int = signal.SIGINT) -> Iterator[None]:
+    """Lets a function, or one of signal's own, handle Ctrl-C, or another signal, while the block
+    runs."""
     before = signal.signal(number, handler)
     try:
         yield
