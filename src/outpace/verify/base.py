@@ -92,7 +92,7 @@ class Rule(ABC):
     token's position only, and follows the draft as long as it agrees, instead of asking the
     rule."""
     evidence: ClassVar[Evidence] = Evidence()
-    """What `given` has put here, in a copy of the rule."""
+    """What `with_evidence` has put here, in a copy of the rule."""
     _work: ClassVar[_Work | None] = None
     """What `prepared` has put here, in a copy of the rule."""
 
