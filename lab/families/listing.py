@@ -128,7 +128,7 @@ it, on three prompts of different length, longer than every window and chunk of 
 greedy `generate` continues them one by one; outpace continues all together and the longest alone, without
 drafts, with n-grams, and with a noised copy of the model that drafts chains and trees. No list says what
 works: a model is refused by the checks that every model goes through when it is loaded, or when it sees its
-first image. [How to read the tables](../audit.md#outpace-audit-families).
+first image.
 
 * **identical**: every text is the plain one, token for token.
 * **refused**: outpace does not decode such a model; `LLM(...)` says why and what to use instead.
