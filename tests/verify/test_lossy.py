@@ -155,6 +155,24 @@ def test_typical_takes_the_deepest_path_and_the_likelier_of_two() -> None:
     assert make_rule("typical").stop(p[None], ragged)[0].tolist() == [0, 1, 0, 0, 0]
 
 
+@pytest.mark.parametrize("name", sorted(rules()))
+def test_only_rules_that_say_so_look_at_later_tokens(name: str) -> None:
+    """Whether the chances to stop at a draft's first nodes are the same where it ends earlier."""
+    options = {"head": JudgeHead(torch.randn(4))} if name == "judge" else {}
+    rule, alike = make_rule(name, **options), True
+    for _ in range(100):
+        p, q, after_two, after_three = torch.randn(4, 1, 4, 5).double().mul(2).softmax(-1)
+        states, tokens = torch.randn(1, 4, 4), torch.randint(5, (3,)).tolist()
+        found = []
+        for nodes, second in ((2, after_two), (3, after_three)):  # a second pass reads all of them
+            of, draft = slice(nodes + 1), q[:, :nodes]
+            evidence = Evidence(states[:, of], second[:, of], p[:, of], draft)
+            informed = rule.with_evidence(evidence)
+            found.append(informed.stop(p[:, of], chain(tokens[:nodes], draft[0]))[0, :2])
+        alike &= torch.allclose(*found, atol=1e-12)
+    assert alike != rule.looks_ahead
+
+
 def test_joint_looks_past_a_failure() -> None:
     p = [[0.2, 0.8], [0.9, 0.1], [0.5, 0.5]]
     q = torch.tensor([[0.5, 0.5], [0.4, 0.6]])  # ratios .4 and 2.25: .4 fails, .9 passes

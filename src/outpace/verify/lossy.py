@@ -343,6 +343,7 @@ class JointRule(_LossyRule):
     """The ratio p / q of a whole prefix has to be above this."""
 
     name: ClassVar[str] = "joint"
+    looks_ahead: ClassVar[bool] = True
 
     @property
     def needs(self) -> RuleNeeds:
