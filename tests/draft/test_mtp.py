@@ -139,6 +139,9 @@ def test_auto_drafts_with_what_the_target_brings(tmp_path: Path) -> None:
         assert "its multi-token-prediction module drafts" in str(llm.describe())
     chains = LLM(model, speculative_config={"verify": "token"}, **limits)  # modules draft trees
     assert chains.describe().drafts_with is None
+    state = {"state": str(tmp_path / "learned.json")}
+    LLM(model, speculative_config=state, **limits).generate(PROMPTS, greedy(4))
+    assert "mtp" in json.loads((tmp_path / "learned.json").read_text())["drafters"]
     named = LLM(model, speculative_config={"model": drafter("deepseek_v3")}, **limits)
     assert named.describe().drafts_with is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import subprocess
@@ -474,9 +475,36 @@ def test_what_was_learned_is_kept_and_another_ones_refused(method: str, tmp_path
     ):
         with pytest.raises(ConfigError, match=words):
             decoder(**{**config, **wrong})
+    path.write_text(json.dumps({**kept, "state": []}))
+    with pytest.raises(ConfigError, match=rf"is no state of method {method!r} .* remove the file"):
+        decoder(**config)
     path.write_text("{}")
     with pytest.raises(ConfigError, match="not what a choice among drafters has learned"):
         decoder(**config)
+
+
+@pytest.mark.parametrize("method", ["hedge", "ucb", "auto"])
+def test_what_was_learned_of_one_target_or_head_is_not_another_ones(
+    method: str, tmp_path: Path
+) -> None:
+    """A Medusa head has no norms to tell it by."""
+    medusa = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))["model"]
+    other = noisy_copy(medusa, 0.01)
+    config: dict[str, Any] = {"state": str(tmp_path / "state.json"), "method": method}
+
+    def with_head(head: Any, model: Any) -> LLM:
+        one = {"method": "medusa", "model": head}
+        several = {"drafter": one} if method == "auto" else {"drafters": [one, NGRAM]}
+        limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
+        return LLM(model, speculative_config={**config, **several}, **limits)
+
+    with_head(medusa, target("llama")).generate(PROMPTS, greedy(4))
+    with_head(medusa, target("llama"))
+    tuned: Any = copy.deepcopy(target("llama"))
+    tuned.model.norm.weight.data.mul_(1.1)
+    for head, model in ((other, target("llama")), (medusa, tuned)):
+        with pytest.raises(ConfigError, match="another target or other draft models"):
+            with_head(head, model)
 
 
 def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
@@ -490,7 +518,7 @@ def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
     for wrong, words in (
         ({"lookups": [NGRAM]}, "name another file"),
         ({"state": 5}, "must be the name of a file"),
-        ({"model": None}, "'state' keeps what is learned of a draft model or head"),
+        ({"model": None}, "one look-up drafts alone: give 'model' or 'drafter'"),
         ({"num_speculative_tokens": 3}, "with num_speculative_tokens nothing is chosen so"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -498,8 +526,6 @@ def test_auto_keeps_what_it_has_learned(tmp_path: Path) -> None:
     path.write_text(json.dumps({**kept, "models": ["of another target", kept["models"][1]]}))
     with pytest.raises(ConfigError, match="another target or other draft models, whatever"):
         decoder(**config)
-    path.write_text(json.dumps({name: kept[name] for name in ("method", "drafters", "state")}))
-    decoder(**config)  # as earlier versions wrote it
     state = kept["state"]
     for broken in (
         {},
@@ -675,9 +701,13 @@ def test_a_classifier_tells_tasks_apart_and_says_how_sure_it_is(tmp_path: Path) 
     kept = TaskClassifier.load(tmp_path / "router.npz")
     assert kept.tasks == made.tasks
     assert kept.task_of(SUMS[0])[1] == pytest.approx(made.task_of(SUMS[0])[1], abs=1e-5)
-    (tmp_path / "other.npz").write_bytes(b"PK nothing")
-    with pytest.raises(ConfigError, match="is no router"):
-        TaskClassifier.load(tmp_path / "other.npz")
+    whole = (tmp_path / "router.npz").read_bytes()
+    part = len(whole) // 3
+    spoiled = whole[:part] + bytes(part) + whole[2 * part :]
+    for broken in (b"PK nothing", whole[:-100], whole[: len(whole) // 2], spoiled):
+        (tmp_path / "other.npz").write_bytes(broken)
+        with pytest.raises(ConfigError, match="is no router"):
+            TaskClassifier.load(tmp_path / "other.npz")
 
 
 class Words(LetterTokenizer):
@@ -740,7 +770,8 @@ def test_a_state_that_cannot_be_written_is_told_once_and_ends_no_text(tmp_path: 
 @pytest.mark.parametrize("inside", ["[" * 100_000, '{"gains": [NaN]}', '{"gains": [1e999]}'])
 def test_a_state_that_is_no_finite_json_is_refused(tmp_path: Path, inside: str) -> None:
     path = tmp_path / "state.json"
-    path.write_text(f'{{"method": "hedge", "drafters": ["ngram"], "state": {inside}}}')
+    whose = '"method": "hedge", "drafters": ["ngram"], "models": []'
+    path.write_text(f'{{{whose}, "state": {inside}}}')
     with pytest.raises(ConfigError, match="not what a choice among drafters has learned"):
         StateFile(path, "hedge", ["ngram"]).load()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from outpace.draft.base import Round
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
+from outpace.methods.choosers.staged import Staged
 from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.plain import read_plainly
@@ -344,6 +346,25 @@ def test_a_staged_look_up_is_given_the_distributions_that_it_learns_from(
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
+def test_a_staged_look_up_is_counted_and_saved(tmp_path: Path) -> None:
+    look_up = {"method": "hedge", "drafters": [NGRAM, {"method": "suffix"}]}
+    state = tmp_path / "state.json"
+    config = {"method": "staged", "lookup": {**look_up, "state": str(state)}, **NEAR}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    llm.generate(PROMPTS, greedy(LENGTH))
+    assert state.exists()
+    config = {"method": "staged", "lookup": {"method": "suffix"}, **NEAR}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
+    llm.generate(PROMPTS, greedy(LENGTH))
+    staged: Any = llm.engine.drafter
+    assert staged.nbytes == super(Staged, staged).nbytes + staged.lookup.nbytes
+    llm.save_drafter(tmp_path / "store")
+    assert any((tmp_path / "store").iterdir())
+    config = {"method": "staged", "lookup": NGRAM, **NEAR}
+    with pytest.raises(ConfigError, match="'staged' learns nothing"):
+        LLM(target("llama"), speculative_config=config).save_drafter(tmp_path / "none")
+
+
 def test_a_model_beside_look_ups_keeps_its_rule() -> None:
     """The rule "match" would accept less of sampled drafts."""
     for look_up in ("suffix", "recycling"):
@@ -366,11 +387,13 @@ def test_look_ups_that_draft_trees_need_no_rule_to_be_named(method: str) -> None
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 
-def test_a_model_that_is_named_twice_is_there_once() -> None:
+@pytest.mark.parametrize("how", [{}, {"quantization": "int8"}, {"dtype": "bfloat16"}])
+def test_a_model_that_is_named_twice_is_there_once(how: dict[str, Any]) -> None:
+    """However it is loaded: the second one takes it as it is."""
     llm = LLM(
         speculative_config={
             "method": "ensemble",
-            "drafters": [{"method": "draft_model", "model": str(drafter_path())}] * 2,
+            "drafters": [{"method": "draft_model", "model": str(drafter_path()), **how}] * 2,
             "combine": "merge",
         }
     )

@@ -236,6 +236,11 @@ class Drafter(ABC):
         it shows none. Takes a pass."""
         return None
 
+    def networks(self) -> Iterator[nn.Module]:
+        """Yields the models and heads that it drafts with, or that those do that it stands for."""
+        if self.loaded is not None:
+            yield self.loaded.model
+
     def drafters_to_verify(self) -> Iterator[Drafter]:
         """Yields the drafters that are verified on load: itself, or those that it stands for."""
         if self.capabilities.verify_on_load:

@@ -23,7 +23,7 @@ class Fingerprint:
     layers: int
     hidden_size: int
     weights: str
-    """Digest of the norms' weights, which no quantisation touches."""
+    """`digest_of` its weights."""
 
     @classmethod
     def of(cls, loaded: Loaded) -> Fingerprint:
@@ -46,15 +46,27 @@ class Fingerprint:
         return f"{self.name} ({self.kind}, {self.layers} layers of {self.hidden_size})"
 
 
+SAMPLED = 1024
+"""Numbers that are looked at of each tensor, of a network without norms."""
+
+
 def digest_of(model: torch.nn.Module) -> str:
-    """Returns a short text that other models hardly ever have: of the norms' weights."""
-    found = hashlib.sha256()
+    """Returns a short text that other models hardly ever have: of the norms' weights, which no
+    quantisation touches. Of a network without any, such as Medusa's, it is that of some numbers of
+    each tensor."""
+    found, normed = hashlib.sha256(), False
     for name, weight in model.named_parameters():
         if weight.dim() == 1 and "norm" in name.lower():
+            normed = True
             module, _, own = name.rpartition(".")
             with weights_at_hand(model.get_submodule(module)):
                 # In the narrowest type that models come in, so that it is the same in all.
                 here: Any = getattr(model.get_submodule(module), own).detach()
                 here = here.to_local() if hasattr(here, "to_local") else here  # each process's
                 found.update(here.cpu().bfloat16().view(torch.int16).numpy().tobytes())
+    for tensor in [] if normed else model.state_dict().values():
+        if type(tensor) is not torch.Tensor:
+            continue  # torchao's rounded weights cannot be looked at in part
+        some = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLED)]
+        found.update(str(some.cpu().bfloat16().tolist()).encode())
     return found.hexdigest()[:16]

@@ -93,8 +93,7 @@ class StateFile:
         try:
             text = self._path.read_text(encoding="utf-8")
             found = json.loads(text, parse_float=_finite, parse_constant=_finite)
-            whose = {key: found[key] for key in ("method", "drafters")}
-            whose["models"] = found.get("models", self._whose["models"])  # once there were none
+            whose = {key: found[key] for key in self._whose}
             state: Mapping[str, Any] = found["state"]
         except (FileNotFoundError, NotADirectoryError):
             if not self._path.parent.is_dir():

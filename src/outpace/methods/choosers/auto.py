@@ -11,20 +11,19 @@ from typing import Any, ClassVar
 from outpace.core.options import options_of
 from outpace.core.proposal import Drawn, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.fingerprint import digest_of
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.draft.rounds import LookupDraft, Pick
-from outpace.draft.state import FileName, StateFile
+from outpace.draft.state import FileName
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import kind_in
 from outpace.methods.choosers.base import (
     Asked,
+    Children,
     Several,
     check_config,
     check_configs,
     check_look_up,
-    described,
     rule_of,
 )
 from outpace.methods.choosers.joining import cut
@@ -74,10 +73,6 @@ class AutoOptions(DraftModelOptions):
         if self.drafter is not None:
             self._check_drafter()
         elif self.model is None:
-            if self.state is not None:
-                raise ConfigError(
-                    "'state' keeps what is learned of a draft model or head: give 'model', too."
-                )
             self._only((), "is about a draft model or head: give 'model', too.")
         elif self._kind is not None:
             self._only(OF_HEADS, f"is about a draft model, and 'model' is a {self._kind} head.")
@@ -144,9 +139,10 @@ class AutoDrafter(Several):
     Options: ClassVar[type[Any]] = AutoOptions
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
-    def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
-        super().__init__(children, names, vocabulary)
-        self.choices = dict(zip(names, children, strict=True))
+    def __init__(self, given: Children) -> None:
+        super().__init__(given)
+        children = self.children
+        self.choices = dict(zip(self.names, children, strict=True))
         self._look_ups = [n for n, child in enumerate(children) if not child.pass_bytes]
         self._models = [n for n, child in enumerate(children) if child.pass_bytes]
         any_shape = any(child.capabilities.any_shape for child in children)
@@ -188,14 +184,17 @@ class AutoDrafter(Several):
             _check_model(drafters[-1])
         if len(set(names)) < len(names):
             raise ConfigError("'lookups' names one method twice: name each once.")
+        if len(children) == 1 and setup.options.state is not None:
+            raise ConfigError(
+                "'state' keeps what is learned of a choice among several drafters, and one look-up "
+                "drafts alone: give 'model' or 'drafter', too."
+            )
         if len(children) == 1:
             return children[0]  # how much it drafts, if anything, is all that there is to choose
-        made = cls(children, names, setup.loaded.vocabulary)
+        given = Children(children, names, setup.loaded)
+        made = cls(given)
         if setup.options.state is not None:
-            whose = list(map(described, names, children))
-            models = [setup.loaded, *(child.loaded for child in children if child.loaded)]
-            digests = [digest_of(one.model) for one in models]
-            made.file = StateFile(setup.options.state, cls.name, whose, digests)
+            made.file = given.state_file(setup.options.state, cls.name)
         return made
 
     @classmethod

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.config import SpeculativeConfig
 from outpace.core.proposal import (
@@ -24,11 +25,13 @@ from outpace.core.request import Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
+from outpace.draft.fingerprint import digest_of
 from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.methods.choosers.joining import row_by_row
+from outpace.methods.models.loading import OF_LOADING
 from outpace.targets.hf.loading.loaded import Loaded
 
 
@@ -68,6 +71,49 @@ class Turn:
         return next((each for each in reversed(self.asked) if each.child == child), None)
 
 
+TO_LOAD = frozenset({*OF_LOADING, "tokenizer", "processor"})
+"""Options of a draft model that say nothing of how it drafts once it is loaded."""
+
+
+@dataclass(frozen=True, eq=False)
+class Children:
+    """The drafters that one stands for."""
+
+    drafters: Sequence[Drafter]
+    names: Sequence[str]
+    """Their names, as `Proposal.methods` will say."""
+    target: Loaded
+
+    @classmethod
+    def of(cls, setup: Setup, configs: Sequence[Mapping[str, Any]]) -> Children:
+        """Returns a drafter for each config, named by its method, and numbered where several have
+        the same. One model that is named twice is loaded once."""
+        drafters: list[Drafter] = []
+        for number, config in enumerate(configs):
+            earlier = next((at for at in range(number) if configs[at] == config), None)
+            loaded = drafters[earlier].loaded if earlier is not None else None
+            if loaded is not None and "model" in config:
+                kept = {name: value for name, value in config.items() if name not in TO_LOAD}
+                config = {**kept, "model": loaded}
+            drafters.append(setup.child(config))
+        methods = [SpeculativeConfig.of_child(config).method for config in configs]
+        counted = [f"{name} {methods[:n].count(name) + 1}" for n, name in enumerate(methods)]
+        pairs = zip(methods, counted, strict=True)
+        names = [one if methods.count(one) == 1 else numbered for one, numbered in pairs]
+        return cls(drafters, names, setup.loaded)
+
+    def state_file(self, path: str | os.PathLike[str], method: str) -> StateFile:
+        """Returns where a method keeps what it learns of them. What was learned of the drafters of
+        one target says nothing of others."""
+        whose = [
+            name if one.loaded is None else f"{name} of {Path(one.loaded.name).name}"
+            for name, one in zip(self.names, self.drafters, strict=True)
+        ]
+        networks = [network for one in self.drafters for network in one.networks()]
+        digests = [digest_of(network) for network in (self.target.model, *networks)]
+        return StateFile(path, method, whose, digests)
+
+
 class Several(Drafter):
     """A drafter that stands for others, its children.
 
@@ -79,10 +125,9 @@ class Several(Drafter):
     coupled.
     """
 
-    def __init__(self, children: Sequence[Drafter], names: Sequence[str], vocabulary: int) -> None:
-        """names: of the children, as `Proposal.methods` will say; vocabulary: of the target."""
-        self.children, self.names = list(children), list(names)
-        self._vocabulary = vocabulary
+    def __init__(self, given: Children) -> None:
+        self.children = children = list(given.drafters)
+        self.names, self._vocabulary = list(given.names), given.target.vocabulary
         kinds = frozenset().union(*(child.draws for child in children))
         if Drawn.WITHOUT in kinds and kinds & {Drawn.IID, Drawn.SEVERAL}:
             if any(child.trees and child.draws & {Drawn.IID, Drawn.SEVERAL} for child in children):
@@ -144,6 +189,10 @@ class Several(Drafter):
     def computed_tokens(self, request: Request) -> Mapping[str, int]:
         known = [child.computed_tokens(request).values() for child in self.children]
         return {name: min(own, default=0) for name, own in zip(self.names, known, strict=True)}
+
+    def networks(self) -> Iterator[nn.Module]:
+        for child in self.children:
+            yield from child.networks()
 
     def drafters_to_verify(self) -> Iterator[Drafter]:
         for child in self.children:
@@ -343,31 +392,6 @@ def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     return "match" if given and "match" in rules else "token"
 
 
-def build_children(setup: Setup, configs: Sequence[Mapping[str, Any]]) -> list[Drafter]:
-    """Returns a drafter for each config. One model that is named twice is loaded once."""
-    children: list[Drafter] = []
-    for number, config in enumerate(configs):
-        earlier = next((at for at in range(number) if configs[at] == config), None)
-        loaded = children[earlier].loaded if earlier is not None else None
-        again = loaded is not None and "model" in config
-        children.append(setup.child({**config, "model": loaded} if again else config))
-    return children
-
-
-def names_of(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a name for each child: its method, numbered where several have the same."""
-    methods = [SpeculativeConfig.of_child(config).method for config in configs]
-    return [
-        method if methods.count(method) == 1 else f"{method} {methods[:number].count(method) + 1}"
-        for number, method in enumerate(methods)
-    ]
-
-
 def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:
     """Returns configs of tiny instances of these drafters, for gate and contract tests."""
     return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]
-
-
-def described(name: str, child: Drafter) -> str:
-    """Returns a drafter's name and its model's: what was learned of one says nothing of others."""
-    return name if child.loaded is None else f"{name} of {Path(child.loaded.name).name}"

@@ -6,10 +6,12 @@ It is kept as plain arrays (``*.npz`` without pickles), so that loading one runs
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -26,6 +28,9 @@ LETTERS = 4000
 """Letters of a prompt that are read from its beginning, and from its end, at most."""
 
 FORMAT = "outpace task router 1"
+
+DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error)
+"""What numpy raises over a file that is none of its own, or only half of one."""
 
 FOLDS = 5
 """Parts that the examples are cut into, to see what the classifier makes of unseen ones."""
@@ -114,7 +119,7 @@ class TaskClassifier:
             raise ConfigError(
                 f"there is no router {str(path)!r}: make one with `outpace tune router`."
             ) from error
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        except DAMAGED as error:
             raise ConfigError(
                 f"{path} is no router: make one with `outpace tune router`."
             ) from error

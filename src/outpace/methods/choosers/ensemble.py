@@ -16,14 +16,7 @@ from outpace.core.request import PerRequest
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.guesses import deterministic_trees, merged
-from outpace.methods.choosers.base import (
-    Asked,
-    Several,
-    build_children,
-    names_of,
-    rule_of,
-    specimen_configs,
-)
+from outpace.methods.choosers.base import Asked, Children, Several, rule_of, specimen_configs
 from outpace.methods.choosers.choosing import DraftersOptions
 from outpace.methods.choosers.joining import side_by_side
 from outpace.methods.models.chain import DraftModel
@@ -61,16 +54,9 @@ class Ensemble(Several):
     Options: ClassVar[type[Any]] = EnsembleOptions
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
-    def __init__(
-        self,
-        children: Sequence[Drafter],
-        names: Sequence[str],
-        vocabulary: int,
-        combine: str,
-        alike: bool = False,
-    ) -> None:
+    def __init__(self, given: Children, combine: str, alike: bool = False) -> None:
         """alike: the children draw from the same distribution."""
-        super().__init__(children, names, vocabulary)
+        super().__init__(given)
         self._combine = combine
         if combine != "precedence":
             self.capabilities = replace(self.capabilities, joins_drafts=True)
@@ -90,10 +76,9 @@ class Ensemble(Several):
     @classmethod
     def build(cls, setup: Setup) -> Ensemble:
         configs = list(setup.options.drafters)
-        children = build_children(setup, configs)
-        alike = _of_one_distribution(configs, children)
-        vocabulary = setup.loaded.vocabulary
-        return cls(children, names_of(configs), vocabulary, setup.options.combine, alike)
+        given = Children.of(setup, configs)
+        alike = _of_one_distribution(configs, given.drafters)
+        return cls(given, setup.options.combine, alike)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -7,8 +7,9 @@ Spector and Re 2023, "Accelerating LLM inference with staged speculative decodin
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -18,6 +19,7 @@ from outpace.core.request import Request
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.guesses import guesses_of
+from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
 from outpace.methods.choosers.base import check_config, check_look_up
@@ -69,8 +71,10 @@ class Staged(DraftModel):
                 "a look-up of method 'staged' is not given them: choose another one."
             )
         drafter.needs = replace(drafter.needs, probs=drafter.lookup.needs.probs)
-        predicts = drafter.lookup.capabilities.takes_predictions
-        drafter.capabilities = replace(drafter.capabilities, takes_predictions=predicts)
+        can = drafter.lookup.capabilities
+        drafter.capabilities = replace(
+            drafter.capabilities, takes_predictions=can.takes_predictions, saves=can.saves
+        )
         return drafter
 
     @classmethod
@@ -92,6 +96,19 @@ class Staged(DraftModel):
     def forget_texts(self) -> None:
         super().forget_texts()
         self.lookup.forget_texts()
+
+    def files(self) -> Iterator[StateFile]:
+        yield from self.lookup.files()
+
+    def save(self, folder: Path) -> None:
+        """Writes what the look-up has learned."""
+        if not self.capabilities.saves:
+            super().save(folder)
+        self.lookup.save(folder)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.lookup.nbytes
 
     def observe(self, round: Round) -> None:
         super().observe(round)

@@ -14,15 +14,9 @@ from outpace.core.options import Options
 from outpace.core.proposal import Drawn
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
-from outpace.draft.base import Drafter, Rows, Setup
+from outpace.draft.base import Rows, Setup
 from outpace.errors import ConfigError
-from outpace.methods.choosers.base import (
-    build_children,
-    check_config,
-    names_of,
-    rule_of,
-    specimen_configs,
-)
+from outpace.methods.choosers.base import Children, check_config, rule_of, specimen_configs
 from outpace.methods.choosers.choosing import Choosing
 from outpace.targets.hf.loading.loaded import Loaded
 
@@ -63,15 +57,9 @@ class Tagged(Choosing):
     Options: ClassVar[type[Any]] = RoutesOptions
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
-    def __init__(
-        self,
-        children: Sequence[Drafter],
-        names: Sequence[str],
-        vocabulary: int,
-        tags: Sequence[str],
-    ) -> None:
-        """children: that of the default, then those of the tags."""
-        super().__init__(children, names, vocabulary)
+    def __init__(self, given: Children, tags: Sequence[str]) -> None:
+        """given: that of the default, then those of the tags."""
+        super().__init__(given)
         self._numbers = {tag: number for number, tag in enumerate(tags, 1)}
         self._routes = PerRequest(self.route, lasting=True)
 
@@ -81,10 +69,7 @@ class Tagged(Choosing):
 
     @classmethod
     def build(cls, setup: Setup) -> Tagged:
-        configs = setup.options.configs
-        children = build_children(setup, configs)
-        tags = list(setup.options.routes)
-        return cls(children, names_of(configs), setup.loaded.vocabulary, tags)
+        return cls(Children.of(setup, setup.options.configs), list(setup.options.routes))
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.request import Request
-from outpace.draft.base import Drafter, Setup
+from outpace.draft.base import Setup
 from outpace.errors import ConfigError, PromptError
-from outpace.methods.choosers.base import build_children, names_of, specimen_configs
+from outpace.methods.choosers.base import Children, specimen_configs
 from outpace.methods.choosers.classifier import TaskClassifier
 from outpace.methods.choosers.tagged import RoutesOptions, Tagged
 from outpace.targets.hf.loading.loaded import Loaded
@@ -60,15 +60,9 @@ class Task(Tagged):
     Options: ClassVar[type[Any]] = TaskOptions
 
     def __init__(
-        self,
-        children: Sequence[Drafter],
-        names: Sequence[str],
-        vocabulary: int,
-        tags: Sequence[str],
-        router: TaskRouter,
-        threshold: float,
+        self, given: Children, tags: Sequence[str], router: TaskRouter, threshold: float
     ) -> None:
-        super().__init__(children, names, vocabulary, tags)
+        super().__init__(given, tags)
         self._router, self._threshold = router, threshold
 
     @classmethod
@@ -78,15 +72,8 @@ class Task(Tagged):
         if not callable(router):
             TaskClassifier.check_packages()
             router = _reader(TaskClassifier.load(router), loaded)
-        configs = options.configs
-        return cls(
-            build_children(setup, configs),
-            names_of(configs),
-            loaded.vocabulary,
-            list(options.routes),
-            router,
-            options.threshold,
-        )
+        given = Children.of(setup, options.configs)
+        return cls(given, list(options.routes), router, options.threshold)
 
     @classmethod
     def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:

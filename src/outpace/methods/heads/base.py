@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.options import Reads
 from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
@@ -169,6 +169,9 @@ class TrainedDrafter(Drafter):
 
     def take(self, options: Any) -> None:
         """Takes over what the options say of how it drafts."""
+
+    def networks(self) -> Iterator[nn.Module]:
+        yield self._head
 
     @property
     def nbytes(self) -> int:

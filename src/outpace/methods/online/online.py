@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
@@ -107,6 +107,9 @@ class Online(Drafter):
     @property
     def compile_seconds(self) -> float:
         return self._inner.compile_seconds
+
+    def networks(self) -> Iterator[nn.Module]:
+        yield from self._inner.networks()
 
     def learners(self) -> Iterator[Drafter]:
         yield self

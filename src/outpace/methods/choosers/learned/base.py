@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,10 +10,9 @@ from typing import Any, Generic, Self, TypeVar
 
 from outpace.core.proposal import Drawn, Needs
 from outpace.core.request import PerRequest, Request
-from outpace.draft.base import Drafter, Setup
-from outpace.draft.fingerprint import digest_of
+from outpace.draft.base import Setup
 from outpace.draft.state import FileName, StateFile
-from outpace.methods.choosers.base import build_children, described, names_of, rule_of
+from outpace.methods.choosers.base import Children, rule_of
 from outpace.methods.choosers.choosing import Choosing, DraftersOptions
 
 
@@ -36,30 +36,27 @@ class Learning(Choosing, Generic[State]):
 
     def __init__(
         self,
-        children: Sequence[Drafter],
-        names: Sequence[str],
-        vocabulary: int,
+        given: Children,
         first: Callable[[], State],
-        file: Any,
+        path: str | os.PathLike[str] | None,
     ) -> None:
-        """first: makes what is known before the first round. file: where it is kept, or None."""
-        super().__init__(children, names, vocabulary)
+        """first: makes what is known before the first round. path: where it is kept, or None."""
+        super().__init__(given)
         self.needs = replace(self.needs, probs=True)
         self.learned = first()
         """What is known of all rows together."""
         self._learned = PerRequest(lambda request: first(), lasting=True, common=self.learned)
-        whose = list(map(described, names, children))
-        models = [digest_of(child.loaded.model) for child in children if child.loaded]
-        self._file = None if file is None else StateFile(file, self.name, whose, models)
+        self._file = None if path is None else given.state_file(path, self.name)
         if self._file is not None:
             saved = self._file.load()
             if saved is not None:
-                self.restore(saved)
+                with self._file.read():
+                    self.restore(saved)
             self._file.keep(self.to_save)
 
     @classmethod
     @abstractmethod
-    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Self:
+    def of(cls, setup: Setup, given: Children) -> Self:
         """Returns the drafter that chooses among these children."""
 
     @abstractmethod
@@ -76,8 +73,7 @@ class Learning(Choosing, Generic[State]):
 
     @classmethod
     def build(cls, setup: Setup) -> Self:
-        configs = list(setup.options.drafters)
-        return cls.of(setup, build_children(setup, configs), names_of(configs))
+        return cls.of(setup, Children.of(setup, setup.options.drafters))
 
     def files(self) -> Iterator[StateFile]:
         yield from super().files()

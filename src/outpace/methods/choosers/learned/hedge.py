@@ -16,10 +16,10 @@ from outpace.core.logits.constraints import History
 from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded
-from outpace.draft.base import Drafter, Round, Rows, Setup
+from outpace.draft.base import Round, Rows, Setup
 from outpace.draft.guesses import Guess
 from outpace.draft.state import numbers
-from outpace.methods.choosers.base import Asked, Turn
+from outpace.methods.choosers.base import Asked, Children, Turn
 from outpace.methods.choosers.feedback import Committed
 from outpace.methods.choosers.learned.base import Learning, LearningOptions
 from outpace.methods.choosers.learned.leader import ALIKE, AT_FIRST, Allowance, Leader, Shadow
@@ -77,22 +77,15 @@ class Hedge(Learning[Leader]):
     name: ClassVar[str] = "hedge"
     Options: ClassVar[type[Any]] = HedgeOptions
 
-    def __init__(
-        self,
-        children: Sequence[Drafter],
-        names: Sequence[str],
-        vocabulary: int,
-        options: HedgeOptions,
-        target_bytes: int,
-    ) -> None:
-        horizon = options.horizon
+    def __init__(self, given: Children, options: HedgeOptions, target_bytes: int) -> None:
+        horizon, children = options.horizon, given.drafters
         shares = [child.pass_bytes / max(1, target_bytes) for child in children]
         costs = [1 + horizon * share for share in shares]
 
         def first() -> Leader:
             return Leader(costs, options.memory)
 
-        super().__init__(children, names, vocabulary, first, options.state)
+        super().__init__(given, first, options.state)
         joins = any(
             one.pass_bytes and not (one.capabilities.has_probs or one.aux_per_node)
             for one in children
@@ -114,9 +107,8 @@ class Hedge(Learning[Leader]):
         """The children that draft from columns in the target's pass, as far as that is known."""
 
     @classmethod
-    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Hedge:
-        vocabulary, target = setup.loaded.vocabulary, setup.target
-        return cls(children, names, vocabulary, setup.options, target.pass_bytes)
+    def of(cls, setup: Setup, given: Children) -> Hedge:
+        return cls(given, setup.options, setup.target.pass_bytes)
 
     @property
     def gains(self) -> dict[str, float]:

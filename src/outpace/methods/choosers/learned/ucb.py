@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
-from outpace.draft.base import Drafter, Round, Rows, Setup
+from outpace.draft.base import Round, Rows, Setup
 from outpace.draft.state import numbers
+from outpace.methods.choosers.base import Children
 from outpace.methods.choosers.feedback import Committed
 from outpace.methods.choosers.learned.base import Learning, LearningOptions
 
@@ -82,21 +83,10 @@ class Ucb(Learning[Bandit]):
     name: ClassVar[str] = "ucb"
     Options: ClassVar[type[Any]] = UcbOptions
 
-    def __init__(
-        self,
-        children: Sequence[Drafter],
-        names: Sequence[str],
-        vocabulary: int,
-        options: UcbOptions,
-    ) -> None:
-        def first() -> Bandit:
-            return Bandit(len(children), options.exploration)
-
-        super().__init__(children, names, vocabulary, first, options.state)
-
     @classmethod
-    def of(cls, setup: Setup, children: Sequence[Drafter], names: Sequence[str]) -> Ucb:
-        return cls(children, names, setup.loaded.vocabulary, setup.options)
+    def of(cls, setup: Setup, given: Children) -> Ucb:
+        options, arms = setup.options, len(given.drafters)
+        return cls(given, lambda: Bandit(arms, options.exploration), options.state)
 
     @property
     def pulls(self) -> dict[str, float]:
