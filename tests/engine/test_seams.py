@@ -28,6 +28,7 @@ from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
+from outpace.draft.registry import find_drafter
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.methods.models.specimen import noisy_copy
@@ -389,17 +390,15 @@ def test_a_smaller_vocabulary_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < report.acceptance < 1
 
 
-@pytest.mark.parametrize("name", ["admit", "keeps_up"])
-def test_a_drafter_for_the_former_protocol_is_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    class Former(FewTokensDrafter):
-        name: ClassVar[str] = "former"
+def test_a_drafter_names_its_own_methods_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Resetting(FewTokensDrafter):
+        name: ClassVar[str] = "resetting"
 
-    setattr(Former, name, True)  # nobody asks for it any more
-    register(monkeypatch, Former)
-    with pytest.raises(ConfigError, match=rf"'former' .* an earlier version of outpace \({name}\)"):
-        LLM(target("llama"), speculative_config={"method": "former"})
+        def reset(self) -> None:
+            """Something that only it knows."""
+
+    register(monkeypatch, Resetting)
+    assert find_drafter("resetting") is Resetting
 
 
 # -- the target without some of its layers ---------------------------------------------------------

@@ -17,13 +17,6 @@ GROUP = "outpace.drafters"
 BEAMS = ("beam", "beams", "beam_search", "num_beams")
 """Names under which a beam search may be looked for among the drafters."""
 
-EARLIER = (
-    *("expect", "admit", "retain", "reset", "rewind", "takes_over", "known", "look", "tried"),
-    *("ends_chains", "any_shape", "rides", "keeps_up", "copies_prompts", "asked_anywhere"),
-    *("joins_drafts", "takes_predictions", "skips_reproducible", "saves", "on_trial", "has_probs"),
-)
-"""Methods and fields of drafters that nobody asks for any more."""
-
 REGISTRY = LazyRegistry(
     "method",
     GROUP,
@@ -71,11 +64,4 @@ def find_drafter(name: str) -> type[Drafter]:
             "LLM.beam_search."
         )
     found: type[Drafter] = REGISTRY.find(name)
-    old = [method for method in EARLIER if hasattr(found, method)]
-    if old:
-        raise ConfigError(
-            f"method {name!r} ({found.__module__}.{found.__qualname__}) was written for an earlier "
-            f"version of outpace ({', '.join(old)}): give it begin(requests), end(requests), "
-            "observe(round) and capabilities, as CONTRIBUTING shows."
-        )
     return found
