@@ -43,12 +43,6 @@ def test_answers_are_added_until_there_are_enough(tmp_path: Path) -> None:
     assert list(again)[3:] == [Written([3], [10, 1])]
 
 
-def test_older_files_do_not_say_where_an_answer_begins(tmp_path: Path) -> None:
-    file = tmp_path / "answers.jsonl"
-    file.write_text(json.dumps(asdict(SETTINGS)) + "\n[1, 2, 7, 2]\n")
-    assert list(Answers(file, SETTINGS, 10**6)) == [Written([], [1, 2, 7, 2])]
-
-
 def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     Answers(file, SETTINGS, 10**6).extend(PROMPTS, 3, write, quiet)
@@ -104,11 +98,12 @@ def test_a_file_without_any_answer_begins_anew_under_other_settings(tmp_path: Pa
     assert Answers(file, other, 10**6).count == 1
 
 
-def test_a_line_that_holds_no_answer_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["\0\0\0", "[1, 2, 7, 2]", "[3, [4]]", '"ab"'])
+def test_a_line_that_holds_no_answer_is_named(line: str, tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     Answers(file, SETTINGS, 10**6).extend(PROMPTS, 1, write, quiet)
     with file.open("a") as written:
-        written.write("\0\0\0\n")
+        written.write(f"{line}\n")
     with pytest.raises(ModelLoadError, match="line 3 holds no answer"):
         list(Answers(file, SETTINGS, 10**6))
 

@@ -21,7 +21,7 @@ from outpace.targets.hf.gguf.load import read_widened
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
-from outpace.train.draft_model import UNFINISHED, DraftModelSizes, evenly, shortened, started
+from outpace.train.draft_model import UNFINISHED, DraftModelSizes, Start, evenly, shortened, started
 from outpace.train.losses import LOSSES, in_pieces
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
@@ -79,6 +79,27 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(tmp_path: Path) -> None
     again.play(quiet, every=2)
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
+
+
+def test_a_run_goes_on_where_its_start_is_named_in_another_way(tmp_path: Path) -> None:
+    run(tmp_path, settings(1, start="")).play(quiet)
+    assert run(tmp_path, settings(2, start="pruned")).step == 1
+
+
+def test_several_chat_templates_are_written_at_each_report(tmp_path: Path) -> None:
+    class Templates:
+        """Writes what transformers writes of a tokenizer with a template for tools."""
+
+        def save_pretrained(self, folder: str) -> None:
+            (Path(folder) / "additional_chat_templates").mkdir()
+            (Path(folder) / "additional_chat_templates" / "tools.jinja").write_text("tools")
+
+    start = Start(build("llama"), Templates())
+    for _ in range(2):
+        start.save(tmp_path)
+        kept = tmp_path / "additional_chat_templates" / "tools.jinja"
+        assert kept.read_text() == "tools"
+    assert not list(tmp_path.glob(f"{UNFINISHED}*"))
 
 
 def test_what_a_killed_run_has_left_unfinished_is_removed(tmp_path: Path) -> None:

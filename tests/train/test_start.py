@@ -125,13 +125,6 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
-def test_a_run_of_an_older_version_goes_on_though_it_wrote_what_unset_means(tmp_path: Path) -> None:
-    learned(tmp_path, "medusa", 1)
-    state = torch.load(tmp_path / STATE, weights_only=True)
-    torch.save({**state, "settings": {**state["settings"], "start": "pruned"}}, tmp_path / STATE)
-    assert run(tmp_path, settings("medusa", 2)).step == 1
-
-
 @pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "deepseek_v3-2", "mimo_v2_flash"])
 def test_a_module_that_a_target_brings_learns_on(family: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "target", family, whole(family))

@@ -93,19 +93,20 @@ class Answers:
         with self._path.open(encoding="utf-8") as file:
             next(file)
             for number, line in enumerate(file, 2):
-                yield _written(self._tokens(line, number))
+                yield self._written(line, number)
 
-    def _tokens(self, line: str, number: int) -> list[Any]:
+    def _written(self, line: str, number: int) -> Written:
         try:
             found = json.loads(line)
         except ValueError:
             found = None
-        if not isinstance(found, list):
-            raise ModelLoadError(
-                f"{self._path}, line {number} holds no answer: delete that line, or the file to "
-                "begin anew."
-            )
-        return found
+        match found:
+            case [list(prompt), list(answer)]:
+                return Written(prompt, answer)
+        raise ModelLoadError(
+            f"{self._path}, line {number} holds no answer: delete that line, or the file to begin "
+            "anew."
+        )
 
     def _begin(self) -> int:
         with saving(self._path):
@@ -143,13 +144,6 @@ class Answers:
             )
         os.truncate(self._path, whole)
         return lines
-
-
-def _written(line: Sequence[Any]) -> Written:
-    """Older files hold the tokens of both in one list: all of them count as the answer."""
-    if len(line) == 2 and isinstance(line[0], list):
-        return Written(*line)
-    return Written([], line)
 
 
 def fingerprint(prompts: Sequence[Sequence[int]]) -> str:

@@ -56,21 +56,19 @@ def check_same(
     tokens: Tensor | None = None,
 ) -> None:
     """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
-    What is younger than the run is not compared. tokens: the blocks of the text, if it is known."""
-    mine = settings.as_dict()
-    then = {**TrainSettings(method=settings.method).as_dict(), **state["settings"]}
-    for one in (mine, then):  # where it is unset, earlier versions wrote what that means
+    tokens: the blocks of the text, if it is known."""
+    mine, then = settings.as_dict(), dict(state["settings"])
+    for one in (mine, then):  # a folder may be named in several ways, and this start as well
         one["start"] = os.path.realpath(one["start"] or PRUNED)
-    other = [name for name in mine if then.get(name) != mine[name] and name != "steps"]
-    text = state.get("text")
-    if not other and text and tokens is not None:
+    other = [name for name in mine if then[name] != mine[name] and name != "steps"]
+    text = state["text"]
+    if not other and tokens is not None:
         other = [] if text["digest"] == digest(tokens[: text["blocks"]]) else ["text"]
-    if "target" in state:
-        shape = TargetShape(**state["target"]["shape"])
-        try:
-            Origin(shape, state["target"]["greeting"]).check(target, "the run")
-        except ConfigError:
-            other = ["target"]
+    shape = TargetShape(**state["target"]["shape"])
+    try:
+        Origin(shape, state["target"]["greeting"]).check(target, "the run")
+    except ConfigError:
+        other = ["target"]
     if "start" in other or os.path.exists(settings.start):
         check_begin(settings)  # a folder that is none is not another one
     if other:

@@ -98,11 +98,14 @@ class Start:
             model.save_pretrained(unfinished)
             if self.tokenizer is not None:
                 self.tokenizer.save_pretrained(unfinished)
-            files = sorted(Path(unfinished).iterdir())
+            # A tokenizer's further chat templates have a folder of their own.
+            files = sorted(file for file in Path(unfinished).rglob("*") if file.is_file())
             for file in files:  # safetensors lets nobody else read what it writes
                 shutil.copymode(Path(unfinished) / "config.json", file)
             for file in files:
-                file.replace(out / file.name)
+                place = out / file.relative_to(unfinished)
+                place.parent.mkdir(exist_ok=True)
+                file.replace(place)
 
 
 def remove_unfinished(out: Path) -> None:

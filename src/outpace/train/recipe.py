@@ -149,10 +149,14 @@ class DepthLosses:
 
     def extra(self, loss: Tensor) -> None:
         """Takes a further loss ``[B, P]`` of the guesses after these tokens."""
+        self._losses.append(self._weight * self.mean(loss))
+
+    def mean(self, loss: Tensor) -> Tensor:
+        """Returns the mean of a loss ``[B, P]`` of the guesses after these tokens, over the places
+        at which there is something to learn."""
         here = self._last()
         learned = self._batch.top_chances[:, here].sum(-1) > 0
-        mean = torch.where(learned, loss, 0.0).mean() / self._batch.share(here)
-        self._losses.append(self._weight * mean)
+        return torch.where(learned, loss, 0.0).mean() / self._batch.share(here)
 
     @property
     def _weight(self) -> float:

@@ -85,8 +85,7 @@ class TrainingRun:
         self.best = 0.0
         """The highest score of all reports, which is that of the weights that are kept."""
         self.kept: Progress | None = None
-        """Where the run was with these weights; None before the first report, and where an older
-        version of outpace made it."""
+        """Where the run was with these weights; None before the first report."""
         self.stale = 0
         """Reports since the score rose, also in earlier sittings."""
         self._target = origin_of(loaded)
@@ -308,14 +307,14 @@ class TrainingRun:
             state = torch.load(path, map_location="cpu", weights_only=True)
             check_same(self.out, state, self.settings, self._target, self._text)
             # Of a text that has grown, what was learned from is not held out now.
-            self._held_blocks = int(state.get("text", {}).get("held", self._held_blocks))
+            self._held_blocks = int(state["text"]["held"])
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
             self.step = self.written = int(state["step"])
             self.best = float(state["best"])
             self._spent = float(state["seconds"])
-            self.stale = int(state.get("stale", 0))  # older versions of outpace did not count
-            if state.get("kept") is not None:
+            self.stale = int(state["stale"])
+            if state["kept"] is not None:
                 self.kept = Progress(measure=self._student.measure, **state["kept"])
 
 

@@ -143,8 +143,10 @@ class EagleRecipe(AttendingRecipe):
         steps = self._head.unrolled if learning else depths
         far = states.new_zeros(())
         for depth, outputs in enumerate(self._unrolled(batch.tokens, read, steps), 1):
+            wanted = states[:, depth : depth + places]
+            apart = smooth_l1_loss(outputs, wanted, reduction="none").mean(-1)  # [B, P]
+            far = far + losses.mean(apart) / steps
             losses.add(self._head.logits(outputs, self._shared))
-            far = far + smooth_l1_loss(outputs, states[:, depth : depth + places]) / steps
         output = losses.output()
         return LossOutput(far + CROSS_ENTROPY * output.loss, output.hits)
 
