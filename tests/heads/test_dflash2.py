@@ -20,6 +20,7 @@ from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import kind_in, load_head, save_head
 from outpace.methods.heads.dflash2 import DFlash2
+from outpace.methods.heads.dspark import Joint
 from targets.generating import greedy, ids
 
 RANK, KERNEL, GROUP, TOP = 3, 2, 4, 5
@@ -89,8 +90,8 @@ def test_every_path_is_what_its_makers_code_computes(tmp_path: Path) -> None:
         for path in ([root, 3, 7], [root, 7, 3], [root, 0, 1]):
             for depth, token in enumerate(path):
                 here, said = torch.tensor(token), outputs[row, depth]
-                parts = (logits[row, depth], said, here, head.memory(here), model)
-                found, _ = head.joined(depth, *parts)
+                at = Joint(depth, logits[row, depth], said, here, head.memory(here))
+                found, _ = head.joined(at, model)
                 expected = reference.after(path[: depth + 1])
                 assert torch.equal(found.isinf(), expected.isinf())
                 known = ~expected.isinf()

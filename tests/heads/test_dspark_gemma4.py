@@ -19,7 +19,7 @@ from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import kind_in, load_head, save_head
 from outpace.methods.heads.dflash import DFlash
-from outpace.methods.heads.dspark import DSpark
+from outpace.methods.heads.dspark import DSpark, Joint
 from targets.generating import greedy, ids
 
 WIDE = 8
@@ -186,7 +186,7 @@ def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) 
         memory = head.memory(torch.tensor(root))
         for depth, token in enumerate(path):
             here, said = torch.tensor(token), outputs[0, 0, depth]
-            found, memory = head.joined(depth, logits[depth], said, here, memory, model)
+            found, memory = head.joined(Joint(depth, logits[depth], said, here, memory), model)
             expected, chance = reference.after(path[: depth + 1])
             assert torch.allclose(found, expected, rtol=0, atol=1e-10)
             sure = head.confidence(said, here)

@@ -20,6 +20,7 @@ from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import kind_in, load_head, save_head
 from outpace.methods.heads.dflash2 import DFlash2
+from outpace.methods.heads.dspark import Joint
 from targets.generating import greedy, ids
 
 WIDE, HEADS, TOP, FACTORS, SLOTS = 6, 2, 4, 5, 3
@@ -222,8 +223,8 @@ def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) 
             for depth, token in enumerate(path):
                 tokens = torch.full((2, 1), token)
                 nothing = lattice.memory(tokens)
-                parts = (logits[:, depth, None], outputs[:, depth, None], tokens, nothing, model)
-                found = lattice.joined(depth, *parts)[0][row, 0]
+                parts = logits[:, depth, None], outputs[:, depth, None], tokens, nothing
+                found = lattice.joined(Joint(depth, *parts), model)[0][row, 0]
                 expected = reference.after(path[: depth + 1])
                 assert torch.equal(found.isinf(), expected.isinf())
                 known = ~expected.isinf()

@@ -18,6 +18,7 @@ from heads.variants import YARN, both, latent, nested, say
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.layers import Sight
+from outpace.methods.heads.dspark import Joint
 
 
 @pytest.mark.filterwarnings("ignore")  # of entries that transformers calls otherwise since
@@ -86,8 +87,8 @@ def test_domino_beside_specforge(shifted: bool, tmp_path: Path) -> None:
     outputs = head.outputs(*given, before, seen, model)[:, 0]
     logits, memory = head.logits(outputs, model), head.memory(path[:, 0])
     for depth in range(head.config.depths):
-        parts = (logits[:, depth], outputs[:, depth], path[:, depth], memory, model)
-        found, memory = head.joined(depth, *parts)
+        parts = logits[:, depth], outputs[:, depth], path[:, depth], memory
+        found, memory = head.joined(Joint(depth, *parts), model)
         assert torch.allclose(found[0], wanted[depth + (not shifted)], rtol=0, atol=1e-4)
 
 

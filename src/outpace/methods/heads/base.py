@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -329,6 +329,37 @@ def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
     if parents.dim() == 1:
         return columns[:, parents]
     return columns[torch.arange(len(columns), device=columns.device)[:, None], parents]
+
+
+class TokenWalk(ABC):
+    """The `Walk` of a head whose guesses follow from the tokens before them."""
+
+    def __init__(self, vocabulary: Vocabulary, roots: Tensor, memory: Tensor) -> None:
+        """roots: ``[B, 1]``; memory: ``[B, 1, M]``, what is known at the roots besides."""
+        self._vocabulary, self._roots, self._memory = vocabulary, roots, memory
+        self._depth = 0
+        """Depth of the tokens that the next guesses follow; that of the roots is 0."""
+
+    def first(self) -> Tensor:
+        """Returns the logits ``[B, V]`` after the roots."""
+        return self._after(self._roots)[:, 0]
+
+    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """Returns those after the last tokens that were fed, ``[B, W, V]``; parents: ``[W]`` or
+        ``[B, W]``, which columns of the step before they belong to."""
+        self._memory = of_parents(self._memory, parents)
+        return self._after(fed[:, -parents.shape[-1] :])
+
+    @torch.inference_mode()
+    def _after(self, tokens: Tensor) -> Tensor:
+        logits, self._memory = self.step(tokens, self._memory, self._depth)
+        self._depth += 1
+        return self._vocabulary.logits(logits)
+
+    @abstractmethod
+    def step(self, tokens: Tensor, memory: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        """Returns the logits ``[B, W, V']`` of the head's own tokens after tokens ``[B, W]``, and
+        the memory ``[B, W, M]`` to go on with."""
 
 
 class ByDepth:

@@ -33,7 +33,7 @@ from outpace.methods.heads.dflash_format import (
     dflash_weights,
     entries_of,
 )
-from outpace.methods.heads.dspark import JoinedWalk, Joins
+from outpace.methods.heads.dspark import JoinedWalk, Joins, Joint
 from outpace.methods.heads.lilicorr import NUMBERS, SIZES, Lattice, LiLiCorr, check_sizes
 from outpace.methods.heads.published import renamed
 from outpace.methods.heads.steps import Seen
@@ -144,7 +144,7 @@ class Selector(nn.Module):
         return torch.full_like(logits, NEVER).scatter(-1, best.indices, best.values + fits)
 
 
-class DFlash2(DFlash):
+class DFlash2(DFlash, Joins):
     """A DFlash block, the candidates of which are scored from token to token."""
 
     kind: ClassVar[str] = "dflash2"
@@ -172,26 +172,9 @@ class DFlash2(DFlash):
             return super().new_layer(size, config)
         return ConvolvedLayer(size, self.block_size, own)
 
-    def memory(self, tokens: Tensor) -> Tensor:
-        """Returns nothing, ``[..., 0]``: the token before is all that counts."""
-        return tokens.new_zeros((*tokens.shape, 0), dtype=self.dtype)
-
-    def joined(
-        self,
-        depth: int,
-        logits: Tensor,
-        outputs: Tensor,
-        tokens: Tensor,
-        memory: Tensor,
-        shared: Shared,
-    ) -> tuple[Tensor, Tensor]:
-        """As of `DSpark`."""
+    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
         selector = cast(Selector, self.candidate_selector)
-        return selector(logits, outputs, tokens), memory
-
-    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
-        """As of `DSpark`: it says nothing."""
-        return None
+        return selector(at.logits, at.outputs, at.tokens), at.memory
 
 
 # -- how it drafts ---------------------------------------------------------------------------------

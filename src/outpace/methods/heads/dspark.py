@@ -8,8 +8,9 @@ from exactly. The parts are named as in the published checkpoints.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import torch
 from annotated_types import Ge, Le
@@ -17,13 +18,12 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outpace.core.proposal import Proposal
-from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.trees import TreePlan, pruned
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import LARGEST, Head, HeadConfig, Shared, TargetShape
-from outpace.methods.heads.base import TreeHeadOptions, Walk, of_parents
+from outpace.methods.heads.base import TokenWalk, TreeHeadOptions, Walk
 from outpace.methods.heads.blocks import BlockRecipe
 from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
 from outpace.methods.heads.markov import GRU, KINDS, VANILLA, MarkovHead, PrefixGru
@@ -84,7 +84,41 @@ class ConfidenceHead(nn.Module):
         return found[..., 0]
 
 
-class DSpark(DFlash):
+class Joint(NamedTuple):
+    """Where tokens of a block are joined with those before them."""
+
+    depth: int
+    """Depth of these tokens; that of the root is 0."""
+    logits: Tensor
+    """``[..., V']``: logits of the tokens after these that follow from the outputs alone."""
+    outputs: Tensor
+    """``[..., H]``: what the block says there."""
+    tokens: Tensor
+    """``[...]``: the target's."""
+    memory: Tensor
+    """``[..., R]``: what is remembered of the tokens before."""
+
+
+class Joins(ABC):
+    """What joins the tokens of a block."""
+
+    def memory(self, tokens: Tensor) -> Tensor:
+        """Returns what is remembered at roots ``[...]``, ``[..., R]``: nothing, where the token
+        before is all that counts."""
+        return torch.empty(*tokens.shape, 0, device=tokens.device)
+
+    @abstractmethod
+    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Returns the logits ``[..., V']`` of the tokens after these, given them, and the memory to
+        go on with."""
+
+    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
+        """Returns how likely the tokens after these are accepted, as logits ``[...]``; None where
+        it does not say that."""
+        return None
+
+
+class DSpark(DFlash, Joins):
     """A DFlash block with a Markov head over its tokens, and one that knows how sure it is."""
 
     kind: ClassVar[str] = "dspark"
@@ -109,38 +143,21 @@ class DSpark(DFlash):
             self.confidence_head = ConfidenceHead(size + joined)
 
     def memory(self, tokens: Tensor) -> Tensor:
-        """Returns what is remembered at roots ``[...]``, ``[..., R]``."""
         wide = 0 if self.markov_head is None else self.markov_head.remembered
         return tokens.new_zeros((*tokens.shape, wide), dtype=self.dtype)
 
-    def joined(
-        self,
-        depth: int,
-        logits: Tensor,
-        outputs: Tensor,
-        tokens: Tensor,
-        memory: Tensor,
-        shared: Shared,
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the logits ``[..., V']`` of the tokens after these, given them, and the memory to
-        go on with.
-
-        depth: of these tokens, that of the root is 0; logits: ``[..., V']``, those that follow from
-        the outputs ``[..., H]`` alone; tokens: ``[...]``, the target's.
-        """
+    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
         head = self.markov_head
         if head is None:
-            return logits, memory
+            return at.logits, at.memory
         if isinstance(head, PrefixGru):
-            embedded = self.embedded(tokens, shared)
-            bias, memory = head(depth, outputs, embedded, memory)
+            embedded = self.embedded(at.tokens, shared)
+            bias, memory = head(at.depth, at.outputs, embedded, at.memory)
         else:
-            bias, memory = head(outputs, tokens, memory)
-        return logits + bias, memory
+            bias, memory = head(at.outputs, at.tokens, at.memory)
+        return at.logits + bias, memory
 
     def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
-        """Returns how likely the tokens after these are accepted, as logits ``[...]``; None from a
-        head that does not say it."""
         if self.confidence_head is None:
             return None
         if self.config.confidence_head_with_markov:
@@ -169,9 +186,8 @@ class DSparkRecipe(BlockRecipe):
         memory = head.memory(losses.path())
         for depth in range(logits.shape[2]):
             tokens, here = losses.path(), outputs[:, :, depth]
-            given, memory = head.joined(
-                depth, logits[:, :, depth], here, tokens, memory, self._shared
-            )
+            at = Joint(depth, logits[:, :, depth], here, tokens, memory)
+            given, memory = head.joined(at, self._shared)
             said = head.confidence(here, tokens)
             if said is not None:
                 chances = losses.accepted(given)
@@ -240,28 +256,7 @@ class DSparkDrafter(DFlashDrafter):
         return pruned(drawn, plan.ordered(levels))
 
 
-class Joins(Protocol):
-    """What joins the tokens of a block, as `DSpark` does."""
-
-    def memory(self, tokens: Tensor) -> Tensor:
-        """As `DSpark.memory`."""
-
-    def joined(
-        self,
-        depth: int,
-        logits: Tensor,
-        outputs: Tensor,
-        tokens: Tensor,
-        memory: Tensor,
-        shared: Shared,
-    ) -> tuple[Tensor, Tensor]:
-        """As `DSpark.joined`."""
-
-    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
-        """As `DSpark.confidence`."""
-
-
-class JoinedWalk:
+class JoinedWalk(TokenWalk):
     """The steps through a block whose tokens follow from those before them."""
 
     def __init__(
@@ -276,38 +271,19 @@ class JoinedWalk:
     ) -> None:
         """roots: ``[B, 1]``; outputs: ``[B, K, H]``; logits: ``[B, K, V']``, those that follow from
         the outputs alone. asked: whether somebody wants to know how sure it is."""
-        self._asked = asked
-        self._head, self._shared, self._vocabulary = head, shared, vocabulary
-        self._roots, self._outputs, self._logits = roots, outputs, logits
-        self._memory, self._depth = head.memory(roots), 0
+        super().__init__(vocabulary, roots, head.memory(roots))
+        self._head, self._shared, self._asked = head, shared, asked
+        self._outputs, self._logits = outputs, logits
         self.sure: list[Tensor] = []
         """By level, how likely the children of its W nodes are accepted, ``[B, W]``, if that is
         asked."""
 
-    def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` after the roots."""
-        return self._after(self._roots)[:, 0]
-
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those after the last tokens that were fed, ``[B, W, V]``.
-
-        parents: ``[W]`` or ``[B, W]``.
-        """
-        self._depth += 1
-        self._memory = of_parents(self._memory, parents)
-        return self._after(fed[:, -parents.shape[-1] :])
-
-    @torch.inference_mode()
-    def _after(self, tokens: Tensor) -> Tensor:
-        wide = tokens.shape[1]
+    def step(self, tokens: Tensor, memory: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         outputs, logits = (
-            of_block[:, self._depth, None].expand(-1, wide, -1)
+            of_block[:, depth, None].expand(-1, tokens.shape[1], -1)
             for of_block in (self._outputs, self._logits)
         )
         sure = self._head.confidence(outputs, tokens) if self._asked else None
         if sure is not None:
             self.sure.append(sure.sigmoid())
-        found, self._memory = self._head.joined(
-            self._depth, logits, outputs, tokens, self._memory, self._shared
-        )
-        return self._vocabulary.logits(found)
+        return self._head.joined(Joint(depth, logits, outputs, tokens, memory), self._shared)

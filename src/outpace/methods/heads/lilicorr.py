@@ -18,6 +18,7 @@ from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
 from outpace.core.logits.truncation import NEVER
 from outpace.heads.base import LARGEST, Shared
+from outpace.methods.heads.dspark import Joins, Joint
 
 SIZES = ("candidate_topk", "hidden_size", "num_layers", "num_heads", "factor_dim")
 NUMBERS = ("mlp_ratio", "vector_eps", "logit_scale")
@@ -160,38 +161,23 @@ def _features(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Lattice:
-    """The candidates of blocks: what joins their tokens (`dspark.Joins`)."""
+class Lattice(Joins):
+    """The candidates of blocks: what joins their tokens."""
 
     candidates: Tensor  # [B, K, C]
     starts: Tensor  # [B, C], logits of the first place
     pairs: Tensor  # [B, K - 1, C, C], of a place's candidates, given one of the place before
     vocabulary: int
 
-    def memory(self, tokens: Tensor) -> Tensor:
-        """Returns nothing, ``[..., 0]``: the token before is all that counts."""
-        return self.starts.new_zeros((*tokens.shape, 0))
-
-    def joined(
-        self,
-        depth: int,
-        logits: Tensor,
-        outputs: Tensor,
-        tokens: Tensor,
-        memory: Tensor,
-        shared: Shared,
-    ) -> tuple[Tensor, Tensor]:
-        """As `DSpark.joined`: -inf for all tokens that are no candidates."""
+    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
+        """As `Joins.joined`: -inf for all tokens that are no candidates."""
+        tokens, depth = at.tokens, at.depth
         here = self.candidates[:, depth, None].expand(*tokens.shape, -1)  # [B, W, C]
         if depth:
-            at = (self.candidates[:, depth - 1, None] == tokens[..., None]).int().argmax(-1)
+            chosen = (self.candidates[:, depth - 1, None] == tokens[..., None]).int().argmax(-1)
             rows = torch.arange(len(tokens), device=tokens.device)[:, None]
-            scores = self.pairs[rows, depth - 1, at]  # [B, W, C]
+            scores = self.pairs[rows, depth - 1, chosen]  # [B, W, C]
         else:
             scores = self.starts[:, None].expand_as(here)
         none = scores.new_full((*tokens.shape, self.vocabulary), NEVER)
-        return none.scatter(-1, here, scores), memory
-
-    def confidence(self, outputs: Tensor, tokens: Tensor) -> Tensor | None:
-        """As `DSpark.confidence`: it says nothing."""
-        return None
+        return none.scatter(-1, here, scores), at.memory

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
-from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
 from outpace.heads.layers import Norm
-from outpace.methods.heads.base import HeadOptions, Walk
+from outpace.methods.heads.base import HeadOptions, TokenWalk, Walk
 from outpace.methods.heads.steps import StepHead, StepHeadDrafter
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import Loaded
@@ -206,13 +205,13 @@ class LyannaDrafter(StepHeadDrafter):
                 self._kept[request] = _Kept(begin, [state[row] for state in ahead], times)
 
 
-class _Walk:
+class _Walk(TokenWalk):
     """The steps of a head through one draft. All nodes of a depth share a row's state."""
 
     def __init__(
         self,
         head: Lyanna,
-        target: Target,
+        shared: Shared,
         vocabulary: Vocabulary,
         states: Tensor,
         remembered: Tensor,
@@ -220,8 +219,8 @@ class _Walk:
         roots: Tensor,
     ) -> None:
         """states: ``[B, 1, H]``, the target's; remembered: ``[B, 1, H]``; roots: ``[B, 1]``."""
-        self._head, self._target, self._vocabulary = head, target, vocabulary
-        self._state, self._remembered, self._roots = states[:, 0], remembered, roots
+        super().__init__(vocabulary, roots, remembered)
+        self._head, self._shared, self._state = head, shared, states[:, 0]
         self._kept = [[] if one is None else one.states for one in kept]
         self.states: list[Tensor] = []
         """``[B, H]`` each, by depth."""
@@ -230,22 +229,11 @@ class _Walk:
         self.drafted: Tensor | None = None
         """``[B, N]``: the tokens that were drafted."""
 
-    def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` after the roots."""
-        return self._step(self._roots)[:, 0]
-
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those after the last tokens that were fed, ``[B, W, V]``."""
-        self._remembered = self._remembered[:, parents]
-        return self._step(fed[:, -len(parents) :])
-
-    @torch.inference_mode()
-    def _step(self, tokens: Tensor) -> Tensor:
+    def step(self, tokens: Tensor, memory: Tensor, depth: int) -> tuple[Tensor, Tensor]:
         self._state = self._next()
         self.states.append(self._state)
-        self._remembered = self._head.remember(self._remembered, tokens, self._target)
-        state = self._state[:, None].expand_as(self._remembered)
-        return self._vocabulary.logits(self._head.say(state, self._remembered))
+        memory = self._head.remember(memory, tokens, self._shared)
+        return self._head.say(self._state[:, None].expand_as(memory), memory), memory
 
     def _next(self) -> Tensor:
         """The states ``[B, H]`` of the next depth: kept ones where there are any."""

@@ -18,17 +18,16 @@ from torch import Tensor, nn
 
 from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import to_device
-from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, config_of
 from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.base import (
     HeadDrafter,
+    TokenWalk,
     TrainedDrafter,
     TreeHeadOptions,
     Walk,
-    of_parents,
 )
 from outpace.methods.heads.text_cache import WAITING, PrefixTexts
 from outpace.targets.base import Target
@@ -241,7 +240,7 @@ class StepHeadDrafter(StateDrafter, HeadDrafter):
         return StepWalk(self.head, self._target, self._vocabulary, *self.starts(rows))
 
 
-class StepWalk:
+class StepWalk(TokenWalk):
     """The steps of a head through one draft."""
 
     def __init__(
@@ -249,29 +248,12 @@ class StepWalk:
         head: StepHead,
         shared: Shared,
         vocabulary: Vocabulary,
-        memory: Tensor,
+        states: Tensor,
         roots: Tensor,
     ) -> None:
-        """memory: ``[B, 1, H]``, the states to begin from; roots: ``[B, 1]``."""
-        self._head, self._shared, self._vocabulary = head, shared, vocabulary
-        self._memory = memory
-        self._roots = roots
-        self._depth = 0
+        """states: ``[B, 1, H]``, those to begin from; roots: ``[B, 1]``."""
+        super().__init__(vocabulary, roots, states)
+        self._head, self._shared = head, shared
 
-    def first(self) -> Tensor:
-        """Returns the logits ``[B, V]`` after the roots."""
-        return self._step(self._roots)[:, 0]
-
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """Returns those after the last tokens that were fed; parents: ``[W]`` or ``[B, W]``, which
-        columns of the step before they belong to."""
-        self._memory = of_parents(self._memory, parents)
-        return self._step(fed[:, -parents.shape[-1] :])
-
-    @torch.inference_mode()
-    def _step(self, tokens: Tensor) -> Tensor:
-        """The logits ``[B, W, V]`` after tokens ``[B, W]`` at the depth reached."""
-        self._depth += 1
-        found = self._head.step(self._memory, tokens, self._depth, self._shared)
-        logits, self._memory = found
-        return self._vocabulary.logits(logits)
+    def step(self, tokens: Tensor, memory: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+        return self._head.step(memory, tokens, depth + 1, self._shared)
