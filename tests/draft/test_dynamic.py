@@ -14,7 +14,7 @@ from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.methods.models.dynamic_tree import DynamicTree
+from outpace.methods.models.tree import DraftTree
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -185,4 +185,6 @@ def test_contradictions_are_refused(options: dict[str, Any], words: str) -> None
 
 def test_the_usual_rule_is_that_of_given_tokens() -> None:
     assert decoder().engine.verifier.rule.name == "match"
-    assert isinstance(decoder().engine.drafter, DynamicTree)
+    drafter = decoder().engine.drafter
+    assert isinstance(drafter, DraftTree)
+    assert not drafter.capabilities.any_shape

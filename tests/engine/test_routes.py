@@ -257,13 +257,15 @@ def test_a_model_that_learns_is_told_what_became_of_its_own_draft(
     model, read = online._inner, []
     feed = model._feed
 
-    def noting(rows: Any, live: Sequence[bool], *more: Any) -> Any:
-        found = feed(rows, live, *more)
-        read.extend((rows.since(row, 0), found[0][row, 0]) for row, on in enumerate(live) if on)
+    def noting(live: Sequence[bool], *more: Any, **asked: Any) -> Any:
+        found = feed(live, *more, **asked)
+        texts = [list(row.own) for row in model._rows]
+        read.extend((texts[row], found[0][row, 0]) for row, on in enumerate(live) if on)
         return found
 
     monkeypatch.setattr(model, "_feed", noting)
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
+    assert read
     for text, logits in read:
         assert torch.allclose(logits, read_plainly(model.loaded.model, text)[-1], atol=1e-9)
     learned = [

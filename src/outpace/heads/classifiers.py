@@ -168,7 +168,6 @@ class Judge(Classifier):
         super().__init__(origin, config)
         if not config.window:
             raise ValueError("window is 0: the target has to say one word at least")
-        self.window = config.window
         self.linear = nn.Linear(origin.shape.hidden_size, 1)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
@@ -275,11 +274,6 @@ class StopHead(Classifier):
         if not (config.rejection_weight and config.every):
             raise ValueError("rejection_weight and every are whole numbers of at least 1")
         width = origin.shape.hidden_size
-        self.rejection_weight, self.every, self.greedy = (
-            config.rejection_weight,
-            config.every,
-            config.greedy,
-        )
         self.blocks = nn.Sequential(*(ResidualBlock(width) for _ in range(config.blocks)))
         self.linear = nn.Linear(width, 1)
         nn.init.zeros_(self.linear.weight)

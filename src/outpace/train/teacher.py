@@ -217,7 +217,7 @@ class Teacher:
     def head_rows(self, tokens: Tensor) -> Tensor | None:
         """Returns the output matrix's rows ``[R, H]`` of some tokens, as a head begins with them;
         None where it is not held as one matrix."""
-        return self._readout.rows(tokens)
+        return output_rows(self._model, tokens)
 
 
 # -- from the state after the last layer to logits ------------------------------------------------
@@ -236,7 +236,6 @@ class Readout:
     def __init__(self, model: nn.Module, config: Any, name: str) -> None:
         """config: the text model's. Raises ``UnsupportedModel`` where the logits follow from the
         last state in a way that is not known here."""
-        self._model = model
         self._head = model.get_output_embeddings()  # type: ignore[operator]
         if self._head is None:
             raise UnsupportedModel(f"{name} has no output head to learn from.")
@@ -255,11 +254,6 @@ class Readout:
     def bounded(self, logits: Tensor) -> Tensor:
         """Returns scaled logits, of any tokens, with the soft bound of the model's."""
         return self._scaling.bounded(logits)
-
-    def rows(self, tokens: Tensor) -> Tensor | None:
-        """Returns what a head that has a copy of some rows of the output matrix begins with
-        (`output_rows`)."""
-        return output_rows(self._model, tokens)
 
     @property
     def learns(self) -> list[nn.Parameter]:

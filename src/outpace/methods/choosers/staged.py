@@ -124,7 +124,7 @@ class Staged(DraftModel):
         live = [count > 0 for count in counts]
         # The last token of a draft is never fed, so that guessing it would save nothing.
         guesses = self._guesses(rows, [max(0, count - 1) for count in counts])
-        scored = self._read(live, guesses)  # [B, 1 + L, V]
+        scored, _ = self._feed(live, guesses)  # [B, 1 + L, V]
         chains = Chains(rows, counts, self.random_stream)
         logits = scored[:, 0]
         guessed = 0  # tokens of the draft that all rows have as they were guessed

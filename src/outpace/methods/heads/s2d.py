@@ -134,17 +134,14 @@ class S2d(AttendingHead):
         return found
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
-        return self._guessed(outputs)
-
-    def _guessed(self, x: Tensor) -> Tensor:
-        found: Tensor = self.lm_head(self.norm(x))
+        found: Tensor = self.lm_head(self.norm(outputs))
         return found
 
     @torch.no_grad()
     def _sure(self, x: Tensor) -> Tensor:
         """``[B, W]`` bool: whether the likeliest token at each state is likely enough."""
         pieces = torch.split(x.flatten(0, 1), AT_ONCE)
-        best = [self._guessed(piece).float().softmax(-1).amax(-1) for piece in pieces]
+        best = [self.lm_head(self.norm(piece)).float().softmax(-1).amax(-1) for piece in pieces]
         return torch.cat(best).view(x.shape[:2]) >= self.confidence
 
     @property

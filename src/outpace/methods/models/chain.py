@@ -248,7 +248,7 @@ class DraftModel(Drafter):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
         asked = WITH_STATES if rows.terms.goes_on is not None else {}
-        read, states = self._feed(live, [[] for _ in live], asked)
+        read, states = self._feed(live, **asked)
         logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.random_stream)
         while chains.grow(logits, states=None if states is None else states[:, -1]):
@@ -276,7 +276,7 @@ class DraftModel(Drafter):
         # After a token that it does not have its distributions mean nothing.
         fed = tokens[:, :-1].clamp(max=self._own_size - 1)
         listed = zip(fed.tolist(), live, strict=True)
-        logits = self._read(live, [row if on else [] for row, on in listed])
+        logits, _ = self._feed(live, [row if on else [] for row, on in listed])
         if logits.shape[1] < count:
             return None
         steps = torch.arange(count, device=tokens.device)
@@ -311,9 +311,7 @@ class DraftModel(Drafter):
     def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts: as many as its budget, but for a small context."""
         counts = [min(budget, self._reserve) for budget in self._update(rows, budgets)]
-        for number, count in enumerate(counts):
-            if count:
-                self._make_room(number, len(self._rows[number].own))
+        self._make_all_room(counts)
         return counts
 
     def _update(self, rows: Rows, budgets: Sequence[int] = ()) -> list[int]:
@@ -325,6 +323,12 @@ class DraftModel(Drafter):
             budget if row.own and not row.text.unfinished else 0
             for row, budget in zip(self._rows, budgets, strict=False)
         ]
+
+    def _make_all_room(self, counts: Sequence[int]) -> None:
+        """`_make_room` in each row that drafts something."""
+        for number, count in enumerate(counts):
+            if count:
+                self._make_room(number, len(self._rows[number].own))
 
     def _make_room(self, number: int, length: int) -> None:
         """Moves the window of a row, if its context is too short for a text of this length and a
@@ -366,22 +370,16 @@ class DraftModel(Drafter):
 
     def _catch_up(self, live: Sequence[bool]) -> Tensor:
         """Feeds what each live row has committed since; returns the logits after it, ``[B, V]``."""
-        return self._read(live, [[] for _ in live])[:, 0]
-
-    def _read(self, live: Sequence[bool], guesses: Sequence[Sequence[int]]) -> Tensor:
-        """Feeds what each live row has committed since, and guesses after it; returns the logits
-        ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens. These are fed,
-        and do not count as cached."""
-        return self._feed(live, guesses, {})[0]
+        return self._feed(live)[0][:, 0]
 
     def _feed(
-        self,
-        live: Sequence[bool],
-        guesses: Sequence[Sequence[int]],
-        asked: Mapping[str, Any],
+        self, live: Sequence[bool], guesses: Sequence[Sequence[int]] = (), **asked: Any
     ) -> tuple[Tensor, Tensor | None]:
-        """`_read`, and the last hidden states ``[B, 1 + L, H]`` at these places. asked: further
-        arguments of the model, `WITH_STATES` if there are to be states."""
+        """Feeds what each live row has committed since, and guesses after it; returns the logits
+        ``[B, 1 + L, V]`` after the text and after each of up to L guessed tokens, and the last
+        hidden states ``[B, 1 + L, H]`` there. Guesses are fed, and do not count as cached. asked:
+        further arguments of the model, `WITH_STATES` if there are to be states."""
+        guesses = guesses or [[] for _ in live]
         pending = [self._unseen(row) if drafting else [] for row, drafting in enumerate(live)]
         alike = len({len(unseen) for unseen in pending}) == 1
         most = PREFILL_CHUNK if alike else CATCH_UP

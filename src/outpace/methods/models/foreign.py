@@ -98,9 +98,6 @@ class ForeignModel(DraftModel):
         row.own = own
         return True
 
-    def _in_slots(self, number: int) -> list[int]:
-        return self._rows[number].cached[: self.runner.lengths[number]]
-
     def _unread(self, number: int) -> list[int]:
         return self._rows[number].own[self.runner.lengths[number] :]
 

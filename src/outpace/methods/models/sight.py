@@ -19,7 +19,6 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.vision.processor import mark_of, prepare_alike, prepared
 from outpace.targets.hf.vision.prompt import ImagePrompt, read_prompt
 
-AUTO = "auto"
 REMEDY = "give the text and its images to LLM, or set 'images' of the drafter to false"
 
 

@@ -16,11 +16,11 @@ from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import TreeOptions, shape_of
+from outpace.draft.dynamic import NODES, Growth
 from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
 from outpace.methods.models.chain import DraftModel
-from outpace.methods.models.dynamic_tree import DynamicTree
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
 from outpace.methods.models.sight import Sight
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
@@ -52,8 +52,9 @@ class DraftTree(DraftModel):
     """Drafts a tree, one pass of the draft model per depth.
 
     The budget's nodes are the first ones of the shape. ``branching`` gives it, level by level or
-    node by node; with "auto" the controller does, as chances and prices are. With "dynamic" it is a
-    `DynamicTree`.
+    node by node; with "auto" the controller does, as chances and costs are. With "dynamic" they are
+    the nodes that the model finds most probable, another tree in every row, as EAGLE-2's head does
+    it (Li et al. 2024, arXiv 2406.16858).
     """
 
     name: ClassVar[str] = "draft_tree"
@@ -62,6 +63,8 @@ class DraftTree(DraftModel):
     capabilities: Capabilities = replace(DraftModel.capabilities, ends_chains=False)
     Options: ClassVar[type[Any]] = DraftTreeOptions
     default_rule: ClassVar[str] = "recursive"
+    _growth: Growth | None = None
+    """How dynamic trees grow, if they are dynamic."""
 
     def __init__(
         self,
@@ -71,13 +74,20 @@ class DraftTree(DraftModel):
         sight: Sight,
         shape: TreeShape | None = None,
         with_replacement: bool = False,
+        growth: Growth | None = None,
     ) -> None:
-        """shape: None for what `Rows.shape` says in each round."""
+        """shape: None for what `Rows.shape` says in each round. growth: of dynamic trees, which
+        have no shape."""
         super().__init__(drafter, runner, vocabulary, sight)
         self.shape = shape
-        self.capabilities = replace(self.capabilities, any_shape=shape is None)
+        left_open = shape is None and growth is None
+        self.capabilities = replace(self.capabilities, any_shape=left_open)
         self._with_replacement = with_replacement
         self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
+        if growth is not None:
+            self.draws, self.longest = frozenset({Drawn.DETERMINISTIC}), NODES
+            # No draft is longer than what a window leaves free for it.
+            self._growth = Growth(growth.top_k, min(growth.depth, self._reserve))
 
     @classmethod
     def usual_rule(cls, options: Any) -> str:
@@ -91,10 +101,9 @@ class DraftTree(DraftModel):
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
         sight = Sight(setup.loaded, loaded, options.images)
-        if options.growth is not None:
-            return DynamicTree(loaded, runner, vocabulary, options.growth, sight)
-        shape = shape_of(options.branching)
-        return cls(loaded, runner, vocabulary, sight, shape, options.with_replacement)
+        shape = shape_of(options.branching) if options.growth is None else None
+        how = shape, options.with_replacement, options.growth
+        return cls(loaded, runner, vocabulary, sight, *how)
 
     def origin(self) -> Origin | None:
         return None
@@ -104,12 +113,12 @@ class DraftTree(DraftModel):
         return {**super().specimen(loaded), "branching": [2, 1, 1]}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        if self._growth is not None:
+            return self._grown(rows, budgets, self._growth)
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
         shape = shape.up_to(self._reserve)
         counts = [min(budget, shape.size) for budget in self._update(rows, budgets)]
-        for row, count in enumerate(counts):
-            if count:
-                self._make_room(row, len(self._rows[row].own))
+        self._make_all_room(counts)
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))
@@ -125,6 +134,15 @@ class DraftTree(DraftModel):
         )
         counts = rows.pipeline.silenced(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
+
+    def _grown(self, rows: Rows, budgets: Sequence[int], growth: Growth) -> Proposal:
+        """Drafts levels for as long as some node of them is among the best."""
+        budgets = self._update(rows, budgets)
+        if not any(budgets) or not growth.depth:
+            return Proposal.empty(len(rows), rows.seeds.device)
+        self._make_all_room(budgets)
+        logits = self._catch_up([budget > 0 for budget in budgets])
+        return growth(rows, logits, self._deeper, budgets)
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
         """A chain, with a distribution that says how its tokens, had they any siblings, would be
