@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_a_file_holds_the_head_of_its_folder(name: str, tmp_path: Path) -> None:
     assert (type(found), found.layers) == (type(wanted), wanted.layers)
     skipped = {"norm_eps", "reads"}  # float32 in a file; none given: the usual
     ours, theirs = (
-        {name: value for name, value in each.config.as_dict().items() if name not in skipped}
+        {name: value for name, value in asdict(each.config).items() if name not in skipped}
         for each in (found, wanted)
     )
     assert ours == theirs

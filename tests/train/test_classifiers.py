@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_it_learns_and_is_kept(method: str, learned: dict[str, tuple[Path, Any]]
     assert log[-1]["loss"] < log[0]["loss"]
     assert log[-1]["balanced_accuracy"] == reached.score == pytest.approx(sum(reached.shares) / 2)
     network = load_classifier(folder, method)
-    assert network.config.as_dict().items() >= SIZES[method].items()
+    assert asdict(network.config).items() >= SIZES[method].items()
     other = next(name for name in classifier_names() if name != method)
     with pytest.raises(ConfigError, match=f"holds a classifier '{method}'"):
         load_classifier(folder, other)

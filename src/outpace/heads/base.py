@@ -15,10 +15,13 @@ from abc import ABC
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Shared(Protocol):
@@ -51,14 +54,8 @@ class TargetShape:
         return cls(config.hidden_size, config.vocab_size, config.num_hidden_layers, name)
 
 
-class Config(Protocol):
-    """The sizes that something is built with: a dataclass with a default for each of them."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the sizes by their names."""
-
-
-Sizes = TypeVar("Sizes", bound=Config)
+Sizes = TypeVar("Sizes", bound="DataclassInstance")
+"""The sizes that something is built with: a dataclass with a default for each of them."""
 
 
 COUNTS = ("depths", "layers", "blocks", "passes", "unrolled")
@@ -86,9 +83,6 @@ class HeadConfig:
         for name in COUNTS:  # each costs matrices of its own: a file must not ask for all memory
             if (count := getattr(self, name, 0)) > MOST:
                 raise ValueError(f"{name} is {count}, and {MOST} are the most")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Head(nn.Module, ABC):
@@ -221,7 +215,7 @@ def shape_of(given: Mapping[str, Any]) -> TargetShape:
 def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
     where they do not fit. A whole number may stand where a float is wanted."""
-    defaults, entries = kind().as_dict(), dict(given)
+    defaults, entries = asdict(kind()), dict(given)
     for name in defaults.keys() & entries.keys():
         value, default = entries[name], defaults[name]
         if type(value) is int and type(default) is float:

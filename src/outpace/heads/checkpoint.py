@@ -121,7 +121,7 @@ class Outpace(Format):
     def write(cls, head: Head) -> Content:
         if head.kind not in head_names():
             raise ConfigError(f"a head of the kind {head.kind!r} is kept as it was published.")
-        about = {KIND: head.kind, **head.config.as_dict(), "target": asdict(head.target)}
+        about = {KIND: head.kind, **asdict(head.config), "target": asdict(head.target)}
         return Content(about, head.state_dict())
 
 

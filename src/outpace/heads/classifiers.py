@@ -75,9 +75,6 @@ KIND = "outpace_classifier"
 class ClassifierConfig:
     """What a classifier is built and trained with; each kind adds its own."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Classifier(nn.Module, ABC):
     """Gives the chance that a token is right, from the last hidden state at it."""
@@ -105,7 +102,7 @@ class Classifier(nn.Module, ABC):
 
 def save_classifier(network: Classifier, folder: str | os.PathLike[str]) -> None:
     """Writes a classifier; each file is replaced at once."""
-    about = {KIND: network.kind, **network.config.as_dict(), "model": asdict(network.shape)}
+    about = {KIND: network.kind, **asdict(network.config), "model": asdict(network.shape)}
     Folder(Path(folder)).write(about, network.state_dict(), WEIGHTS)
 
 

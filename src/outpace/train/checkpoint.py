@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def check_same(
 ) -> None:
     """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
     tokens: the blocks of the text, if it is known."""
-    mine, then = settings.as_dict(), dict(state["settings"])
+    mine, then = asdict(settings), dict(state["settings"])
     for one in (mine, then):  # a folder may be named in several ways, and this start as well
         one["start"] = os.path.realpath(one["start"] or PRUNED)
     other = [name for name in mine if then[name] != mine[name] and name != "steps"]

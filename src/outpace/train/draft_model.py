@@ -61,12 +61,9 @@ class DraftModelSizes:
     """Width of an attention head."""
 
     def __post_init__(self) -> None:
-        for name, size in self.as_dict().items():
+        for name, size in asdict(self).items():
             if size > LARGEST:
                 raise ValueError(f"{name} is {size}, and {LARGEST} is the most")
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class TrainingRun:
         if self._ranks.count == 1:
             return
         shapes = [(name, value.shape) for name, value in self.network.state_dict().items()]
-        known = (self.settings.as_dict(), self.step, digest(self._text), shapes)
+        known = (asdict(self.settings), self.step, digest(self._text), shapes)
         if not self._ranks.same(repr(known)):
             raise ConfigError(
                 f"the processes do not all read the same text, and the same run in {self.out}: "
@@ -267,7 +267,7 @@ class TrainingRun:
         if not self._ranks.first:
             return
         state = {
-            "settings": self.settings.as_dict(),
+            "settings": asdict(self.settings),
             "target": {"shape": asdict(self._target.shape), "greeting": self._target.probe_states},
             "text": {
                 "blocks": len(self._text),

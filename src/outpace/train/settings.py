@@ -78,13 +78,10 @@ class TrainSettings(Options):
             return device.type == "cuda" and torch.cuda.is_bf16_supported()
         return self.precision == "bfloat16"
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def sizes_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a drafter's sizes; ``ConfigError`` for a name or a value that it does not take."""
-    defaults = kind().as_dict()
+    defaults = asdict(kind())
     for name, value in given.items():
         if name not in defaults:
             raise ConfigError(f"this drafter has no size {name!r}{did_you_mean(name, defaults)}.")

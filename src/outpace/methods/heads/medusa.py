@@ -35,6 +35,7 @@ class Medusa(StepHead):
 
     kind: ClassVar[str] = "medusa"
     Config: ClassVar[type[HeadConfig]] = MedusaConfig
+    config: MedusaConfig
 
     def __init__(self, target: TargetShape, config: MedusaConfig) -> None:
         super().__init__(target, config)
@@ -120,12 +121,12 @@ class MedusaFormat(Format):
             raise cls.refuse(f"holds no {head.kind} heads")
         if not knows_all(head):
             raise cls.refuse("holds heads that know all tokens only")
+        blocks = head.config.blocks
         about = {
             "medusa_num_heads": head.config.depths,
-            "medusa_num_layers": head.config.as_dict()["blocks"],
+            "medusa_num_layers": blocks,
             "base_model_name_or_path": head.target.name,
         }
-        blocks = about["medusa_num_layers"]
         weights = {
             _public(name, blocks): value
             for name, value in head.state_dict().items()

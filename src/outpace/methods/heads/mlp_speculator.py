@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -146,7 +146,7 @@ class MlpSpeculatorFormat(Format):
     def write(cls, head: Head) -> Content:
         if not isinstance(head, MlpSpeculator):
             raise cls.refuse(f"holds no {head.kind} heads")
-        config = head.config.as_dict()
+        config = asdict(head.config)
         if config["centred"]:
             raise cls.refuse(
                 "holds speculators without centred states only (--set centred=false when it is "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,7 +99,7 @@ def about_layers(
 ) -> dict[str, Any]:
     """Returns the public configuration of a head with ``layers`` layers. inner: width of their
     feed-forward parts."""
-    config = head.config.as_dict()
+    config = asdict(head.config)
     rope = dict(config["rope"])
     rope.pop("inv_freq", None)
     base, part = rope.pop("rope_theta"), rope.pop("partial_rotary_factor", None)
