@@ -24,7 +24,6 @@ from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.answers import prompts
 from outpace.train.measures import AcceptanceLength
-from outpace.train.recipe import recipe_for
 from outpace.train.teacher import Teacher, answered
 
 Tokens = list[int]
@@ -93,7 +92,7 @@ def _simulated(
 ) -> float:
     """The acceptance length in all answers, read one after the other."""
     teacher = Teacher(target, head.layers)
-    recipe = recipe_for(head.float(), teacher)
+    recipe = head.recipe()(head.float(), teacher)
     hits, own, first = [], [], 0
     longest = max(map(len, asked)) + len(answers[0])
     for prompt, answer in zip(asked, answers, strict=True):

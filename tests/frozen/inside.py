@@ -53,17 +53,12 @@ def errors() -> dict[str, type[Exception]]:
 def groups() -> dict[str, list[str]]:
     """Returns the entry-point groups through which packages add something, with our own names."""
     from outpace.draft.registry import REGISTRY as METHODS
-    from outpace.heads.registry import CLASSIFIERS, FORMATS
+    from outpace.heads.registry import FORMATS
     from outpace.heads.registry import REGISTRY as HEADS
     from outpace.policy.lengths.registry import REGISTRY as LENGTHS
-    from outpace.train.classifiers import STUDENTS
-    from outpace.train.recipe import RECIPES
     from outpace.verify.registry import REGISTRY as RULES
 
-    registries: tuple[Any, ...] = (
-        *(METHODS, RULES, LENGTHS, HEADS),
-        *(FORMATS, CLASSIFIERS, RECIPES, STUDENTS),
-    )
+    registries: tuple[Any, ...] = (METHODS, RULES, LENGTHS, HEADS, FORMATS)
     return {each._group: sorted(each._own) for each in registries}
 
 

@@ -37,7 +37,6 @@ from outpace.heads.checkpoint import fit, load_head, save_head
 from outpace.heads.layers import Entries, Sight
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config, find_layers
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.recipe import recipe_for
 from outpace.train.teacher import Batch
 from targets.families import build
 from targets.generating import greedy, ids
@@ -418,7 +417,7 @@ def test_a_parallel_head_learns_its_masks() -> None:
     )
     model = Model()
     model.embeddings, model.output = model.embeddings.float(), model.output.float()
-    recipe_for(head, model).compute_loss(batch).loss.backward()
+    head.recipe()(head, model).compute_loss(batch).loss.backward()
     assert head.mask_hidden is not None
     assert head.mask_hidden.grad is not None
     assert float(head.mask_hidden.grad.abs().max()) > 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.classifiers import load_classifier
-from outpace.heads.registry import classifier_names
+from outpace.heads.registry import CLASSIFIERS
 from outpace.methods.models.specimen import noisy_copy
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.making import check_sizes, student_for
@@ -81,11 +81,11 @@ def learned(draft: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, t
     folder = tmp_path_factory.mktemp("learned")
     return {
         method: (folder / method, trained(folder / method, settings(method, draft)))
-        for method in classifier_names()
+        for method in CLASSIFIERS
     }
 
 
-@pytest.mark.parametrize("method", classifier_names())
+@pytest.mark.parametrize("method", CLASSIFIERS)
 def test_it_learns_and_is_kept(method: str, learned: dict[str, tuple[Path, Any]]) -> None:
     folder, reached = learned[method]
     assert reached.score > 0.6
@@ -94,12 +94,12 @@ def test_it_learns_and_is_kept(method: str, learned: dict[str, tuple[Path, Any]]
     assert log[-1]["balanced_accuracy"] == reached.score == pytest.approx(sum(reached.shares) / 2)
     network = load_classifier(folder, method)
     assert asdict(network.config).items() >= SIZES[method].items()
-    other = next(name for name in classifier_names() if name != method)
+    other = next(name for name in CLASSIFIERS if name != method)
     with pytest.raises(ConfigError, match=f"holds a classifier '{method}'"):
         load_classifier(folder, other)
 
 
-@pytest.mark.parametrize("method", classifier_names())
+@pytest.mark.parametrize("method", CLASSIFIERS)
 def test_products_in_bfloat16_teach_the_same(method: str, draft: str, tmp_path: Path) -> None:
     def run(precision: str) -> TrainingRun:
         asked = settings(method, draft, 3, precision=precision)
@@ -108,7 +108,7 @@ def test_products_in_bfloat16_teach_the_same(method: str, draft: str, tmp_path: 
     check_precisions(run)
 
 
-@pytest.mark.parametrize("method", classifier_names())
+@pytest.mark.parametrize("method", CLASSIFIERS)
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     method: str, draft: str, tmp_path: Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
     model: Any = target("llama")
     model.save_pretrained(folder)
     sizes = {**SIZES, "judge": {"window": 2}}  # its first token is then none of the prompt's
-    for method in classifier_names():
+    for method in CLASSIFIERS:
         head = {**sizes[method], "greedy": likeliest}
         student = student_of(settings(method, folder, head=head))
         teacher = Teacher(loaded(), student.layers, student.top)

@@ -20,7 +20,7 @@ from outpace.methods.heads.mtp import brought_module
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.measures import Progress
-from outpace.train.recipe import DepthLosses, recipe_for
+from outpace.train.recipe import DepthLosses
 from outpace.train.run import TrainingRun
 from outpace.train.teacher import Teacher
 from representatives import representatives
@@ -164,7 +164,7 @@ def test_modules_learn_what_they_draft(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(DepthLosses, "add", watched)
     text = torch.randint(VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
     batch = teacher.read(text.to(DEVICE))
-    output = recipe_for(head.float(), teacher).compute_loss(batch)
+    output = head.recipe()(head.float(), teacher).compute_loss(batch)
     assert output.hits.shape == (1, 7, 2)
     tokens = text[0].tolist()
     for depth, logits in enumerate(asked):

@@ -11,7 +11,7 @@ once.
 from __future__ import annotations
 
 import math
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -93,8 +93,6 @@ class Head(nn.Module, ABC):
     Config: ClassVar[type[HeadConfig]]
     learns_online: ClassVar[bool] = True
     """Whether it learns at single places of a text, as the target corrects them."""
-    recipe: ClassVar[str]
-    """Which recipe trains it (`outpace.train.recipe.RECIPES`)."""
     before_last_norm: ClassVar[bool] = False
     """Whether published heads that read the state after the target's last layer were trained
     without the norm that comes after it."""
@@ -120,6 +118,11 @@ class Head(nn.Module, ABC):
         for module, name, value in kept:  # in float32 whatever the weights are, as in transformers
             setattr(module, name, value.to(getattr(module, name).device))
         return found
+
+    @classmethod
+    @abstractmethod
+    def recipe(cls) -> Any:
+        """Returns the class that trains it (`outpace.train.recipe.Recipe`)."""
 
     @property
     def layers(self) -> tuple[int, ...]:

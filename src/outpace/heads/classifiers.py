@@ -20,7 +20,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import ResidualBlock, TargetShape, config_of, shape_of
 from outpace.heads.folder import CONFIG, WEIGHTS, Folder
-from outpace.heads.registry import classifier_names, find_classifier
+from outpace.heads.registry import CLASSIFIERS
 
 # -- which model a classifier was trained for ------------------------------------------------------
 
@@ -112,7 +112,7 @@ def load_classifier(folder: str | os.PathLike[str], kind: str) -> Classifier:
     place = Folder(Path(folder))
     about: dict[str, Any] = place.read_config()
     found = about.pop(KIND, None)
-    if found not in classifier_names():
+    if found not in CLASSIFIERS:
         raise ModelLoadError(
             f"{place.path} holds no classifier: its {CONFIG} is none that 'outpace train {kind}' "
             "wrote."
@@ -122,6 +122,11 @@ def load_classifier(folder: str | os.PathLike[str], kind: str) -> Classifier:
     weights = place.read_weights(WEIGHTS)
     network = _built(place, kind, about, weights)
     return place.fill(network, weights)
+
+
+def find_classifier(kind: str) -> type[Classifier]:
+    """Returns the classifier of one of these names."""
+    return {each.kind: each for each in (Judge, StopHead)}[kind]
 
 
 def _built(

@@ -14,7 +14,6 @@ from outpace.core.lazy import LazyRegistry
 if TYPE_CHECKING:
     from outpace.heads.base import Head
     from outpace.heads.checkpoint import Format
-    from outpace.heads.classifiers import Classifier
 
 _IN = "outpace.methods.heads"
 HEADS: Mapping[str, tuple[str, str]] = {
@@ -88,14 +87,8 @@ FORMATS = LazyRegistry(
         "gemma4_assistant": f"{_IN}.gemma4_assistant:Gemma4AssistantFormat",
     },
 )
-CLASSIFIERS = LazyRegistry(
-    "classifier",
-    "outpace.classifiers",
-    {
-        "judge": "outpace.heads.classifiers:Judge",
-        "stop_head": "outpace.heads.classifiers:StopHead",
-    },
-)
+CLASSIFIERS = ("judge", "stop_head")
+"""What `outpace.heads.classifiers` holds."""
 
 
 def head_names() -> list[str]:
@@ -123,14 +116,3 @@ def find_format(name: str) -> type[Format]:
 def format_of(about: Mapping[str, Any]) -> type[Format] | None:
     """Returns the format that a configuration is in, if any is known."""
     return next((each for each in FORMATS.all().values() if each.recognises(about)), None)
-
-
-def classifier_names() -> list[str]:
-    """Returns the names of all classifiers; imports none of them."""
-    return CLASSIFIERS.names()
-
-
-def find_classifier(name: str) -> type[Classifier]:
-    """Returns the classifier of this name; ``ConfigError`` with a suggestion if there is none."""
-    found: type[Classifier] = CLASSIFIERS.find(name)
-    return found

@@ -7,14 +7,15 @@ each other, and the target is asked what it makes of them.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from outpace.core.lazy import LazyRegistry
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import (
     Classifier,
@@ -22,25 +23,15 @@ from outpace.heads.classifiers import (
     JudgeConfig,
     StopHead,
     StopHeadConfig,
+    find_classifier,
     save_classifier,
 )
-from outpace.heads.registry import find_classifier
 from outpace.targets.hf.loading.load import load_drafter
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.train.measures import BalancedAccuracy
 from outpace.train.recipe import LossOutput, Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.teacher import Teacher, origin_of
-
-STUDENTS = LazyRegistry(
-    "classifier",
-    "outpace.classifier_students",
-    {
-        "judge": "outpace.train.classifiers:JudgeStudent",
-        "stop_head": "outpace.train.classifiers:StopHeadStudent",
-    },
-)
-"""Who learns, by the name of the classifier."""
 
 
 class DraftedTokens:
@@ -148,13 +139,20 @@ class StopHeadStudent(ClassifierStudent):
         return Examples(states, right.flatten(), each, weight * each)
 
 
+STUDENTS: Mapping[str, Callable[[Loaded, Loaded, Any], ClassifierStudent]] = {
+    "judge": JudgeStudent,
+    "stop_head": StopHeadStudent,
+}
+"""Who learns, by the name of the classifier."""
+
+
 def classifier_student(loaded: Loaded, settings: TrainSettings) -> ClassifierStudent:
     """Returns the classifier that the settings ask for; loads its draft model."""
     draft = load_drafter(settings.draft, loaded)
     check_same_vocabulary(loaded, draft)
     config = sizes_of(find_classifier(settings.method).Config, settings.head)
     try:
-        found: ClassifierStudent = STUDENTS.find(settings.method)(loaded, draft, config)
+        found: ClassifierStudent = STUDENTS[settings.method](loaded, draft, config)
     except ValueError as error:
         raise ConfigError(f"no {settings.method} of these sizes can be made: {error}.") from error
     return found

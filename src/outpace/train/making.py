@@ -10,7 +10,8 @@ from torch import Tensor
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head, read_kind, save_head
-from outpace.heads.registry import classifier_names, find_classifier, find_head, head_names
+from outpace.heads.classifiers import find_classifier
+from outpace.heads.registry import CLASSIFIERS, find_head, head_names
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.source import check_path
 from outpace.train.classifiers import ClassifierRecipe, classifier_student
@@ -24,7 +25,7 @@ from outpace.train.draft_model import (
     check_of_target,
     started,
 )
-from outpace.train.recipe import Recipe, Student, recipe_for, recipe_kind
+from outpace.train.recipe import Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.teacher import Teacher
 
@@ -54,7 +55,8 @@ class HeadStudent(Student):
         else:
             self._head.begin_from(teacher.head_rows(self._head.d2t))
             self._head.start(teacher)
-        return recipe_for(self._head, teacher)
+        recipe: type[Recipe] = self._head.recipe()
+        return recipe(self._head, teacher)
 
     def save(self, out: Path) -> None:
         save_head(self._head, out)
@@ -123,7 +125,7 @@ def student_for(
     """Returns what the settings ask for; ``ConfigError`` for what cannot be made. tokens: the text;
     own: which of them the target has written, if that is known. out: the folder that it will be
     written to; begun: whether a run in it goes on. report: called while something takes minutes."""
-    if settings.method in classifier_names():
+    if settings.method in CLASSIFIERS:
         _check_unrounded(settings)
         return classifier_student(loaded, settings)
     if settings.method == DRAFT_MODEL:
@@ -162,7 +164,7 @@ def check_made(
     check_block(loaded, settings)
     if settings.method == DRAFT_MODEL:
         _check_model(loaded, settings, thorough and not begun)
-    elif settings.method in classifier_names():
+    elif settings.method in CLASSIFIERS:
         if thorough:
             depths = classifier_student(loaded, settings).depths
             check_depths(settings, depths, ClassifierRecipe)
@@ -172,7 +174,7 @@ def check_made(
         else:
             with torch.device("meta"):  # sizes only
                 head = new_head(loaded, settings)
-        check_depths(settings, head.config.depths, recipe_kind(head))
+        check_depths(settings, head.config.depths, head.recipe())
 
 
 def _check_model(loaded: Loaded, settings: TrainSettings, thorough: bool) -> None:
@@ -188,7 +190,7 @@ def check_sizes(settings: TrainSettings) -> None:
     """Raises ``ConfigError`` for a method or a size that does not exist; nothing is loaded yet."""
     if settings.method == DRAFT_MODEL:
         sizes_of(DraftModelSizes, settings.head)
-    elif settings.method in classifier_names():
+    elif settings.method in CLASSIFIERS:
         if not settings.draft:
             raise ConfigError(
                 f"{settings.method} learns from the tokens of a draft model: name it with --draft."
@@ -196,7 +198,7 @@ def check_sizes(settings: TrainSettings) -> None:
         _check_unrounded(settings)
         sizes_of(find_classifier(settings.method).Config, settings.head)
     elif settings.method not in head_names():
-        known = [DRAFT_MODEL, *head_names(), *classifier_names()]
+        known = [DRAFT_MODEL, *head_names(), *CLASSIFIERS]
         raise ConfigError(
             f"unknown drafter {settings.method!r}{did_you_mean(settings.method, known)}."
         )

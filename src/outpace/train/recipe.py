@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.core.lazy import LazyRegistry
 from outpace.core.proposal import AuxTokens
 from outpace.heads.base import Head, Shared
 from outpace.train.measures import AcceptanceLength, Measure
@@ -58,31 +57,12 @@ class Recipe(ABC):
 
     @abstractmethod
     def __init__(self, head: Any, shared: Shared) -> None:
-        """head: of the kind that names this recipe (`Head.recipe`)."""
+        """head: of a kind that it trains (`Head.recipe`)."""
 
     @abstractmethod
     def compute_loss(self, batch: Any) -> LossOutput:
         """Returns the loss on a batch, which is what `Student.read` makes of a text: a `Batch` for
         all that draft."""
-
-
-RECIPES = LazyRegistry(
-    "recipe",
-    "outpace.recipes",
-    {
-        "step": "outpace.methods.heads.steps:StepRecipe",
-        "attending": "outpace.methods.heads.attending:AttendingRecipe",
-        "eagle": "outpace.methods.heads.eagle:EagleRecipe",
-        "mtp": "outpace.methods.heads.mtp:MtpRecipe",
-        "block": "outpace.methods.heads.blocks:BlockRecipe",
-        "dspark": "outpace.methods.heads.dspark:DSparkRecipe",
-        "s2d": "outpace.methods.heads.s2d:S2dRecipe",
-        "aux": "outpace.methods.heads.aux_tokens:AuxRecipe",
-        "ctc": "outpace.methods.heads.ctc:CtcRecipe",
-        "diffusion": "outpace.methods.heads.diffusion:DiffusionRecipe",
-    },
-)
-"""How heads are trained, by the name that `Head.recipe` gives."""
 
 
 class AuxShared(Shared, Protocol):
@@ -91,17 +71,6 @@ class AuxShared(Shared, Protocol):
     def forward_aux(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
         """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as
         `Teacher.forward_aux`."""
-
-
-def recipe_for(head: Head, shared: AuxShared) -> Recipe:
-    """Returns the recipe for a head; ``ConfigError`` where there is none."""
-    return recipe_kind(head)(head, shared)
-
-
-def recipe_kind(head: Head) -> type[Recipe]:
-    """Returns of what kind the recipe for a head is; ``ConfigError`` where there is none."""
-    kind: type[Recipe] = RECIPES.find(head.recipe)
-    return kind
 
 
 class DepthLosses:

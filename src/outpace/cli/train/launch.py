@@ -88,12 +88,12 @@ class Launch:
         """Raises ``ConfigError`` for what only one process can do."""
         if self.count == 1:
             return
-        from outpace.heads.registry import classifier_names
+        from outpace.heads.registry import CLASSIFIERS
 
         reasons = {
             "--online answers one prompt after another": online.online,
             "--lessons keeps to the room that --cache gives one process": text.lessons is not None,
-            f"{method} weighs the tokens of a whole step": method in classifier_names(),
+            f"{method} weighs the tokens of a whole step": method in CLASSIFIERS,
         }
         for reason, found in reasons.items():
             if found:

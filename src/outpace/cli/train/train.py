@@ -125,9 +125,9 @@ def _train(
 
 def _use(settings: TrainSettings, drafter: DrafterFlags) -> str:
     """How what was trained is asked for."""
-    from outpace.heads.registry import classifier_names
+    from outpace.heads.registry import CLASSIFIERS
 
-    if settings.method not in classifier_names():
+    if settings.method not in CLASSIFIERS:
         return f"--method {settings.method} --draft {shlex.quote(str(drafter.out))}"
     key = "verify" if settings.method == "judge" else "length"
     named = {"name": settings.method, "head": str(drafter.out)}
@@ -171,9 +171,9 @@ def _have_begun(settings: TrainSettings, folders: Iterable[Path]) -> bool:
 
 
 def _check_lessons(method: str, text: TextFlags) -> None:
-    from outpace.heads.registry import classifier_names
+    from outpace.heads.registry import CLASSIFIERS
 
-    if text.lessons is not None and method in classifier_names():
+    if text.lessons is not None and method in CLASSIFIERS:
         raise ConfigError(
             f"--lessons is for drafters: {method} has tokens of the text replaced as it learns, so "
             "that the target reads another text each time; leave it out."
@@ -182,11 +182,11 @@ def _check_lessons(method: str, text: TextFlags) -> None:
 
 def _start(method: str, drafter: DrafterFlags) -> str | None:
     """What the drafter begins as, if that is said."""
-    from outpace.heads.registry import classifier_names
+    from outpace.heads.registry import CLASSIFIERS
     from outpace.train.draft_model import DRAFT_MODEL, PRUNED, RANDOM
 
     start = drafter.start
-    if start is not None and method in classifier_names():
+    if start is not None and method in CLASSIFIERS:
         raise ConfigError(f"--start is for drafters, and {method} is none: leave it out.")
     if start in (PRUNED, RANDOM) and method != DRAFT_MODEL:
         raise ConfigError(
@@ -205,13 +205,13 @@ def _loss(method: str, drafter: DrafterFlags) -> str | None:
 
 def _draft(method: str, model: ModelFlags, drafter: DrafterFlags) -> str:
     """The draft model of a classifier: the given one, or the bundled target's own; "" if none."""
-    from outpace.heads.registry import classifier_names
+    from outpace.heads.registry import CLASSIFIERS
     from outpace.llm import BUNDLED
 
-    if method in classifier_names():
+    if method in CLASSIFIERS:
         return drafter.draft or (str(BUNDLED / "drafter") if model.model is None else "")
     if drafter.draft is not None:
-        raise ConfigError(f"--draft is for {' and '.join(classifier_names())}: leave it out.")
+        raise ConfigError(f"--draft is for {' and '.join(CLASSIFIERS)}: leave it out.")
     return ""
 
 
@@ -222,9 +222,9 @@ def _files_of(method: str, text: TextFlags) -> dict[str, list[Path]]:
     """Returns the files of each task, {} without ``--for``; ``ConfigError`` for what names none."""
     if not text.tasks:
         return {}
-    from outpace.heads.registry import classifier_names
+    from outpace.heads.registry import CLASSIFIERS
 
-    if method in classifier_names():
+    if method in CLASSIFIERS:
         raise ConfigError(f"--for is for drafters, and {method} is none: give its text as --data.")
     found: dict[str, list[Path]] = {}
     for entry in text.tasks:

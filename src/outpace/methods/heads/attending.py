@@ -36,7 +36,9 @@ from outpace.train.teacher import Batch
 class AttendingHead(Head):
     """Guesses from all of a text, and the tokens drafted after it."""
 
-    recipe: ClassVar[str] = "attending"
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return AttendingRecipe
 
     @abstractmethod
     def guide(self, states: Tensor) -> Tensor:

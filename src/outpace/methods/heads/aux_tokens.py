@@ -37,7 +37,10 @@ class AuxHead(Head):
     """
 
     learns_online: ClassVar[bool] = False
-    recipe: ClassVar[str] = "aux"
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return AuxRecipe
 
     @property
     def layers(self) -> tuple[int, ...]:

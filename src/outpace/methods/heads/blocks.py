@@ -34,7 +34,9 @@ from outpace.train.teacher import Batch
 class BlockHead(Head):
     """Guesses all tokens after the root at once, from all of a text."""
 
-    recipe: ClassVar[str] = "block"
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return BlockRecipe
 
     @property
     def depths_at_once(self) -> int:

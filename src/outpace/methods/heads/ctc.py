@@ -53,7 +53,10 @@ class Ctc(StateHead):
     kind: ClassVar[str] = "ctc"
     Config: ClassVar[type[HeadConfig]] = CtcConfig
     learns_online: ClassVar[bool] = False
-    recipe: ClassVar[str] = "ctc"
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return CtcRecipe
 
     def __init__(self, target: TargetShape, config: CtcConfig) -> None:
         super().__init__(target, config)

@@ -62,9 +62,12 @@ class Diffusion(Head):
     """
 
     kind: ClassVar[str] = "diffusion"
-    recipe: ClassVar[str] = "diffusion"
     Config: ClassVar[type[HeadConfig]] = DiffusionConfig
     learns_online: ClassVar[bool] = False
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return DiffusionRecipe
 
     def __init__(self, target: TargetShape, config: DiffusionConfig) -> None:
         super().__init__(target, config)

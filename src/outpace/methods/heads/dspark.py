@@ -29,7 +29,7 @@ from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
 from outpace.methods.heads.markov import GRU, KINDS, VANILLA, MarkovHead, PrefixGru
 from outpace.targets.base import Target
 from outpace.targets.hf.weights import weight_bytes
-from outpace.train.recipe import DepthLosses
+from outpace.train.recipe import DepthLosses, Recipe
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -123,8 +123,11 @@ class DSpark(DFlash, Joins):
 
     kind: ClassVar[str] = "dspark"
     Config: ClassVar[type[HeadConfig]] = DSparkConfig
-    recipe: ClassVar[str] = "dspark"
     config: DSparkConfig
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return DSparkRecipe
 
     def __init__(self, target: TargetShape, config: DSparkConfig) -> None:
         super().__init__(target, config)

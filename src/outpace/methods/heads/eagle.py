@@ -35,7 +35,7 @@ from outpace.methods.heads.published import (
     renamed,
     without_derived,
 )
-from outpace.train.recipe import DepthLosses, LossOutput
+from outpace.train.recipe import DepthLosses, LossOutput, Recipe
 from outpace.train.teacher import Batch
 
 # -- the network -----------------------------------------------------------------------------------
@@ -75,7 +75,10 @@ class Eagle(TargetOutput, AttendingHead):
 
     kind: ClassVar[str] = "eagle"
     Config: ClassVar[type[HeadConfig]] = EagleConfig
-    recipe: ClassVar[str] = "eagle"
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return EagleRecipe
 
     def __init__(self, target: TargetShape, config: EagleConfig) -> None:
         super().__init__(target, config)

@@ -39,7 +39,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn import decoder_of, read_modules
 from outpace.targets.hf.loading.source import names_gguf
 from outpace.targets.hf.nextn import NextN, NextNLayers
-from outpace.train.recipe import DepthLosses, LossOutput
+from outpace.train.recipe import DepthLosses, LossOutput, Recipe
 from outpace.train.teacher import Batch
 
 # -- the network -----------------------------------------------------------------------------------
@@ -120,9 +120,12 @@ class Mtp(TargetOutput, AttendingHead):
     """
 
     kind: ClassVar[str] = "mtp"
-    recipe: ClassVar[str] = "mtp"
     config: MtpConfig
     Config: ClassVar[type[HeadConfig]] = MtpConfig
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return MtpRecipe
 
     def __init__(
         self,

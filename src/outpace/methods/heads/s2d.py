@@ -80,7 +80,10 @@ class S2d(AttendingHead):
 
     kind: ClassVar[str] = "s2d"
     Config: ClassVar[type[HeadConfig]] = S2dConfig
-    recipe: ClassVar[str] = "s2d"
+
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return S2dRecipe
 
     def __init__(self, target: TargetShape, config: S2dConfig) -> None:
         # Neither the target's width nor its layers matter.

@@ -96,7 +96,9 @@ class StateHead(Head):
 class StepHead(StateHead):
     """Guesses depth by depth, from a state and the tokens drafted since."""
 
-    recipe: ClassVar[str] = "step"
+    @classmethod
+    def recipe(cls) -> type[Recipe]:
+        return StepRecipe
 
     @abstractmethod
     def step(

@@ -18,7 +18,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.parallel.load import SplitModel
 from outpace.train.distill import LikeliestRecipe
 from outpace.train.draft_model import Start
-from outpace.train.recipe import Recipe, recipe_for
+from outpace.train.recipe import Recipe
 from outpace.train.teacher import Teacher
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -68,7 +68,7 @@ class HeadTrainee(Trainee):
             )
         self.network = self._head = in_float32(head)
         self._head.let_learn()
-        self.recipe = recipe_for(self._head, Teacher(setup.loaded, head.layers))
+        self.recipe = self._head.recipe()(self._head, Teacher(setup.loaded, head.layers))
         self.depths = head.config.depths
 
     def save(self, folder: Path) -> None:
