@@ -18,6 +18,7 @@ from outpace.methods.lookup.corpus import answer_files, answers, tokenised
 from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, describe, fingerprint_of
 from outpace.methods.lookup.occurrences import NOTHING
 from outpace.methods.lookup.suffix_order import suffix_order
+from outpace.train.data import documents
 
 VOCABULARY = 4
 TEXTS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), max_size=20), min_size=1, max_size=6)
@@ -181,6 +182,19 @@ def test_records_of_all_kinds_are_read(name: str, tmp_path: Path) -> None:
     assert plain[2:5] == ["w3 w4", "w5", "w10 w11"]
 
 
+@pytest.mark.parametrize(
+    "record",
+    [{"question": "w3", "completion": "w4"}, {"chat": [{"from": "human", "value": "w3"}, "w4"]},
+     {"content": "w3 w4"}, {"prompt": "w3", "reference": "w4"}],
+)  # fmt: skip
+def test_a_datastore_and_training_read_the_same_records(record: Any, tmp_path: Path) -> None:
+    file, tokenizer = tmp_path / "a.jsonl", word_tokenizer(template=None)
+    file.write_text(json.dumps(record))
+    (learned,) = documents([file], tokenizer, "a model")
+    assert [words(ids) for ids in tokenised([file], tokenizer)] == ["w3 w4"]
+    assert learned.text.split() == ["w3", "w4"]
+
+
 def test_a_text_file_is_read_in_blocks_of_whole_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,10 +209,10 @@ def test_a_text_file_is_read_in_blocks_of_whole_lines(
 
 @pytest.mark.parametrize(
     ("name", "data", "said"),
-    [("a.jsonl", b"{", "line 1 is not JSON"), ("a.jsonl", b'{"text": "a"}\n[1]', "line 2 holds no"),
-     ("a.jsonl", b'{"messages": [{"role": "user"}]}', "holds no text"), ("a.txt", b"\xff", "UTF-8"),
+    [("a.jsonl", b"{", "line 1 is not JSON"), ("a.jsonl", b'{"text": "a"}\n[1]', "2: this holds"),
+     ("a.jsonl", b'{"messages": [{"role": 7}]}', "a chat is a list"), ("a.txt", b"\xff", "UTF-8"),
      ("a.jsonl", b"\xff\xfe", "UTF-8"), ("a.json", b"[1", "a.json is not JSON"),
-     ("a.json", b'["a", 1]', "a.json, entry 2 holds no text")],
+     ("a.json", b'["a", 1]', "a.json, entry 2: this holds no text")],
 )  # fmt: skip
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)

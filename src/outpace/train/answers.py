@@ -16,11 +16,20 @@ from typing import Any
 
 from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
+from outpace.files import question
 from outpace.heads.folder import saving
 from outpace.inputs.chats import rendered
+from outpace.inputs.documents import (
+    QUESTIONS,
+    TEXTS,
+    conversation,
+    named_text,
+    naming,
+    plain_chat,
+)
 from outpace.inputs.prompts import ChatIds
 from outpace.targets.hf.tokenizer import tokenized
-from outpace.train.data import Written, conversation, items, naming, plain_chat
+from outpace.train.data import Written, items
 
 FILE = "answers.jsonl"
 AT_ONCE = 256
@@ -197,10 +206,10 @@ def _prompt(content: str | Mapping[str, Any], tokenizer: Any, name: str, length:
         if not getattr(tokenizer, "chat_template", None):
             return _ids(tokenizer, plain_chat(messages) + "\n\n")
         return ChatIds(_ids(tokenizer, rendered(tokenizer, name, messages), special=False))
-    if isinstance(content.get("prompt"), str):
-        return _ids(tokenizer, content["prompt"])
-    if isinstance(content.get("text"), str):
-        return _ids(tokenizer, content["text"])[:length]
+    if (asked := named_text(content, QUESTIONS)) is not None:
+        return _ids(tokenizer, question(content, asked))
+    if (text := named_text(content, TEXTS)) is not None:
+        return _ids(tokenizer, content[text])[:length]
     raise PromptError("this holds no prompt, and needs 'messages', 'prompt' or 'text'.")
 
 

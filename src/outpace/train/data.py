@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,23 @@ from torch import Tensor
 
 from outpace.core.unicode import check_unicode
 from outpace.errors import PromptError
-from outpace.files import ROLES, Record, holds_records, question, read_text, records
-from outpace.inputs.chats import end_of_turn, rendered, with_text
+from outpace.files import Record, holds_records, read_text, records
+from outpace.inputs.chats import end_of_turn, rendered
+from outpace.inputs.documents import (
+    FIELDS,
+    TEXTS,
+    conversation,
+    named_text,
+    naming,
+    plain_chat,
+)
 from outpace.targets.hf.tokenizer import tokenized
 
 SEPARATOR = re.compile(r"(?:\r?\n)?^<\|endoftext\|>\r?$\n?", re.MULTILINE)
 """The line that stands between two documents of a text file, with the line breaks around it."""
 
-PAIRS = (("prompt", "response"), ("prompt", "completion"), ("instruction", "response"),
-         ("instruction", "output"), ("question", "answer"), ("prompt", "reference"))  # fmt: skip
-"""Names under which a record holds a question and its answer."""
-
 TABLES = (".csv", ".tsv", ".parquet", ".arrow", ".xlsx")
 """How the names of files end whose rows would be taken for prose."""
-
-CHATS = ("messages", "conversations", "conversation")
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[Docu
     """Yields the documents of text and JSON files; name: the model's, for errors.
 
     A text file holds one document, or several with lines ``<|endoftext|>`` in between. A record of
-    a JSON file (`outpace.files`) holds a "text", a conversation ("messages", or ShareGPT's
-    "conversations"), or a question and its answer ("prompt" and "response", and the like); these
-    two go through the chat template where the tokenizer has one. An answer without any text, which
-    calls a tool, is left out. Raises ``PromptError`` for a file that cannot be read, or a record
-    that holds none of these, or half of a surrogate pair, which no tokenizer reads.
+    a JSON file (`outpace.files`) holds a text, a conversation, or a question and its answer, under
+    one of several names (`outpace.inputs.documents`); the latter two go through the chat template
+    where the tokenizer has one. An answer without any text, which calls a tool, is left out. Raises
+    ``PromptError`` for a file that cannot be read, or a record that holds none of these, or half of
+    a surrogate pair, which no tokenizer reads.
     """
     # A target ends its answers with this, which may be another token than the end of a text.
     found_end = end_of_turn(tokenizer, getattr(tokenizer, "chat_template", None))
@@ -94,15 +95,6 @@ def _items(path: Path) -> Iterator[Item]:
         yield from (Item(_object(record), record.where) for record in found)
     elif text.strip():
         yield from (Item(part, str(path)) for part in SEPARATOR.split(text) if part)
-
-
-@contextmanager
-def naming(where: str) -> Iterator[None]:
-    """Returns a context whose ``PromptError`` names the place in a file that it is about."""
-    try:
-        yield
-    except PromptError as error:
-        raise PromptError(f"{where}: {error}") from error
 
 
 def blocks(
@@ -175,43 +167,10 @@ def _document(entry: Mapping[str, Any], tokenizer: Any, name: str, end: str) -> 
     messages = conversation(entry)
     if messages is not None:
         return _chat(messages, tokenizer, name, end)
-    text = entry.get("text")
-    if not isinstance(text, str):
-        raise PromptError(
-            "this is no training text, and needs 'text', 'messages', or 'prompt' and 'response'."
-        )
-    return Document(text)
-
-
-def conversation(entry: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """Returns the messages of a JSON object, a question and its answer too; None if it holds
-    neither. Each has a "role" and a "content", which is a text, or nothing where a tool is called.
-    Raises ``PromptError`` for an empty conversation, or what is no message."""
-    for key in CHATS:
-        if isinstance(entry.get(key), list):
-            if not entry[key]:
-                raise PromptError("the conversation is empty: give at least one message.")
-            return [_message(each) for each in entry[key]]
-    for asked, answer in PAIRS:
-        if isinstance(entry.get(asked), str) and isinstance(entry.get(answer), str):
-            turn = {"role": "user", "content": question(entry, asked)}
-            return [turn, {"role": "assistant", "content": entry[answer]}]
-    return None
-
-
-def _message(entry: Any) -> dict[str, Any]:
-    """One message, OpenAI's, ShareGPT's, or a mere text."""
-    if isinstance(entry, str):
-        entry = {"role": "user", "content": entry}
-    elif isinstance(entry, dict) and isinstance(entry.get("from"), str):
-        role = ROLES.get(entry["from"], entry["from"])
-        entry = {"role": role, "content": entry.get("value", "")}
-    return with_text(entry)
-
-
-def plain_chat(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a conversation as text, for a tokenizer without a chat template."""
-    return "\n\n".join(filter(None, (message.get("content") for message in messages)))
+    text = named_text(entry, TEXTS)
+    if text is None:
+        raise PromptError(f"this is no training text, and needs {FIELDS}.")
+    return Document(entry[text])
 
 
 def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str, end: str) -> Document:

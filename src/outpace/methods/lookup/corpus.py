@@ -9,20 +9,24 @@ from typing import Any
 
 from outpace.core.values import is_whole
 from outpace.errors import ConfigError, PromptError
-from outpace.files import ROLES, Record, decoded, holds_records, pieces, question, records
+from outpace.files import Record, decoded, holds_records, pieces, question, records
+from outpace.inputs.documents import (
+    ANSWERS,
+    FIELDS,
+    QUESTIONS,
+    TEXTS,
+    conversation,
+    named_text,
+    naming,
+    plain_chat,
+)
 from outpace.targets.hf.tokenizer import tokenized
 
 BLOCK = 1 << 20
 """Bytes of a text file that are read at once, to the end of their line."""
 
-TEXTS = ("text", "content")
-PAIRS = (("prompt", "question", "instruction", "input"),
-         ("completion", "response", "answer", "output"))  # fmt: skip
-CHATS = ("messages", "conversations", "conversation", "chat")
-FIELDS = f'"{TEXTS[0]}", "{CHATS[0]}", or "{PAIRS[0][0]}" with "{PAIRS[1][0]}"'
-
 COMPRESSED = ".xz"
-ANSWERS = (".jsonl", COMPRESSED)
+WRITTEN = (".jsonl", COMPRESSED)
 """Files of a folder that may hold answers."""
 
 Advance = Callable[[int], None]
@@ -53,7 +57,7 @@ def answer_files(paths: Sequence[Path]) -> list[Path]:
     found = []
     for path in paths:
         inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        found += (files := [file for file in inside if file.suffix in ANSWERS and file.is_file()])
+        found += (files := [file for file in inside if file.suffix in WRITTEN and file.is_file()])
         if not files:
             raise ConfigError(
                 f"{str(path)!r} holds no answers: name a folder or a file that `outpace train "
@@ -115,7 +119,9 @@ def _blocks(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
 def _records(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
     try:
         for record in records(_lines(file, advance), file):
-            yield _text(_content(record), tokenizer)
+            with naming(record.where):
+                text = _text(record.value, tokenizer)
+            yield text
     except PromptError as error:
         raise ConfigError(str(error)) from error
 
@@ -126,52 +132,23 @@ def _lines(file: Path, advance: Advance) -> Iterator[str]:
         yield line.removesuffix("\n")
 
 
-def _content(record: Record) -> str | list[dict[str, Any]]:
-    """The text or the chat of a record."""
-    value = record.value
+def _text(value: Any, tokenizer: Any) -> str:
+    """The text of a record; a chat without a template, or one that it refuses, as its turns."""
     if isinstance(value, str) and value:
         return value
-    found = (_first(value, TEXTS) or _chat(value)) if isinstance(value, Mapping) else None
-    if found is None:
-        raise ConfigError(f"{record.where} holds no text: give each record {FIELDS}.")
-    return found
-
-
-def _first(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    texts = (record.get(name) for name in names)
-    return next((text for text in texts if isinstance(text, str) and text), None)
-
-
-def _chat(record: Mapping[str, Any]) -> list[dict[str, Any]] | str | None:
-    listed: list[Any] = next(
-        (record[name] for name in CHATS if isinstance(record.get(name), list)), []
-    )
-    turns = [turn for turn in map(_turn, listed) if turn is not None]
-    if turns and len(turns) == len(listed):
-        return turns
-    asked = next((name for name in PAIRS[0] if _first(record, [name])), None)
-    prompt = None if asked is None else question(record, asked)
-    answer = _first(record, PAIRS[1])
-    if prompt and answer:
-        return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-    return prompt or answer
-
-
-def _turn(turn: Any) -> dict[str, str] | None:
-    if not isinstance(turn, Mapping):
-        return None
-    role = _first(turn, ("role", "from"))
-    content = _first(turn, ("content", "value"))
-    return {"role": ROLES.get(role, role), "content": content} if role and content else None
-
-
-def _text(found: str | list[dict[str, Any]], tokenizer: Any) -> str:
-    """The text of a record; a chat without a template, or one that it refuses, as its turns."""
-    if isinstance(found, str):
-        return found
+    record = value if isinstance(value, Mapping) else {}
+    messages = conversation(record)
+    if messages is None:
+        if (name := named_text(record, TEXTS)) is not None:
+            return str(record[name])
+        if (name := named_text(record, QUESTIONS)) is not None:
+            return question(record, name)
+        if (name := named_text(record, ANSWERS)) is not None:
+            return str(record[name])
+        raise PromptError(f"this holds no text, and needs {FIELDS}.")
     if getattr(tokenizer, "chat_template", None):
         try:
-            return str(tokenizer.apply_chat_template(found, tokenize=False))
+            return str(tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception:  # a template is a program of the model's, and raises what it likes
             pass
-    return "\n".join(turn["content"] for turn in found)
+    return plain_chat(messages)
