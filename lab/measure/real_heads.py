@@ -125,9 +125,9 @@ def _trained(options: argparse.Namespace) -> None:
     _say(f"{len(answers)} answers, {tokens.numel():,} tokens, {int(own.sum()):,} of them its own")
     sizes = {"answers": len(answers), "tokens": tokens.numel(), "own": int(own.sum())}
     (options.out / "text.json").write_text(json.dumps(sizes))
-    lessons = StateCache(options.out / "lessons", origin_of(target), 5 * 10**9)
+    hidden_states = StateCache(options.out / "hidden-states", origin_of(target), 5 * 10**9)
     reads = layers_read(target)
-    clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), state_cache=lessons)
+    clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), state_cache=hidden_states)
     for number, block in enumerate(tokens):
         teacher.read(block[None])
         clock.note()
@@ -148,7 +148,7 @@ def _trained(options: argparse.Namespace) -> None:
             quantization=options.quantization if method == DRAFT_MODEL else None,
         )
         run = TrainingRun(
-            target, tokens, settings, folder, own=own, state_cache=lessons, preparing=_said
+            target, tokens, settings, folder, own=own, state_cache=hidden_states, preparing=_said
         )
         if run.step < steps:
             _play(run, method, folder, options.minutes)

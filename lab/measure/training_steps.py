@@ -43,7 +43,7 @@ ids = target.tokenizer(Path(sys.argv[2]).read_text())["input_ids"][: BLOCK * BLO
 text = torch.tensor(ids).view(BLOCKS, BLOCK)
 print("| drafter | tokens of a step | float32, s | bfloat16, s | ratio |\n|---|---|---|---|---|")
 with tempfile.TemporaryDirectory() as folder:
-    lessons = StateCache(Path(folder) / "lessons", origin_of(target), 10**9)
+    hidden_states = StateCache(Path(folder) / "hidden-states", origin_of(target), 10**9)
     for method, (batch, head) in HEADS.items():
         given = {"method": method, "steps": 100, "batch": batch, "held_out": 0.2, "head": head}
         runs = [
@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
                 text,
                 TrainSettings(precision=precision, **given),
                 Path(folder) / method / precision,
-                state_cache=lessons,
+                state_cache=hidden_states,
             )
             for precision in ("float32", "bfloat16")
         ]

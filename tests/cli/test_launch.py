@@ -68,14 +68,18 @@ def test_half_an_environment_is_refused(change: dict[str, str | None], sentence:
     ("method", "flags", "sentence"),
     [
         ("medusa", ("--batch", "3"), "2 processes cannot share 3."),
-        ("medusa", ("--lessons", "{out}/lessons"), "share it out: leave it out, or start outpace"),
+        (
+            "medusa",
+            ("--hidden-states", "{out}/states"),
+            "share it out: leave it out, or start outpace",
+        ),
         ("draft_model", ("--online",), "share it out: start outpace train without torchrun."),
         ("judge", (), "judge weighs the tokens of a whole step"),
         ("medusa", ("--device", "cuda:0"), "cuda:0 is one GPU for several processes"),
         ("medusa", ("--shard-target", "--quantization", "int8"), "leave one of the two out"),
         ("draft_model", ("--shard-target",), "add --start with a folder, or --start random"),
         ("medusa", ("--shard-target", "-m", "hub/name:file.gguf"), "name:file.gguf is a GGUF file"),
-        ("medusa", ("--shard-target", "--lessons", "{out}/lessons"), "leave it out, or start"),
+        ("medusa", ("--shard-target", "--hidden-states", "{out}/states"), "leave it out, or start"),
     ],
 )
 def test_what_one_process_does_alone_is_refused_by_each(

@@ -68,14 +68,14 @@ def test_the_figure_at_the_end_is_that_of_the_weights_that_are_kept(
 
 
 def test_the_text_is_read_once_for_several_heads(run: Run, target: Path, tmp_path: Path) -> None:
-    text, kept = tmp_path / "text.txt", tmp_path / "lessons"
+    text, kept = tmp_path / "text.txt", tmp_path / "states"
     text.write_text("w1 w2 w3 w4 " * 20)
-    asked = ("-m", str(target), "--data", str(text), "--lessons", str(kept), *SHORT)
+    asked = ("-m", str(target), "--data", str(text), "--hidden-states", str(kept), *SHORT)
     seen = []
     for method in ("medusa", "mlp_speculator"):
         done = run("train", method, *asked, "--out", str(tmp_path / method))
         assert done.exit_code == 0, done.stderr
-        seen.append({file.name: file.stat().st_mtime_ns for file in kept.glob("*.lesson")})
+        seen.append({file.name: file.stat().st_mtime_ns for file in kept.glob("*.states")})
     assert seen[0]
     assert seen[0] == seen[1]
     full = run("train", "hydra", *asked, "--out", str(tmp_path / "c"), "--cache", "1e-9")
@@ -247,8 +247,8 @@ def test_a_classifier_of_a_draft_models_tokens(
     assert f'"length": {{"name": "stop_head", "head": "{out}"}}' in done.stderr
     refused = run("train", "medusa", *asked)
     assert "--draft is for judge and stop_head" in " ".join(refused.stderr.split())
-    kept = run("train", "stop_head", *asked, "--lessons", str(tmp_path / "lessons"))
-    assert "--lessons is for drafters" in " ".join(kept.stderr.split())
+    kept = run("train", "stop_head", *asked, "--hidden-states", str(tmp_path / "states"))
+    assert "--hidden-states is for drafters" in " ".join(kept.stderr.split())
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -633,7 +633,10 @@ def test_a_run_that_cannot_go_on_is_refused_before_more_answers_are_written(
             "--drafter-quantization is for training on text",
         ),
         (("--online", "--self-distill"), "drop --self-distill"),
-        (("--online", "--start", "x", "--lessons", "y"), "--lessons is for training on text"),
+        (
+            ("--online", "--start", "x", "--hidden-states", "y"),
+            "--hidden-states is for training on text",
+        ),
         (("--self-distill", "--learner", "osd"), "--learner is about --online"),
     ],
 )

@@ -14,7 +14,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train import state_cache as kept
 from outpace.train.run import TrainingRun
-from outpace.train.state_cache import GREETING, SUFFIX, StateCache
+from outpace.train.state_cache import PROBE, SUFFIX, StateCache
 from outpace.train.teacher import Teacher, origin_of
 from targets.families import drafter
 
@@ -40,7 +40,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_a_kept_lesson_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_state_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = passes(monkeypatch)
     plain = Teacher(loaded(), (1, -1)).read(text()[:4])
     teacher = Teacher(loaded(), (1, -1), state_cache=cache_in(tmp_path))
@@ -128,7 +128,7 @@ def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
     cache_in(tmp_path)
     with pytest.raises(ConfigError, match="keeps hidden states of llama"):
         StateCache(tmp_path, origin_of(Loaded(drafter("llama"), None, "changed")), MUCH)
-    (tmp_path / GREETING).write_bytes(b"cut")
+    (tmp_path / PROBE).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         cache_in(tmp_path)
 

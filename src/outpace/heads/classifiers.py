@@ -82,18 +82,18 @@ class Classifier(nn.Module, ABC):
     kind: ClassVar[str]
     """Its name, which is the method's."""
     Config: ClassVar[type[ClassifierConfig]]
-    greeting: Tensor
+    probe_states: Tensor
 
     def __init__(self, origin: Origin, config: ClassifierConfig) -> None:
         """origin: the model whose states it reads."""
         super().__init__()
         self.shape, self.config = origin.shape, config
-        self.register_buffer("greeting", origin.probe_states.float())
+        self.register_buffer("probe_states", origin.probe_states.float())
 
     @property
     def origin(self) -> Origin:
         """The model whose states it reads."""
-        return Origin(self.shape, self.greeting)
+        return Origin(self.shape, self.probe_states)
 
     @abstractmethod
     def forward(self, states: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _built(
     family = find_classifier(kind)
     with place.describing(kind):
         shape = shape_of(about.pop("model"))
-        origin = Origin(shape, torch.empty_like(weights["greeting"]))
+        origin = Origin(shape, torch.empty_like(weights["probe_states"]))
         network: Classifier = family(origin, config_of(family.Config, about))
     return network
 

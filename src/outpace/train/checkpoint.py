@@ -67,7 +67,7 @@ def check_same(
         other = [] if text["digest"] == digest(tokens[: text["blocks"]]) else ["text"]
     shape = TargetShape(**state["target"]["shape"])
     try:
-        Origin(shape, state["target"]["greeting"]).check(target, "the run")
+        Origin(shape, state["target"]["probe_states"]).check(target, "the run")
     except ConfigError:
         other = ["target"]
     if "start" in other or os.path.exists(settings.start):

@@ -268,7 +268,10 @@ class TrainingRun:
             return
         state = {
             "settings": asdict(self.settings),
-            "target": {"shape": asdict(self._target.shape), "greeting": self._target.probe_states},
+            "target": {
+                "shape": asdict(self._target.shape),
+                "probe_states": self._target.probe_states,
+            },
             "text": {
                 "blocks": len(self._text),
                 "digest": digest(self._text),

@@ -24,7 +24,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.classifiers import Origin
 from outpace.heads.folder import saving
 
-HEADER, GREETING, SUFFIX = "lessons.json", "greeting.safetensors", ".lesson"
+HEADER, PROBE, SUFFIX = "states.json", "probe_states.safetensors", ".states"
 KEPT = torch.bfloat16
 """The type that states are kept in: it takes half the room, and holds the very large values that
 some layers have, which float16 does not."""
@@ -123,7 +123,7 @@ class StateCache:
         return self._folder / (digest.hexdigest()[:32] + SUFFIX)
 
     def _begin(self, origin: Origin) -> None:
-        _write(self._folder / GREETING, {"greeting": origin.probe_states.cpu()})
+        _write(self._folder / PROBE, {"probe_states": origin.probe_states.cpu()})
         header = json.dumps({"target": origin.shape.name}) + "\n"
         with saving(self._folder / HEADER), _beside(self._folder / HEADER) as part:
             part.write_text(header, encoding="utf-8")
@@ -131,7 +131,7 @@ class StateCache:
     def _check(self, origin: Origin) -> None:
         try:
             name = json.loads((self._folder / HEADER).read_text(encoding="utf-8"))["target"]
-            then = load_file(self._folder / GREETING)["greeting"].double()
+            then = load_file(self._folder / PROBE)["probe_states"].double()
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise ModelLoadError(
                 f"{self._folder} keeps no hidden states that can be read: name another folder, or "

@@ -75,16 +75,16 @@ class TextFlags:
         float,
         _option(
             "--cache",
-            "Disk for answers, and as much for kept hidden states (--lessons), at most 5; then no "
-            "more are written.",
+            "Disk for answers, and as much for --hidden-states, at most 5; then no more are "
+            "written.",
             TEXT,
             "GB",
         ),
     ] = 5.0
-    lessons: Annotated[
+    hidden_states: Annotated[
         Path | None,
         _option(
-            "--lessons",
+            "--hidden-states",
             "Folder that keeps the target's hidden states: it reads each part of the text once, "
             "however long and however many drafters learn from it.",
             TEXT,
@@ -95,8 +95,10 @@ class TextFlags:
         """Raises ``ConfigError`` for flags that make no sense together."""
         if online and self.self_distill:
             raise ConfigError("--online learns from the target's own answers: drop --self-distill.")
-        if online and self.lessons:
-            raise ConfigError("--lessons is for training on text: leave it out with --online.")
+        if online and self.hidden_states:
+            raise ConfigError(
+                "--hidden-states is for training on text: leave it out with --online."
+            )
         if self.tasks and (self.data or online):
             other = "--data" if self.data else "--online"
             raise ConfigError(f"--for and {other} exclude each other: leave one of them out.")

@@ -92,12 +92,13 @@ class Launch:
 
         reasons = {
             "--online answers one prompt after another": online.online,
-            "--lessons keeps to the room that --cache gives one process": text.lessons is not None,
+            "--hidden-states keeps to the room that --cache gives one process": text.hidden_states
+            is not None,
             f"{method} weighs the tokens of a whole step": method in CLASSIFIERS,
         }
         for reason, found in reasons.items():
             if found:
-                remedy = "leave it out, or " if reason.startswith("--lessons") else ""
+                remedy = "leave it out, or " if reason.startswith("--hidden-states") else ""
                 raise ConfigError(
                     f"{reason}, so that {self.count} processes cannot share it out: {remedy}start "
                     "outpace train without torchrun."
@@ -173,8 +174,8 @@ def locked_folders(
         _check_apart(drafter.out, {"-m": model.model, "--start": start, "--draft": drafter.draft})
         _check_no_data(drafter.out, text.data or [], {CONFIG, STATE, LOG, FILE})
         _check_no_model(drafter.out, STATE, LOG, online)
-        if text.lessons is not None:
-            check_folder("--lessons", text.lessons)
+        if text.hidden_states is not None:
+            check_folder("--hidden-states", text.hidden_states)
     with ExitStack() as locks:
         for folder in dict.fromkeys([out, *(drafter.out for _, drafter in runs)]):
             check_folder("--out", folder)

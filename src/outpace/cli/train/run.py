@@ -141,12 +141,12 @@ class Training:
 
     def _state_cache(self, text: TextFlags) -> StateCache | None:
         """Where the target's hidden states are kept, if they are."""
-        if text.lessons is None:
+        if text.hidden_states is None:
             return None
         from outpace.train.state_cache import StateCache
         from outpace.train.teacher import origin_of
 
-        return StateCache(text.lessons, origin_of(self.target), int(text.cache * GIGABYTE))
+        return StateCache(text.hidden_states, origin_of(self.target), int(text.cache * GIGABYTE))
 
 
 def load_target(console: Console, model: ModelFlags, sharing: Ranks | None) -> Loaded:

@@ -103,7 +103,7 @@ def _train(
     console, ranks = launch.console(), launch.ranks
     files = _files_of(method, text)
     settings = _settings(console, method, model, drafter, run.settings())
-    _check_lessons(method, text)
+    _check_hidden_states(method, text)
     ranks.check(settings.batch)
     tasks = {task: _one_task(task, files, text, drafter) for task in files}
     runs = list(tasks.values()) or [(text, drafter)]
@@ -170,13 +170,13 @@ def _have_begun(settings: TrainSettings, folders: Iterable[Path]) -> bool:
     return begun
 
 
-def _check_lessons(method: str, text: TextFlags) -> None:
+def _check_hidden_states(method: str, text: TextFlags) -> None:
     from outpace.heads.registry import CLASSIFIERS
 
-    if text.lessons is not None and method in CLASSIFIERS:
+    if text.hidden_states is not None and method in CLASSIFIERS:
         raise ConfigError(
-            f"--lessons is for drafters: {method} has tokens of the text replaced as it learns, so "
-            "that the target reads another text each time; leave it out."
+            f"--hidden-states is for drafters: {method} has tokens of the text replaced as it "
+            "learns, so that the target reads another text each time; leave it out."
         )
 
 
@@ -248,9 +248,11 @@ def _one_task(
     task: str, files: Mapping[str, Sequence[Path]], text: TextFlags, drafter: DrafterFlags
 ) -> tuple[TextFlags, DrafterFlags]:
     """Returns the flags of a task's own run. All of them share the disk that was allowed for."""
-    lessons = None if text.lessons is None else text.lessons / task
+    hidden_states = None if text.hidden_states is None else text.hidden_states / task
     cache = text.cache / len(files)
-    own = replace(text, tasks=None, data=list(files[task]), lessons=lessons, cache=cache)
+    own = replace(
+        text, tasks=None, data=list(files[task]), hidden_states=hidden_states, cache=cache
+    )
     return own, replace(drafter, out=drafter.out / task)
 
 
