@@ -1,1 +1,1 @@
-"""Training of drafters: heads over the hidden states of one target, in one process."""
+"""Training of drafters: heads over a target's hidden states, classifiers, small models."""

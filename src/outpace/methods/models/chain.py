@@ -24,11 +24,11 @@ from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers import Origin
+from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.loading import load_draft_model, own_copy
 from outpace.methods.models.looking import Looking, ModelRow
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
 from outpace.methods.models.own_text import KnownTokens, OwnText
-from outpace.methods.models.sight import Sight
 from outpace.methods.models.specimen import noisy_copy
 from outpace.methods.models.usual import USUAL, UsualTokens, marks
 from outpace.methods.models.window import begin_of, reserve
@@ -75,15 +75,15 @@ class DraftModel(Drafter):
         drafter: Loaded,
         runner: Runner,
         vocabulary: int,
-        sight: Sight,
+        images: ImageAccess,
     ) -> None:
-        """vocabulary: tokens of the target. sight: what it sees of images."""
+        """vocabulary: tokens of the target. images: what it sees of images."""
         self.loaded: Loaded = drafter
         self.runner = runner
         self._own_size = int(drafter.config.vocab_size)
         self._knows_all = self._own_size >= vocabulary
-        self._sight, self._looking = sight, Looking(sight, runner)
-        self.needs = Needs(images=sight.prepares)
+        self._images, self._looking = images, Looking(images, runner)
+        self.needs = Needs(images=images.prepares)
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
         self._usual: UsualTokens | None = None
         self._rows: list[ModelRow] = []
@@ -117,8 +117,8 @@ class DraftModel(Drafter):
         if wanted in (AUTO, SAME):
             try:
                 check_same_vocabulary(setup.loaded, loaded)
-                sight = Sight(setup.loaded, loaded, setup.options.images)
-                return cls(loaded, runner, setup.loaded.vocabulary, sight)
+                images = ImageAccess(setup.loaded, loaded, setup.options.images)
+                return cls(loaded, runner, setup.loaded.vocabulary, images)
             except VocabularyMismatch:
                 if wanted == SAME or None in (setup.loaded.tokenizer, loaded.tokenizer):
                     raise
@@ -130,8 +130,8 @@ class DraftModel(Drafter):
         # Not imported above: what it returns is a draft model itself.
         from outpace.methods.models.foreign import foreign_drafter
 
-        sight = Sight(setup.loaded, loaded, setup.options.images, same_tokens=False)
-        return foreign_drafter(wanted, setup.loaded, loaded, runner, sight)
+        images = ImageAccess(setup.loaded, loaded, setup.options.images, same_tokens=False)
+        return foreign_drafter(wanted, setup.loaded, loaded, runner, images)
 
     def _say_usual(self, size: Any) -> None:
         """Lets it score only the usual tokens, where that saves time."""
@@ -220,7 +220,7 @@ class DraftModel(Drafter):
 
     def _new_text(self, goes_on: bool) -> OwnText:
         """A text, or what follows a prompt that was read in another way."""
-        return KnownTokens(self._own_size, self._sight.hidden)
+        return KnownTokens(self._own_size, self._images.hidden)
 
     def forget_texts(self) -> None:
         self._prefixes.clear()

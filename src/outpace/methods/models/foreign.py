@@ -16,10 +16,10 @@ from outpace.draft.base import Round, Rows
 from outpace.errors import VocabularyMismatch
 from outpace.heads.classifiers import Origin
 from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.looking import ModelRow
 from outpace.methods.models.options import AUTO, INTERSECTION
 from outpace.methods.models.own_text import OwnText
-from outpace.methods.models.sight import Sight
 from outpace.methods.models.spelling import coverage, shared_tokens
 from outpace.methods.models.translation import Translation, in_common
 from outpace.targets.hf.loading.loaded import Loaded
@@ -44,8 +44,10 @@ class ForeignModel(DraftModel):
     # Its distributions are of its own tokens, not of the target's.
     capabilities: Capabilities = replace(DraftModel.capabilities, has_probs=False)
 
-    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
-        super().__init__(drafter, runner, target.vocabulary, sight)
+    def __init__(
+        self, target: Loaded, drafter: Loaded, runner: Runner, images: ImageAccess
+    ) -> None:
+        super().__init__(drafter, runner, target.vocabulary, images)
         self._target = target
 
     def _join(self, row: ModelRow, parent: ModelRow | None) -> None:
@@ -109,7 +111,7 @@ class ForeignModel(DraftModel):
 
 
 def foreign_drafter(
-    wanted: str, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight
+    wanted: str, target: Loaded, drafter: Loaded, runner: Runner, images: ImageAccess
 ) -> ForeignModel:
     """Returns the drafter that ``vocabulary`` asks for; with "auto" the intersection of both
     vocabularies if it covers `ENOUGH`, else texts.
@@ -128,9 +130,9 @@ def foreign_drafter(
     shared = shared_tokens(target, drafter, runner.device)
     enough = len(shared) > 0 and (wanted == INTERSECTION or coverage(target, shared) >= ENOUGH)
     if wanted in (AUTO, INTERSECTION) and enough:
-        return IntersectionModel(target, drafter, runner, sight, shared)
+        return IntersectionModel(target, drafter, runner, images, shared)
     if wanted == INTERSECTION:
         raise VocabularyMismatch(
             "drafter and target have no token in common: use vocabulary 'text', or another drafter."
         )
-    return TextModel(target, drafter, runner, sight)
+    return TextModel(target, drafter, runner, images)

@@ -16,7 +16,7 @@ from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.draft.vocabulary import Vocabulary
 from outpace.methods.models.foreign import ForeignModel
-from outpace.methods.models.sight import Sight
+from outpace.methods.models.images import ImageAccess
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.runner import Runner
 
@@ -26,9 +26,14 @@ class IntersectionModel(ForeignModel):
     own options."""
 
     def __init__(
-        self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight, shared: Vocabulary
+        self,
+        target: Loaded,
+        drafter: Loaded,
+        runner: Runner,
+        images: ImageAccess,
+        shared: Vocabulary,
     ) -> None:
-        super().__init__(target, drafter, runner, sight)
+        super().__init__(target, drafter, runner, images)
         self._vocabulary = shared
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from outpace.core.faults import RowFault
 from outpace.core.request import PerRequest, Request
 from outpace.errors import PromptError, UnsupportedModel
+from outpace.methods.models.images import REMEDY, ImageAccess, ShownPrompt
 from outpace.methods.models.own_text import OwnText, ShownText
-from outpace.methods.models.sight import REMEDY, ShownPrompt, Sight
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.vision.images import feed
 
@@ -41,8 +41,8 @@ class Looking:
     as if it had none: its text is read anew, without the tokens that stand for them.
     """
 
-    def __init__(self, sight: Sight, runner: Runner) -> None:
-        self._sight, self._runner = sight, runner
+    def __init__(self, images: ImageAccess, runner: Runner) -> None:
+        self._images, self._runner = images, runner
         self._closed = PerRequest(lambda request: False, lasting=True)
         """Whether it is shown no images any more."""
 
@@ -55,12 +55,12 @@ class Looking:
         tokens; its argument says whether these go on after a prompt that is shown.
         """
         prompt = None if parent is None else parent.prompt
-        prompt = prompt or self._sight.of(request.token_ids, request.media)
+        prompt = prompt or self._images.of(request.token_ids, request.media)
         if prompt is None:
             return ModelRow(request, text(False))
         found = ShownText(prompt.token_ids, prompt.tokens, text(True))
         if self._closed[request]:
-            found.hide(self._sight.own_placeholders)
+            found.hide(self._images.own_placeholders)
             prompt = None
         return ModelRow(request, found, prompt)
 
@@ -79,7 +79,7 @@ class Looking:
         try:
             images = prompt.read(self._runner.model)
         except (PromptError, UnsupportedModel) as error:
-            if self._sight.required:
+            if self._images.required:
                 reason = str(error).partition(": give")[0].rstrip(".")
                 raise RowFault(
                     row, f"the drafter cannot be shown this prompt's images ({reason}): {REMEDY}."
@@ -94,7 +94,7 @@ class Looking:
         shown any."""
         if of.prompt is None or not isinstance(of.text, ShownText):
             return False
-        of.text.hide(self._sight.own_placeholders)
+        of.text.hide(self._images.own_placeholders)
         of.prompt, self._closed[of.request] = None, True
         self._runner.lengths[row], self._runner.offsets[row] = 0, self._runner.text_offset
         return True

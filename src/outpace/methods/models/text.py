@@ -15,7 +15,7 @@ from outpace.draft.base import Rows
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.vocabulary import Vocabulary
 from outpace.methods.models.foreign import ForeignModel
-from outpace.methods.models.sight import Sight
+from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.spelling import special_ids
 from outpace.methods.models.translation import continuation, spoken
 from outpace.targets.hf.loading.loaded import Loaded
@@ -34,8 +34,10 @@ class TextModel(ForeignModel):
     # There are no distributions to end chains by.
     capabilities: Capabilities = replace(ForeignModel.capabilities, ends_chains=False)
 
-    def __init__(self, target: Loaded, drafter: Loaded, runner: Runner, sight: Sight) -> None:
-        super().__init__(target, drafter, runner, sight)
+    def __init__(
+        self, target: Loaded, drafter: Loaded, runner: Runner, images: ImageAccess
+    ) -> None:
+        super().__init__(target, drafter, runner, images)
         self.draws = frozenset({Drawn.DETERMINISTIC})
         own = drafter.vocabulary
         self._vocabulary = Vocabulary.shared(own, own, runner.device)

@@ -21,8 +21,8 @@ from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
 from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
-from outpace.methods.models.sight import Sight
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.targets.hf.runner import Runner
 
@@ -71,14 +71,14 @@ class DraftTree(DraftModel):
         drafter: Loaded,
         runner: Runner,
         vocabulary: int,
-        sight: Sight,
+        images: ImageAccess,
         shape: TreeShape | None = None,
         with_replacement: bool = False,
         growth: Growth | None = None,
     ) -> None:
         """shape: None for what `Rows.shape` says in each round. growth: of dynamic trees, which
         have no shape."""
-        super().__init__(drafter, runner, vocabulary, sight)
+        super().__init__(drafter, runner, vocabulary, images)
         self.shape = shape
         left_open = shape is None and growth is None
         self.capabilities = replace(self.capabilities, any_shape=left_open)
@@ -100,10 +100,10 @@ class DraftTree(DraftModel):
         options, loaded = setup.options, cls._load(setup)
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
-        sight = Sight(setup.loaded, loaded, options.images)
+        images = ImageAccess(setup.loaded, loaded, options.images)
         shape = shape_of(options.branching) if options.growth is None else None
         how = shape, options.with_replacement, options.growth
-        return cls(loaded, runner, vocabulary, sight, *how)
+        return cls(loaded, runner, vocabulary, images, *how)
 
     def origin(self) -> Origin | None:
         return None

@@ -46,7 +46,7 @@ class ShownPrompt:
         return self._read
 
 
-class Sight:
+class ImageAccess:
     """What one draft model is shown of the images of prompts that were prepared for its target.
 
     Where both models have the same placeholders and processors that do the same, it reads the very
