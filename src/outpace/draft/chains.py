@@ -20,7 +20,7 @@ class Chains:
     """Draws the drafted tokens of one round from their distributions, as the rows' options and the
     rule ask.
 
-    Greedy and coupled rows' tokens are given once the distribution is (`Deterministic`); all others
+    Greedy and coupled rows' tokens are fixed once the distribution is (`Deterministic`); all others
     are sampled. A chain ends after a token that would end the text, since nothing can follow
     there. Nothing leaves another device than the CPU, where that is not looked at, unless the terms
     of the round or the drafter say where chains end.
@@ -60,11 +60,11 @@ class Chains:
         return self.tokens.shape[1]
 
     def grow(
-        self, logits: Tensor, given: Tensor | None = None, states: Tensor | None = None
+        self, logits: Tensor, fixed: Tensor | None = None, states: Tensor | None = None
     ) -> bool:
         """Draws one token more in each chain, if any is to go on; returns whether another is due.
 
-        logits: ``[B, V']``, after the tokens so far. given: ``[B]``, tokens that were chosen and
+        logits: ``[B, V']``, after the tokens so far. fixed: ``[B]``, tokens that were chosen and
         are not drawn; -1 where there is none. states: ``[B, H]``, the last hidden states that the
         logits were made from, if `DraftingTerms.goes_on` asks for them.
         """
@@ -86,8 +86,8 @@ class Chains:
             token = self._draw(rows.pipeline(*here))
         else:
             token = self._draw(soft)
-        if given is not None:
-            token = self._take(given[:, None], token)
+        if fixed is not None:
+            token = self._take(fixed[:, None], token)
         if not self.length:
             self.counts = rows.pipeline.silenced(self.counts)
         self.tokens = torch.cat([self.tokens, token], 1)
@@ -140,10 +140,10 @@ class Chains:
         self._probs.append(q)
         return inverse_cdf(q, self._u[:, self.length, None])
 
-    def _take(self, given: Tensor, drawn: Tensor) -> Tensor:
+    def _take(self, fixed: Tensor, drawn: Tensor) -> Tensor:
         """Returns the tokens ``[B, 1]`` that were chosen, and the drawn ones where none was."""
-        chosen = given >= 0
-        token = torch.where(chosen, given, drawn)
+        chosen = fixed >= 0
+        token = torch.where(chosen, fixed, drawn)
         if self._sampled:
             distribution = self._probs[-1]
             certain = torch.zeros_like(distribution).scatter_(2, token[..., None], 1.0)
@@ -157,15 +157,15 @@ class Chains:
             return Proposal.empty(len(self._rows), self.tokens.device)
         distribution: DraftDistribution = Deterministic()
         if self._sampled:
-            given = torch.cat(self._chosen, 1) if self._chosen else None
-            distribution = Sampled(torch.cat(self._probs, 1), fixed=given)
+            fixed = torch.cat(self._chosen, 1) if self._chosen else None
+            distribution = Sampled(torch.cat(self._probs, 1), fixed=fixed)
         soft = torch.cat(self._soft, 1) if self._rows.terms.probs else None
         counts = to_device(self.counts, self.tokens.device)
         return Proposal(self.tokens, tree, counts, distribution, soft=soft)
 
 
 def deterministic_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:
-    """Returns given chains, one per row, of any lengths, as a proposal."""
+    """Returns fixed chains, one per row, of any lengths, as a proposal."""
     tokens = padded(drafts, device)  # [B, N]
     counts = to_device([len(draft) for draft in drafts], device)
     return Proposal(

@@ -138,7 +138,7 @@ def guesses_of(proposal: Proposal) -> list[Guess]:
 
 
 def deterministic_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
-    """Returns given trees, one per row, of any sizes and shapes, as a proposal."""
+    """Returns fixed trees, one per row, of any sizes and shapes, as a proposal."""
     width = max(map(len, guesses), default=0)
     tokens = padded([guess.tokens for guess in guesses], device)
     counts = to_device([len(guess) for guess in guesses], device)

@@ -117,16 +117,15 @@ class Children:
 class Several(Drafter):
     """A drafter that stands for others, its children.
 
-    Each child draws from a random stream of its own, sees every committed token, and is told of
-    every round as if what it proposed itself had been scored: `observe` translates. Rows may be
-    drafted for by different children in one round. Where any child samples, trees of given tokens
-    are cut to their first chain: given siblings do not share a distribution, as drawn ones do. A
-    child that samples keeps its trees where it gives all its tokens, in batches that are greedy or
-    coupled.
+    Each child draws from a random stream of its own, sees every committed token, and observes every
+    round as if what it proposed itself had been scored. Rows may be drafted for by different
+    children in one round. Where any child samples, trees of fixed tokens are cut to their first
+    chain: fixed siblings do not share a distribution, as drawn ones do. A child that samples keeps
+    its trees where all its tokens are fixed, in batches that are greedy or coupled.
     """
 
     def __init__(self, given: Children) -> None:
-        self.children = children = list(given.drafters)
+        children = self.children = list(given.drafters)
         self.names, self._vocabulary = list(given.names), given.target.vocabulary
         kinds = frozenset().union(*(child.draws for child in children))
         if Drawn.WITHOUT in kinds and kinds & {Drawn.IID, Drawn.SEVERAL}:
@@ -274,8 +273,8 @@ class Several(Drafter):
         nodes = guesses_of(made)
         beside_drawn = self._samples and not (rows.coupled or rows.pipeline.all_greedy)
         guessed = self._samples and self.children[child].draws == {Drawn.DETERMINISTIC}
-        given = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
-        if given and (guessed or beside_drawn):
+        fixed = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
+        if fixed and (guessed or beside_drawn):
             chains = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
             made = replace(chains, predicted=made.predicted)
             nodes = guesses_of(made)
@@ -378,18 +377,18 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
 
 def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     """Returns the rule for drafters of which each may draft for a row: one that takes trees where
-    any of them makes some. With a drafter that samples, given trees are cut to chains; where all
-    drafts are given, "match" takes them all and accepts as much as any rule."""
+    any of them makes some. With a drafter that samples, fixed trees are cut to chains; where all
+    drafts are fixed, "match" takes them all and accepts as much as any rule."""
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
     rules = [kind.usual_rule(kind.configure(each.options)) for kind, each in kinds]
     if "recursive" in rules:
         return "recursive"
-    given = all(
+    fixed = all(
         rule == "match" or kind.draws == {Drawn.DETERMINISTIC}
         for rule, (kind, _) in zip(rules, kinds, strict=True)
     )
-    return "match" if given and "match" in rules else "token"
+    return "match" if fixed and "match" in rules else "token"
 
 
 def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:

@@ -44,10 +44,10 @@ class Ensemble(Several):
     precedence: for each row the first drafter of the list that proposes anything: put what costs
     nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
     as independent draws: from one distribution where the drafters are the same draft model,
-    otherwise from the distribution of each, which is certain of a token that was given. Where
-    nothing was drawn, or trees were, the merged tokens are given ones. vote: of all drafts as a
+    otherwise from the distribution of each, which is certain of a fixed token. Where
+    nothing was drawn, or trees were, the merged tokens are fixed. vote: of all drafts as a
     trie the path on which most of them agree, each drafter with the weight of what was accepted of
-    it lately; a choice among drawn tokens, so that they are given ones.
+    it lately; a choice among drawn tokens, so that they are fixed.
     """
 
     name: ClassVar[str] = "ensemble"
@@ -142,7 +142,7 @@ class Ensemble(Several):
             shares = [-(-(b - used) // left) for b, used in zip(budgets, spent, strict=True)]
             asked.append(self.ask(number, rows, shares))
         # A sampled row must get the same whatever else is in the batch. For a greedy one, which
-        # is given tokens where all rows are greedy, both make the same text.
+        # has fixed tokens where all rows are greedy, both make the same text.
         chosen = self.draws == {Drawn.DETERMINISTIC} or rows.coupled or rows.pipeline.all_greedy
         if not chosen and any(any(each.counts) for each in asked):
             made, counts = [each.proposal for each in asked], [each.counts for each in asked]

@@ -42,21 +42,21 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
         vocabulary,
     )
     assert q is not None
-    given = _given_rows(made, chosen, proposal)
+    fixed = _fixed_rows(made, chosen, proposal)
     replacement = all(distribution.with_replacement for distribution in sampled)
     several = any(distribution.several for distribution in sampled)
-    return replace(proposal, distribution=Sampled(q, replacement, given, several), soft=soft)
+    return replace(proposal, distribution=Sampled(q, replacement, fixed, several), soft=soft)
 
 
-def _given_rows(
+def _fixed_rows(
     made: Sequence[Proposal], chosen: Sequence[int], proposal: Proposal
 ) -> Tensor | None:
     """``[B, N]`` bool: the tokens of the joined proposal that were not drawn; None if all were."""
-    if not any(_some_given(made[which]) for which in chosen):
+    if not any(_some_fixed(made[which]) for which in chosen):
         return None
     marks = torch.zeros_like(proposal.tokens, dtype=torch.bool)
     for row, which in enumerate(chosen):
-        one = _given(made[which])[row]
+        one = _fixed(made[which])[row]
         marks[row, : len(one)] = one
     return marks & proposal.valid
 
@@ -88,8 +88,8 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
         return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
     distribution, tree = proposal.distribution, proposal.tree
     if isinstance(distribution, Sampled):
-        given = None if distribution.fixed is None else distribution.fixed[:, :width]
-        distribution = replace(distribution, q=distribution.q[:, :width], fixed=given)
+        fixed = None if distribution.fixed is None else distribution.fixed[:, :width]
+        distribution = replace(distribution, q=distribution.q[:, :width], fixed=fixed)
     shape = (len(counts), width)
     return replace(
         proposal,
@@ -108,7 +108,7 @@ def side_by_side(
 ) -> Proposal:
     """Returns chains that were drawn independently, as a tree with one fork.
 
-    counts: of each drafter, by row. several: whether their distributions differ; a given token has
+    counts: of each drafter, by row. several: whether their distributions differ; a fixed token has
     one that is certain of it.
     """
     rows, device = len(made[0].counts), made[0].tokens.device
@@ -129,8 +129,8 @@ def side_by_side(
     tokens = torch.cat([proposal.tokens for proposal in made], 1).gather(1, at)
     q = torch.cat([_distribution_of(one, vocabulary) for one in made], 1)
     q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))
-    given = torch.cat([_given(one) for one in made], 1).gather(1, at)
-    distribution = Sampled(q, fixed=given if any(map(_some_given, made)) else None, several=several)
+    fixed = torch.cat([_fixed(one) for one in made], 1).gather(1, at)
+    distribution = Sampled(q, fixed=fixed if any(map(_some_fixed, made)) else None, several=several)
     return Proposal(tokens, Tree(to_device(parents, device)), sizes, distribution)
 
 
@@ -143,7 +143,7 @@ def _distribution_of(proposal: Proposal, vocabulary: int) -> Tensor:
     return certain.scatter_(2, proposal.tokens[..., None], 1.0)
 
 
-def _given(proposal: Proposal) -> Tensor:
+def _fixed(proposal: Proposal) -> Tensor:
     """``[B, N]`` bool: the tokens that were not drawn."""
     distribution = proposal.distribution
     if isinstance(distribution, Sampled) and distribution.fixed is not None:
@@ -153,7 +153,7 @@ def _given(proposal: Proposal) -> Tensor:
     )
 
 
-def _some_given(proposal: Proposal) -> bool:
+def _some_fixed(proposal: Proposal) -> bool:
     distribution = proposal.distribution
     return (
         distribution.fixed is not None

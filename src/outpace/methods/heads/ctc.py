@@ -287,8 +287,8 @@ class CtcDrafter(StateDrafter):
     """Drafts the likeliest beginnings of what the frames spell, as many as the budget allows.
 
     How likely a text is is the sum over all frames that spell it. Tokens were selected after that
-    was known, so that they are points: several frames collapse to the same text, and a token does
-    not follow any distribution of its own.
+    was known, so that they are deterministic: several frames collapse to the same text, and a token
+    does not follow any distribution of its own.
     """
 
     name: ClassVar[str] = "ctc"

@@ -28,7 +28,7 @@ CONTEXT = 8
 class TextModel(ForeignModel):
     """Continues the text greedily in its own tokens; what it says is cut into the target's.
 
-    The distribution of such tokens is unknown. They are given, not drawn.
+    The distribution of such tokens is unknown. They are fixed, not drawn.
     """
 
     # There are no distributions to end chains by.
