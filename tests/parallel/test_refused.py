@@ -50,6 +50,21 @@ def test_options(options: dict[str, Any], said: str, folder: str) -> None:
         LLM(folder, **{"tensor_parallel_size": 2, **options})
 
 
+@pytest.mark.parametrize(("threads", "left"), [(None, 4), (2, 2)])
+def test_threads_are_no_longer_shared_after_a_failure(
+    threads: int | None, left: int, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outpace.targets.cpu.threads.processors", lambda: 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with pytest.raises(AssertionError, match="processes were started"):
+            LLM(folder, tensor_parallel_size=2, threads=threads)
+        assert torch.get_num_threads() == left
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_loaded_model() -> None:
     with pytest.raises(ConfigError, match="whole in this process"):
         LLM(target("llama"), tensor_parallel_size=2)

@@ -20,7 +20,7 @@ from outpace.targets.cpu.kernels import SMALLEST
 from outpace.targets.cpu.native import Build, native
 from outpace.targets.cpu.native_layers import layer as native_layer
 from outpace.targets.cpu.native_layers import model as native_model
-from outpace.targets.cpu.threads import processors, use_threads
+from outpace.targets.cpu.threads import processors, share_threads, use_threads
 from outpace.targets.describe import computed_parts
 
 
@@ -141,6 +141,26 @@ def test_by_default_there_are_no_more_than_processors(
     torch.set_num_threads(set_to)
     monkeypatch.setattr(threads, "processors", lambda: limit)
     assert use_threads(None) == torch.get_num_threads() == count
+
+
+def test_a_share_of_the_threads_is_always_one_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(16)
+    monkeypatch.setattr(threads, "processors", lambda: 16)
+    for _ in range(2):
+        assert share_threads(2) == torch.get_num_threads() == 8
+    assert use_threads(None) == torch.get_num_threads() == 16
+    assert share_threads(32) == 1
+
+
+def test_a_number_that_was_set_since_is_no_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(16)
+    monkeypatch.setattr(threads, "processors", lambda: 16)
+    share_threads(2)
+    torch.set_num_threads(6)
+    assert use_threads(None) == 6
+    share_threads(2)
+    use_threads(3)
+    assert use_threads(None) == 3
 
 
 @pytest.mark.parametrize(

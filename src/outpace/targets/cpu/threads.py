@@ -28,6 +28,8 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 _asked = 0
 """Threads that passes of this process shall have; 0: nobody has said so yet."""
+_divided = 0, 0
+"""Threads before they were shared out among processes, and this one's share (`share_threads`)."""
 _own = threading.local()
 """``count``: the number of torch's threads that was last set here, of each thread of Python."""
 
@@ -56,13 +58,15 @@ def set_threads(count: int) -> None:
 def use_threads(wanted: int | None) -> int:
     """Sets the number of torch's threads in this process, and returns it.
 
-    None leaves the number as it is, unless it is more than this process has processors for
-    (`processors`): threads that wait for each other lose much time where one of them has none.
-    Raises ``ConfigError`` for anything but a whole number from 1 to `MOST` for each processor.
+    None leaves the number as it is, but takes a share back (`share_threads`), and has no more than
+    this process has processors for (`processors`): threads that wait for each other lose much time
+    where one of them has none. Raises ``ConfigError`` for anything but a whole number from 1 to
+    `MOST` for each processor.
     """
-    global _asked
+    global _asked, _divided
     if wanted is None:
         present = wanted_threads()
+        present = _divided[0] if present == _divided[1] else present
         count = min(present, processors())
         if count < present:
             LOGGER.info("%d threads, because this process may use no more processors", count)
@@ -72,8 +76,18 @@ def use_threads(wanted: int | None) -> int:
             f"{processors()} processors, and more threads only wait for each other."
         )
     set_threads(count)
-    _asked = count
+    _asked, _divided = count, (0, 0)
     return count
+
+
+def share_threads(processes: int) -> int:
+    """Sets this process's share of the threads that it would have alone (`use_threads` of None),
+    for as many processes on this machine, and returns it: at least 1."""
+    global _divided
+    alone = use_threads(None)
+    share = use_threads(max(1, alone // processes))
+    _divided = alone, share
+    return share
 
 
 def processors() -> int:

@@ -20,7 +20,7 @@ from outpace.core.progress import Progress, silent
 from outpace.errors import ConfigError, UnsupportedModel, reason_of, refuse
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.kernels import ASKED
-from outpace.targets.cpu.threads import processors, use_threads
+from outpace.targets.cpu.threads import share_threads, use_threads
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.cache import given_cache
@@ -296,15 +296,19 @@ def load_split(
     if tokenizer is None:
         tokenizer = read_tokenizer_of(source, model, trust_remote_code)
     report(f"starting {count} processes", 0.1)
-    used = use_threads(threads or max(1, min(torch.get_num_threads(), processors()) // count))
-    processes = Processes(count, where)
+    used = share_threads(count) if threads is None else use_threads(threads)
+    processes: Processes | None = None
     try:
+        processes = Processes(count, where)
         report("reading the weights", 0.3)
         with nullcontext() if progress is None else without_loading_bars():
             part = PartOfModel(model, kind, trust_remote_code, count)
             found = read_split(processes, part, tokenizer, used)
     except BaseException:
-        processes.close()
+        if processes is not None:
+            processes.close()
+        if threads is None:
+            use_threads(None)
         raise
     report("loaded", 1.0)
     return found
