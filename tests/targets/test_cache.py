@@ -191,6 +191,28 @@ def test_rows_that_touch_are_not_looked_at_beyond_their_ends() -> None:
     assert not keys[0].isnan().any()
 
 
+def test_bounds_go_to_the_device_when_extents_have_changed_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, sent = filled([3, 40]), []
+
+    def to_device(numbers: list[tuple[int, int]], device: torch.device) -> torch.Tensor:
+        sent.append(numbers)
+        return torch.tensor(numbers)
+
+    monkeypatch.setattr("outpace.targets.hf.cache.to_device", to_device)
+    cache.retain([1])
+    for _ in range(3):
+        lies = cache.padded_placement(2)
+    assert len(sent) == 1
+    cache.reserve(0, [400])
+    cache.padded_placement(2)
+    row, missing = sent[-1][:2]
+    assert len(sent) == 2
+    assert (lies.firsts[0], lies.lasts[0]) == row  # the device looks up how rows lie now
+    assert missing[0] == cache.capacity - cache.spare
+
+
 def test_more_rows_than_the_cache_holds_are_our_own_mistake() -> None:
     runner = Runner(target("llama"), rows=2, max_length=CONTEXT)
     with pytest.raises(AssertionError, match="3 rows in a cache of 2"):

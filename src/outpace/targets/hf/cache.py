@@ -237,7 +237,8 @@ class SlotCache(Cache):
         # The first and last slot of each row, on the device and always in the same place, so that
         # a recorded pass finds there how the rows lie now.
         self._bounds: Tensor | None = None  # [2, rows]
-        self._placements: dict[tuple[int, int], Placement] = {}  # until an extent changes
+        self._bounds_known = False  # until an extent changes
+        self._placements: dict[tuple[int, int], Placement] = {}  # likewise
 
     # -- what transformers asks for --------------------------------------------------------------
 
@@ -317,7 +318,7 @@ class SlotCache(Cache):
         if len(self._extents) + count > self.rows:
             raise AssertionError(f"{len(self._extents)} + {count} rows in a cache of {self.rows}")
         self._extents += [NO_SLOTS] * count
-        self._placements.clear()
+        self._forget_placements()
 
     def reset(self) -> None:
         """Forgets all rows and drops the buffers, whatever state an interruption has left."""
@@ -327,7 +328,7 @@ class SlotCache(Cache):
         self._allocator = ExtentAllocator(0)
         self._extents = []
         self._rows_left = False
-        self._placements.clear()
+        self._forget_placements()
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), numbered from 0 on. Nothing is moved: the slots of the
@@ -337,7 +338,7 @@ class SlotCache(Cache):
             self._allocator.give_back(self._extents[row])
         self._extents = kept
         self._rows_left = True
-        self._placements.clear()
+        self._forget_placements()
 
     @torch.inference_mode()
     def fork(self, source: int, length: int) -> int:
@@ -418,7 +419,7 @@ class SlotCache(Cache):
                 _copy(buffer, old, buffer, new)
             self._allocator.give_back(old)
             self._extents[row] = new
-        self._placements.clear()
+        self._forget_placements()
         return True
 
     def _take_each(self, sizes: Sequence[int]) -> list[Extent] | None:
@@ -448,7 +449,7 @@ class SlotCache(Cache):
         for layer in self._made:
             layer.exchange(moves, self.capacity)
         self._extents = extents
-        self._placements.clear()
+        self._forget_placements()
         self.generation += 1
 
     # -- passes ----------------------------------------------------------------------------------
@@ -479,17 +480,22 @@ class SlotCache(Cache):
         firsts, lasts = self._bounds.narrow(1, 0, count).unbind()
         return Placement(firsts, lasts, spacing=None, shortest=0)
 
-    def _know_bounds(self) -> None:
-        if not self._placements:
-            self._write_bounds()
+    def _forget_placements(self) -> None:
+        """Is called whenever an extent has changed."""
+        self._placements.clear()
+        self._bounds_known = False
 
     @torch.inference_mode()
-    def _write_bounds(self) -> None:
+    def _know_bounds(self) -> None:
+        """Writes the rows' bounds to the device, unless they are there."""
+        if self._bounds_known:
+            return
         if self._bounds is None:
             self._bounds = torch.zeros(2, self.rows, dtype=torch.long, device=self._device)
         missing = [Extent(self.capacity - self.spare, self.spare)] * (self.rows - self.active)
         bounds = [(each.first, max(each.first, each.end - 1)) for each in self._extents + missing]
         self._bounds.copy_(to_device(bounds, self._device).t())
+        self._bounds_known = True
 
     def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
         """Moves a row's slots ``start + node`` to ``start + 1, start + 2, ...`` in path order."""
