@@ -166,6 +166,18 @@ def test_a_model_that_fails_is_refused_in_plain_words_and_its_error_is_the_cause
     assert "tensor a" in str(refusal.value.__cause__)
 
 
+def test_an_ignored_mask_is_named_where_layers_attend_and_keep_a_state() -> None:
+    class Fails(transformers.FalconH1ForCausalLM):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs.pop("attention_mask", None)
+            if kwargs.get("past_key_values") is not None:
+                raise RuntimeError("tensor a (4) must match tensor b (8)")
+            return super().forward(*args, **kwargs)
+
+    with pytest.raises(UnsupportedModel, match="ignores a mask with a row for each token"):
+        load(Fails(target("falcon_h1").config))
+
+
 def test_positions_that_do_not_start_at_0_are_named() -> None:
     small = {**SMALL, "pad_token_id": 1, "is_decoder": True}
     model = transformers.RobertaForCausalLM(transformers.RobertaConfig(**small)).eval()

@@ -17,10 +17,7 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.attention import BOOLEAN, as_attended
 from outpace.targets.hf.plain import read_plainly, reads_forward, some_tokens
-from outpace.targets.hf.recurrent.families import WITHOUT_CACHE
-
-WITHOUT_MASK = frozenset({"linear_attention", "conv", "moe", "mlp"})
-"""Types of layers that attend to nothing."""
+from outpace.targets.hf.recurrent.families import WITHOUT_KEYS, attends
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +105,7 @@ class MaskMaker:
         self.window = window_of(model, max_length)
         self.chunk = chunk_of(model, max_length)
         self._types = frozenset(getattr(config, "layer_types", None) or ())
-        types = not self._types or bool(self._types - WITHOUT_MASK)
-        self._attends = types and config.model_type not in WITHOUT_CACHE
+        self._attends = attends(config)
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
         self._reads_forward = reads_forward(model)
@@ -132,7 +128,7 @@ class MaskMaker:
         if not self._types.intersection(_NARROW):
             return self._attended(narrow["sliding_attention"])
         wide = self._attended(layout.seen)
-        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_MASK)
+        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_KEYS)
         masks |= {name: self._attended(seen) for name, seen in narrow.items()}
         # Some models ask for the mask of a type that none of their layers has.
         types = {"full_attention", *masks, *self._types}

@@ -17,10 +17,9 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.hf import device_map, kinds
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.kinds import is_encoder_decoder, reads_sources
-from outpace.targets.hf.masks import WITHOUT_MASK
 from outpace.targets.hf.plain import reads_forward
 from outpace.targets.hf.position_patches import PositionPatches
-from outpace.targets.hf.recurrent.families import STATES, keeps_states
+from outpace.targets.hf.recurrent.families import STATES, WITHOUT_KEYS, keeps_states
 from outpace.targets.hf.runner import PREFILL_CHUNK
 from outpace.targets.hf.seq2seq.inputs import FEATURES, heard_shape
 
@@ -96,7 +95,7 @@ def check_config(config: Any) -> None:
     if reads_sources(config):
         _check_encoder_decoder_config(config)
     _check_states(config)
-    unknown = layer_types - MASKED - WITHOUT_MASK - STATES
+    unknown = layer_types - MASKED - WITHOUT_KEYS - STATES
     if unknown:
         raise UnsupportedModel(
             f"{name} has layers of type {sorted(unknown)}, for which no mask of "

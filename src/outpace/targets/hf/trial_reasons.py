@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from outpace.targets.hf.attention import as_attended
 from outpace.targets.hf.kinds import GROUPED, lack_float64
-from outpace.targets.hf.masks import WITHOUT_MASK
 from outpace.targets.hf.plain import read_plainly, some_tokens
-from outpace.targets.hf.recurrent.families import STATES, keeps_states
+from outpace.targets.hf.recurrent.families import attends
 
 _SHORT = 6
 
@@ -37,19 +36,11 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
             read_plainly(model, ids, **arguments)
         except Exception:  # the error that matters is the one that the caller has seen
             return reason
-    if _attends(model):
+    if attends(model.config):
         hidden = read_plainly(model, ids, attention_mask=_causal(model, hidden=1))
         if torch.equal(hidden, read_plainly(model, ids)):
             return "it ignores a mask with a row for each token, which drafted tokens need"
     return "it does not work with a cache that is handed to it, but keeps one of another kind"
-
-
-def _attends(model: nn.Module) -> bool:
-    """Whether there are layers that a mask might say something to."""
-    loaded: Any = model
-    text = loaded.config.get_text_config()
-    types = set(getattr(text, "layer_types", None) or ())
-    return bool(types - STATES - WITHOUT_MASK) or not (types or keeps_states(text))
 
 
 def _unread_alone(model: nn.Module) -> str:

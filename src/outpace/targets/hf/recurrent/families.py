@@ -253,6 +253,13 @@ def keeps_states(config: Any) -> bool:
     return text.model_type in WITHOUT_CACHE or bool(STATES & _types(text))
 
 
+def attends(config: Any) -> bool:
+    """Returns whether a model of this configuration has layers that attend."""
+    text = config.get_text_config()
+    types = _types(text)
+    return text.model_type not in WITHOUT_CACHE and (not types or bool(types - WITHOUT_KEYS))
+
+
 def _types(text: Any) -> set[str]:
     return {kind for name in LISTS for kind in getattr(text, name, None) or ()}
 
@@ -275,7 +282,7 @@ def cache_for(
     loaded: Any = model
     if not keeps_states(loaded.config):
         return SlotCache(rows, device, kv_cache_dtype)
-    if kv_cache_dtype != "auto" and not _attends(loaded.config):
+    if kv_cache_dtype != "auto" and not attends(loaded.config):
         raise ConfigError(
             f"{type(model).__name__} keeps a state of one size instead of keys and values: leave "
             "kv_cache_dtype out."
@@ -286,11 +293,6 @@ def cache_for(
     # The model takes no cache that is not of its own class.
     made: StateCache = type("LinearCache", (LinearCache, wanted), {})(rows, device, kv_cache_dtype)
     return made
-
-
-def _attends(config: Any) -> bool:
-    """Whether a model that keeps states has layers that attend, too."""
-    return bool(_types(config.get_text_config()) - WITHOUT_KEYS)
 
 
 class LinearCache(StateCache):
