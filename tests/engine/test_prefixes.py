@@ -90,10 +90,19 @@ def test_a_text_that_goes_on_takes_the_place_of_its_beginning() -> None:
 def test_a_text_that_is_too_long_to_be_kept_drives_no_other_away() -> None:
     texts = SavedTexts(limit=8, tokens=40)
     texts.add(FIRST, SavedText())
-    texts.add([5] * 41, SavedText())
+    assert not texts.takes(41)
     assert (len(texts), texts.find(FIRST)[0]) == (1, len(FIRST))
     texts.add([5] * 40, SavedText())
     assert (len(texts), texts.find([5] * 50)[0]) == (1, 40)
+
+
+def test_a_text_that_is_too_long_to_be_kept_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = decoder("llama", True)
+    target: Any = llm.engine.target
+    target._saved.tokens = len(FIRST)
+    monkeypatch.setattr(target.runner, "save", lambda *_: pytest.fail("keys are copied"))
+    played(llm, [FIRST])
+    assert len(target._saved) == 0
 
 
 def test_interrupted_steps_forget_what_was_saved() -> None:

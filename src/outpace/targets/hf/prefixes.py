@@ -62,14 +62,17 @@ class SavedTexts:
         """Bytes held."""
         return sum(saved.nbytes for saved in self._texts.values())
 
+    def takes(self, count: int) -> bool:
+        """Returns whether a text of ``count`` tokens is kept: not where it alone has more than all
+        may have together, since all others would leave, and then this one."""
+        return self.tokens is None or count <= self.tokens
+
     def add(self, tokens: Sequence[int], saved: SavedText) -> None:
-        """Keeps a text, unless it alone has more tokens than all may have together.
+        """Keeps a text that it `takes`.
 
         saved: its keys and values, one for each token that another text can take, and states.
         """
         text = tuple(tokens)
-        if self.tokens is not None and len(text) > self.tokens:
-            return  # else all others would leave, and then this one
         for other in [other for other in self._texts if text[: len(other)] == other]:
             del self._texts[other]
         self._texts[text] = saved

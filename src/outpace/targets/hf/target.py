@@ -175,7 +175,7 @@ class HFTarget(Target):
         for row, text in (texts or {}).items():
             length = min(self.lengths[row], len(text))
             shown = self._images is not None and self._images.shown_in(text)
-            if self.reuses and length and not shown:
+            if self.reuses and length and not shown and self._saved.takes(length):
                 self._saved.add(text[:length], self.runner.save(row, length))
         self.runner.retain(rows)
         self._prompts.retain(rows)
