@@ -23,6 +23,8 @@ from outpace.llm import BUNDLED
 from outpace.methods.heads.eagle import Eagle, EagleConfig
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.methods.heads.medusa import Medusa, MedusaConfig
+from outpace.targets.hf.gguf import file
+from outpace.targets.hf.loading.outline import outline_model
 from targets.gguf.files import tiny, write
 from targets.test_lora import adapter
 
@@ -151,6 +153,16 @@ def test_gguf_files(inspected: Run, tmp_path: Path) -> None:
     why = inspected(other)
     assert (why["what"], why["commands"]) == ("a GGUF file", [])
     assert "holds a LoRA adapter, not a language model" in why["why_not"]
+
+
+def test_the_header_of_a_gguf_file_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "model.gguf", "llama", tiny("llama"), "Q8_0")
+    read, plain = [], file.read_header
+    monkeypatch.setattr(file, "read_header", lambda part: read.append(part) or plain(part))
+    assert outline_model(str(path)).loaded.packed
+    assert read == [path]
 
 
 def test_what_is_typed_for_an_adapter_works(

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, OutpaceError, UnsupportedModel
+from outpace.targets.hf.loading import load as loading
 from outpace.targets.hf.loading.load import load, load_drafter, load_plain
 from outpace.targets.hf.loading.lora import read_adapter
 from targets.families import build
@@ -291,7 +292,10 @@ def test_what_cannot_be_merged_is_named(
         load(folder, lora=place)
 
 
-def test_an_adapter_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_another_model_is_refused_before_weights_are_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "read_weights", lambda *_: pytest.fail("weights are read"))
     place = adapter(tmp_path / "wide", build("llama", intermediate_size=128), ["down_proj"])
     with pytest.raises(UnsupportedModel, match="for the model 'some/base', and does not fit"):
         load(folder, lora=place)

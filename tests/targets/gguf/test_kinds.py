@@ -188,7 +188,10 @@ def test_it_says_in_which_blocks_the_weights_are(path: Path) -> None:
         ({"cpu_kernels": "blocked"}, "are in blocks: leave it at 'auto'"),
     ],
 )
-def test_options_that_blocks_do_not_have(options: dict[str, Any], reason: str, path: Path) -> None:
+def test_options_that_blocks_do_not_have_are_refused_before_weights_are_read(
+    options: dict[str, Any], reason: str, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outpace.targets.hf.gguf.load.filled", lambda *_: pytest.fail("read"))
     with pytest.raises(ConfigError, match=reason):
         load(path, **options)
 

@@ -13,9 +13,9 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.weights.blocks import Blocks
+from outpace.targets.hf.gguf.file import read_model
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.reading import attention_for
 from targets.gguf.files import tiny, write
 from targets.gguf.tiny_families import FAMILIES
 
@@ -47,7 +47,7 @@ def test_building_a_model_widens_none_of_its_blocks(
     path = write(tmp_path / "model.gguf", arch, tiny(arch), "Q8_0")
     widened.clear()
     device = torch.device("cpu")
-    model, *_ = load_gguf(str(path), None, torch.float32, device, attention_for, lambda *_: None)
+    model, _ = load_gguf(read_model(path), None, torch.float32, device, lambda *_: None)
     kept = [name for name, module in model.named_modules() if hasattr(module, "blocks")]
     assert kept
     assert sum(widened) == 0

@@ -42,6 +42,13 @@ def kernels_on(device: torch.device) -> AbstractContextManager[Any]:
     return sdpa_kernel(WITHOUT_PLANS) if device.type == "cuda" else nullcontext()
 
 
+def attention_for(config: Any) -> str | None:
+    """Returns the name of the attention function that a configuration needs, None for any."""
+    # Soft-capped attention scores exist in the eager kernel only; elsewhere transformers picks the
+    # fastest of those that the model supports.
+    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
+
+
 def use_grouped(model: nn.Module) -> bool:
     """Makes a model with grouped queries use `grouped_attention`; returns whether it now does."""
     loaded: Any = model

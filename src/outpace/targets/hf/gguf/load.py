@@ -13,10 +13,11 @@ from torch import nn
 from outpace.errors import ConfigError, OutpaceError, UnsupportedModel, reason_of
 from outpace.targets.cpu.weights.blocks import KINDS, block_bytes
 from outpace.targets.hf import support, trials
+from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model, filled, likeness_of
 from outpace.targets.hf.gguf.file import PLAIN, GGUFModel, of_layers, read_model
-from outpace.targets.hf.gguf.vocabulary import end_tokens, generation_config_of, tokenizer_of
+from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
 from outpace.targets.hf.loading.lora import Adapter, check_fits, merge
 from outpace.targets.hf.partial.layers import with_layers
 
@@ -65,26 +66,21 @@ def _shortened(model: GGUFModel, config: Any, kept: Sequence[int]) -> nn.Module:
 
 
 def load_gguf(
-    path: str,
+    model: GGUFModel,
     tokenizer: Any,
     dtype: torch.dtype | str,
     device: torch.device,
-    attention: Callable[[Any], str | None],
     report: Callable[[str, float], None],
     check: Callable[[Any], None] = support.check_config,
     adapter: Adapter | None = None,
-) -> tuple[nn.Module, Any, dict[int, list[str]], int]:
-    """Returns the model of a GGUF file, its tokenizer unless one is given, the tokens that end a
-    text, with who names each of them, and how many multi-token-prediction modules come with it.
+) -> tuple[nn.Module, Any]:
+    """Returns the model of a GGUF file, and its tokenizer unless one is given.
 
     dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
-    stay so, in memory that the file is mapped to; on a GPU they are widened. attention: says which
-    function a configuration needs. check: raises what a configuration shows to be wrong, before
-    the weights are read. adapter: is merged into the weights, of which those that it changes are
-    widened.
+    stay so, in memory that the file is mapped to; on a GPU they are widened. check: raises what a
+    configuration shows to be wrong, before the weights are read. adapter: is merged into the
+    weights, of which those that it changes are widened.
     """
-    report("reading the header", 0.02)
-    model = read_model(Path(path))
     config = config_of(model)
     check(config)
     kind = _dtype(model, dtype, device)
@@ -93,7 +89,7 @@ def load_gguf(
     report("reading the weights", 0.3)
     packed = device.type == "cpu"
     try:
-        built: Any = empty_model(config, kind, attention(config))
+        built: Any = empty_model(config, kind, attention_for(config))
         built.generation_config = generation_config_of(model)
         if adapter is not None:
             check_fits(adapter, built)
@@ -105,16 +101,16 @@ def load_gguf(
     except Exception as error:  # models raise all sorts over configurations that make no sense
         raise no_such_model(model, error) from error
     if packed and model.packed:  # and now that its sizes are known to be those of its weights
-        _try_likeness(model, config, kind, attention(config))
+        _try_likeness(model, config, kind)
     _say_what_is_widened(model, built, packed, adapter is not None)
-    return built.to(device), known, end_tokens(model), len(model.nextn)
+    return built.to(device), known
 
 
-def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype, attention: str | None) -> None:
+def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype) -> None:
     """Raises ``UnsupportedModel`` unless a small model of the same kind scores drafts as it reads
     plain texts."""
     try:
-        likeness = likeness_of(config, dtype, attention)
+        likeness = likeness_of(config, dtype, attention_for(config))
     except Exception as error:  # as for the model itself
         raise no_such_model(model, error) from error
     support.check(likeness)

@@ -8,7 +8,6 @@ What a file leaves out is the model's: embeddings, last norm, output matrix.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import nn
 
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.gguf.architecture import config_of
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.families import layout_of
@@ -48,17 +48,16 @@ def read_gguf_modules(
     dtype: torch.dtype,
     device: torch.device,
     packed: bool,
-    attention: Callable[[Any], str | None],
 ) -> list[NextN]:
     """Returns the modules of a file.
 
     dtype: of weights that are in no blocks. packed: whether weights stay in blocks where they can.
-    attention: says which function a configuration needs. Raises ``UnsupportedModel`` for modules
-    that are not read, ``ModelLoadError`` for those that lack weights.
+    Raises ``UnsupportedModel`` for modules that are not read, ``ModelLoadError`` for those that
+    lack weights.
     """
     try:
         return [
-            _moved(_Module(model, tensors, _Into(dtype, packed)).made(attention), device)
+            _moved(_Module(model, tensors, _Into(dtype, packed)).made(), device)
             for tensors in model.nextn
         ]
     except OutpaceError:
@@ -124,10 +123,10 @@ class _Module:
         rows = table.rows[:FEW]
         return {TABLE: replace(table, shape=(len(rows), *table.shape[1:]), raw=rows.flatten())}
 
-    def made(self, attention: Callable[[Any], str | None]) -> NextN:
+    def made(self) -> NextN:
         """Returns the module."""
         config = config_of(self._alone)
-        built: Any = empty_model(config, self._into.dtype, attention(config))
+        built: Any = empty_model(config, self._into.dtype, attention_for(config))
         filled(self._alone, built, self._into.dtype, self._into.packed)
         decoder = built.get_decoder()
         norm, processor = last_norm(decoder), layout_of(self._model.architecture, config)

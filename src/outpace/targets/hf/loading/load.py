@@ -25,8 +25,10 @@ from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.device_map import DISK, OUT
 from outpace.targets.hf.generating import generation
+from outpace.targets.hf.gguf.file import read_model
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
+from outpace.targets.hf.gguf.vocabulary import end_tokens
 from outpace.targets.hf.kinds import compute_in_float64, reads_sources
 from outpace.targets.hf.loading.device_map import (
     DeviceMap,
@@ -35,15 +37,15 @@ from outpace.targets.hf.loading.device_map import (
     read_laid_out,
 )
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
-from outpace.targets.hf.loading.lora import Adapter, merge, read_adapter
+from outpace.targets.hf.loading.lora import Adapter, check_fits, merge, read_adapter
 from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
 from outpace.targets.hf.loading.quantized import check_readable, widened
 from outpace.targets.hf.loading.reading import (
-    attention_for,
     read_config,
     read_tokenizer_of,
     read_weights,
     without_loading_bars,
+    without_weights,
 )
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
 from outpace.targets.hf.plain import rounds_inputs
@@ -109,13 +111,12 @@ def load(
     kind = pick_dtype(dtype, where)
     check_quantization(wanted, where, kind)
     adapter = None if lora is None else read_adapter(Path(lora))
-    looked = _Looked(report, check_length, adapter, parts)
+    looked = _Looked(report, check_length, adapter, parts, wanted, cpu_kernels)
     with nullcontext() if progress is None else without_loading_bars():  # it is shown by others
-        loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, wanted, looked)
+        loaded = _from_path(str(model), tokenizer, kind, where, trust_remote_code, looked)
     rounds = quantization == "auto" and cpu_kernels in LEFT_OPEN and not loaded.packed
     if rounds and pays(loaded.model):
         wanted = "int8"
-    _check_plain(loaded, cpu_kernels)
     given = loaded.processor if processor is None else processor
     loaded = replace(loaded, quantization=wanted, cpu_kernels=cpu_kernels, processor=given)
     prepare(loaded, report, compiled=compiled)
@@ -130,15 +131,6 @@ def _check_laid_out(model: object, **options: Any) -> None:
             "from_pretrained, and not to LLM."
         )
     check_options(**options)
-
-
-def _check_plain(loaded: Loaded, cpu_kernels: Kernels) -> None:
-    """Raises ``ConfigError`` where weights in blocks are asked to be plain."""
-    if loaded.packed and cpu_kernels in ("packed", "blocked"):
-        raise ConfigError(
-            f"cpu_kernels {cpu_kernels!r} computes with plain weights, and those of {loaded.name} "
-            "are in blocks: leave it at 'auto'."
-        )
 
 
 def _handed_over(model: Loaded | nn.Module, tokenizer: Any, processor: Any) -> Loaded:
@@ -175,7 +167,7 @@ def load_plain(
     check_trust(trust_remote_code)
     kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
     looked = _Looked(progress, adapter=None if lora is None else read_adapter(Path(lora)))
-    loaded = _from_path(model, None, kind, cpu, trust_remote_code, None, looked)
+    loaded = _from_path(model, None, kind, cpu, trust_remote_code, looked)
     use_grouped(loaded.model)
     compute_in_float64(loaded.model)
     support.check(loaded.model)
@@ -302,6 +294,8 @@ class _Looked:
     """What is merged into the weights."""
     device_map: DeviceMap | None = None
     """Where the parts of the model lie; None: all of them on one device."""
+    quantization: Quantization | None = None
+    cpu_kernels: Kernels = "auto"
 
     def check(self, config: Any) -> None:
         """Raises what the configuration shows to be wrong."""
@@ -312,6 +306,19 @@ class _Looked:
         if self.check_length is not None and not reads_sources(config):
             self.check_length(longest_of(config.get_text_config()))
 
+    def check_blocks(self, name: str) -> None:
+        """Raises ``ConfigError`` for what needs plain weights, where some will stay in blocks."""
+        if self.quantization is not None:
+            raise ConfigError(
+                f"the weights in {name} are quantised already: leave quantization out, or name the "
+                "model's Hugging Face folder."
+            )
+        if self.cpu_kernels in ("packed", "blocked"):
+            raise ConfigError(
+                f"cpu_kernels {self.cpu_kernels!r} computes with plain weights, and those of "
+                f"{name} are in blocks: leave it at 'auto'."
+            )
+
 
 def _from_path(
     path: str,
@@ -319,7 +326,6 @@ def _from_path(
     dtype: torch.dtype | str,
     device: torch.device,
     trust: bool,
-    quantization: Quantization | None,
     looked: _Looked,
 ) -> Loaded:
     check_path(path)
@@ -332,12 +338,15 @@ def _from_path(
             f"Hugging Face folder, or {OUT}."
         )
     if is_gguf(Path(source)):
-        return _from_gguf(source, path, tokenizer, dtype, device, quantization, looked)
+        return _from_gguf(source, path, tokenizer, dtype, device, looked)
     generation.check_file(source)
     config = read_config(source, path, trust)
     looked.check(config)
     method = check_readable(config, path, device)
+    adapter = looked.adapter
     # Before the weights, which are what takes long.
+    if adapter is not None:
+        check_fits(adapter, without_weights(config, path, trust))
     known = read_tokenizer_of(source, path, trust) if tokenizer is None else tokenizer
     report("reading the weights", 0.05)
     processor = read_processor(source, path, config, trust)
@@ -346,7 +355,6 @@ def _from_path(
         laid_out = read_laid_out(read, looked.device_map)
         return Loaded(laid_out.eval(), known, path, processor=processor)
     model = widened(read_weights(source, path, config, dtype, trust), method, path, dtype)
-    adapter = looked.adapter
     if adapter is not None:
         report("merging the adapter", 0.3)
         merge(adapter, model)
@@ -360,21 +368,23 @@ def _from_gguf(
     tokenizer: Any,
     dtype: torch.dtype | str,
     device: torch.device,
-    quantization: Quantization | None,
     looked: _Looked,
 ) -> Loaded:
-    adapter = looked.adapter
-    model, known, ends, modules = load_gguf(
-        source, tokenizer, dtype, device, attention_for, looked.report, looked.check, adapter
+    adapter, report = looked.adapter, looked.report
+    report("reading the header", 0.02)
+    file = read_model(Path(source))
+    if file.packed and device.type == "cpu":
+        looked.check_blocks(name)
+    model, known = load_gguf(file, tokenizer, dtype, device, report, looked.check, adapter)
+    return Loaded(
+        model,
+        known,
+        name,
+        packed=bool(block_bytes(model)),
+        ends=end_tokens(file),
+        lora=None if adapter is None else adapter.path,
+        modules=len(file.nextn),
     )
-    packed = bool(block_bytes(model))
-    if packed and quantization is not None:
-        raise ConfigError(
-            f"the weights in {name} are quantised already: leave quantization out, or name the "
-            "model's Hugging Face folder."
-        )
-    lora = None if adapter is None else adapter.path
-    return Loaded(model, known, name, packed=packed, ends=ends, lora=lora, modules=modules)
 
 
 # -- where a model runs, and in which numbers ------------------------------------------------------

@@ -28,7 +28,7 @@ from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn_files import TRAIN, StoredWeights
 from outpace.targets.hf.loading.nextn_names import STATES_FIRST, Named, modules_in, place_of
 from outpace.targets.hf.loading.quantized import NOTES, is_scale
-from outpace.targets.hf.loading.reading import attention_for, without_loading_bars
+from outpace.targets.hf.loading.reading import without_loading_bars
 from outpace.targets.hf.loading.source import downloaded, locate, names_gguf
 from outpace.targets.hf.nextn import NORMS, NextN, NextNLayers, last_norm
 
@@ -119,7 +119,7 @@ def check_file(source: Path, config: Any) -> GGUFModel:
 def _in_file(loaded: Loaded, source: Path) -> list[NextN]:
     model = check_file(source, loaded.config)
     packed = loaded.device.type == "cpu" and loaded.dtype == torch.float32
-    return read_gguf_modules(model, loaded.dtype, loaded.device, packed, attention_for)
+    return read_gguf_modules(model, loaded.dtype, loaded.device, packed)
 
 
 class _Reading:

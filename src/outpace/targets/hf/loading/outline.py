@@ -4,32 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
-from transformers.initialization import no_init_weights
 
-from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel
+from outpace.errors import ModelLoadError
 from outpace.targets.hf import support
+from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.generating import generation
-from outpace.targets.hf.gguf.architecture import config_of
+from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.header import is_gguf
-from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.gguf.names import arrangement_of
+from outpace.targets.hf.gguf.vocabulary import tokenizer_of
 from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.load import pick_device
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn_names import modules_in
 from outpace.targets.hf.loading.quantized import check_readable, method_of
 from outpace.targets.hf.loading.reading import (
-    attention_for,
-    class_for,
     read_config,
     read_tokenizer_of,
-    why,
+    without_weights,
 )
 from outpace.targets.hf.loading.source import check_path, downloaded, locate
 
@@ -66,7 +62,7 @@ def outline_model(name: str, trust: bool = False) -> Outline:
     files = weight_files(Path(source))
     names, dtypes = headers(files)
     return Outline(
-        Loaded(_empty(config, name, trust), known, name),
+        Loaded(without_weights(config, name, trust), known, name),
         sum(file.stat().st_size for file in files),
         dtypes,
         method_of(config),
@@ -91,30 +87,13 @@ def _outline_gguf(source: str, name: str) -> Outline:
     model = read_model(Path(source))
     config = config_of(model)
     support.check_config(config)
-    built = _made(lambda: empty_model(config, torch.float32, attention_for(config)), name, config)
+    try:
+        built = empty_model(config, torch.float32, attention_for(config))
+    except Exception as error:  # models raise all sorts over values that make no sense
+        raise no_such_model(model, error) from error
     arrangement_of(model, built)
-    known, kinds = read_gguf_tokenizer(source), model.kinds
+    known, kinds = tokenizer_of(model), model.kinds
     loaded = Loaded(built, known, name, packed=model.packed)
     return Outline(
         loaded, sum(kinds.values()), tuple(kinds), gguf=model, foresees=bool(model.nextn)
     )
-
-
-def _empty(config: Any, name: str, trust: bool) -> nn.Module:
-    def make() -> nn.Module:
-        with torch.device("meta"), no_init_weights():
-            return class_for(config).from_config(config, trust_remote_code=trust)  # type: ignore[no-any-return]
-
-    return _made(make, name, config)
-
-
-def _made(make: Any, name: str, config: Any) -> nn.Module:
-    try:
-        built: nn.Module = make()
-    except OutpaceError:
-        raise
-    except Exception as error:  # models raise all sorts over configurations that make no sense
-        raise UnsupportedModel(
-            f"no model can be made as the files of {name!r} describe it: {why(error, config)}"
-        ) from error
-    return built

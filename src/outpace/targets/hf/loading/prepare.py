@@ -29,11 +29,10 @@ from outpace.targets.cpu.weights.quantize import (
     rounds_activations,
 )
 from outpace.targets.hf import support, trials
-from outpace.targets.hf.attention import use_grouped
+from outpace.targets.hf.attention import attention_for, use_grouped
 from outpace.targets.hf.gguf.building import likeness_of
 from outpace.targets.hf.kinds import compute_in_float64
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.reading import attention_for
 from outpace.targets.hf.plain import read_plainly, some_tokens
 
 LOGGER = logging.getLogger("outpace")

@@ -6,6 +6,7 @@ Each function reads from ``source`` and calls the model ``name`` in errors.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +29,12 @@ from transformers import (
     AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
 )
+from transformers.initialization import no_init_weights
 from transformers.utils import logging as transformers_logging
 
 from outpace.core.values import shown
-from outpace.errors import ModelLoadError, reason_of
+from outpace.errors import ModelLoadError, UnsupportedModel, reason_of
+from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
 from outpace.targets.hf.kinds import INSTALLED, reads_sources, sees_images
@@ -113,6 +116,20 @@ def read_weights(
     return model  # type: ignore[no-any-return]
 
 
+def without_weights(config: Any, name: str, trust: bool) -> nn.Module:
+    """Returns the model of a configuration, whose weights have no storage."""
+    with torch.device("meta"), no_init_weights():
+        try:
+            built: nn.Module = class_for(config).from_config(
+                copy.deepcopy(config), trust_remote_code=trust
+            )
+        except Exception as error:  # models raise all sorts over values that make no sense
+            raise UnsupportedModel(
+                f"no model can be made as the files of {name!r} describe it: {why(error, config)}"
+            ) from error
+    return built
+
+
 def class_for(config: Any) -> Any:
     """The class that reads the weights; untyped, because the stubs of ``from_pretrained`` know of a
     model alone, and not of the report that is asked for beside it."""
@@ -156,13 +173,6 @@ def _rope_types(config: Any) -> list[Any]:
     said = getattr(config.get_text_config(), "rope_parameters", None)
     entries = [said, *said.values()] if isinstance(said, dict) else []
     return [entry.get("rope_type") for entry in entries if isinstance(entry, dict)]
-
-
-def attention_for(config: Any) -> str | None:
-    """Returns the name of the attention function that a configuration needs, None for any."""
-    # Soft-capped attention scores exist in the eager kernel only; elsewhere transformers picks the
-    # fastest of those that the model supports.
-    return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def read_tokenizer(model: str, trust_remote_code: bool) -> Any:
