@@ -19,6 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from outpace.targets.hf.attention import as_attended
+from outpace.targets.hf.exchanging import (
+    changed_result,
+    exchanged_argument,
+    exchanged_attribute,
+)
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.masks import Layout
@@ -65,49 +70,6 @@ class PositionPatches(Extra):
             for patch in self._patches:
                 stack.enter_context(patch.applied(layout))
             yield
-
-
-# -- exchanging parts of a module for the time of a pass ------------------------------------------
-
-
-@contextmanager
-def exchanged_attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Gives a module another attribute, method or buffer while the block runs."""
-    own: Any = module
-    held = name in own.__dict__ or name in own._buffers  # else it is the class's
-    before = getattr(own, name)
-    setattr(own, name, value)
-    try:
-        yield
-    finally:
-        if held:
-            setattr(own, name, before)
-        else:
-            delattr(own, name)
-
-
-@contextmanager
-def exchanged_argument(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Lets a module be called with another keyword argument while the block runs."""
-
-    def called(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return given, {**named, name: value}
-
-    hook = module.register_forward_pre_hook(called, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def changed_result(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Changes what a module returns while the block runs."""
-    hook = module.register_forward_hook(lambda _, __, output: change(output))
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 # -- ALiBi -----------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from outpace.targets.hf.distance import (
 )
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.masks import INDEXED, NAMES, follows, named_span, with_span
-from outpace.targets.hf.plain import read_plainly, some_tokens
+from outpace.targets.hf.plain import read_plainly, rounds_inputs, some_tokens
 from outpace.targets.hf.recurrent.families import keeps_states
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.trials import probe_encoder_decoder
@@ -57,7 +57,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     if is_encoder_decoder(model):
         return probe_encoder_decoder(model, coarse)
     try:
-        most = COARSE if coarse and not _rounds_alike(model) else tolerance(model)
+        most = COARSE if coarse and not rounds_inputs(model) else tolerance(model)
         if _difference(model) <= most and _difference_of_rows(model) <= most:
             return
         reason, cause = why_other_logits(model), None
@@ -179,17 +179,11 @@ Reader = Callable[[Sequence[int]], Tensor]
 """Returns the logits ``[T, V]`` of a text."""
 
 
-def _rounds_alike(model: nn.Module) -> bool:
-    """Whether our own code computes a model and rounds what it multiplies. Then passes of its own
-    agree to the last bit. transformers' code adds up in another order, and may be far off."""
-    forward: Any = model.forward
-    return bool(getattr(forward, "rounds_inputs", False))
-
-
 def _reader(model: nn.Module) -> Reader:
-    """Returns what reads texts plainly: transformers' own code, or, where a model `_rounds_alike`,
-    one pass over the whole text, which follows nothing that is cached."""
-    if not _rounds_alike(model):
+    """Returns what reads texts plainly: transformers' own code, or, where our own code computes a
+    model and rounds what it multiplies, one pass over the whole text, which follows nothing that is
+    cached: such passes agree to the last bit, and transformers' code adds up in another order."""
+    if not rounds_inputs(model):
         return lambda ids: read_plainly(model, ids)
     runner = Runner(model, rows=1, max_length=_LONG_WINDOW + PREFIX + len(PARENTS))
 

@@ -39,8 +39,8 @@ class Follower:
     A call is a method of this class, or one of a target that has a number.
     """
 
-    def __init__(self, store: Any, rank: int, count: int) -> None:
-        self._store, self._rank, self._count = store, rank, count
+    def __init__(self, store: Any, rank: int) -> None:
+        self._store, self._rank = store, rank
         self._models: dict[int, nn.Module] = {}
         self._targets: dict[int, HFTarget] = {}
 
@@ -91,10 +91,6 @@ class Follower:
         part = self._models[model]
         self._targets[number] = part_of(part, rows, max_length, saved, kv_cache_dtype)
 
-    def reuse(self, number: int, reuses: bool) -> None:
-        """Sets whether a target keeps the caches of texts that have ended."""
-        self._targets[number].reuses = reuses
-
     def forget(self, number: int) -> None:
         """Lets go of a model or a target."""
         self._models.pop(number, None)
@@ -112,7 +108,7 @@ def follow() -> None:
     )
     group = join(store, rank, count, device, IDLE)
     _leave_to_the_first(signal.SIGTERM)  # until now the first one may refuse what it was asked for
-    follower = Follower(store, rank, count)
+    follower = Follower(store, rank)
     while True:
         try:
             calls = receive(group, device)

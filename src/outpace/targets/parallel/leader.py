@@ -56,6 +56,7 @@ class Leader(Target):
         with model_lock(loaded.model):  # some models are tried out when a target is made
             self._own = self._processes.call(begin, lambda: part_of(loaded.model, *given))
         self.device, self.dtype = self._own.device, self._own.dtype
+        self.reuses = self._own.reuses
         self.kv_cache_dtype = kv_cache_dtype
         self.rows, self.max_length = rows, max_length
         weakref.finalize(self, self._processes.forget, self._number).atexit = False
@@ -75,16 +76,6 @@ class Leader(Target):
         return self._processes.lost
 
     # -- rows ------------------------------------------------------------------------------------
-
-    @property
-    def reuses(self) -> bool:
-        """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
-        return self._own.reuses
-
-    @reuses.setter
-    def reuses(self, value: bool) -> None:
-        call = Call("reuse", (self._number, value))
-        self._processes.note(call, partial(setattr, self._own, "reuses", value))
 
     @property
     def active(self) -> int:

@@ -26,7 +26,13 @@ from outpace.targets.hf.gguf.nextn import read_gguf_modules
 from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn_files import TRAIN, StoredWeights
-from outpace.targets.hf.loading.nextn_names import STATES_FIRST, Named, modules_in, place_of
+from outpace.targets.hf.loading.nextn_names import (
+    STATES_FIRST,
+    ModuleNames,
+    brings_module,
+    modules_in,
+    place_of,
+)
 from outpace.targets.hf.loading.quantized import NOTES, is_scale
 from outpace.targets.hf.loading.reading import without_loading_bars
 from outpace.targets.hf.loading.source import downloaded, locate, names_gguf
@@ -46,7 +52,7 @@ def brings_modules(loaded: Loaded) -> bool:
         names, _ = headers(weight_files(source))
     except ModelLoadError:  # the model is loaded: what has become of its folder is no matter
         return False
-    return any("eh_proj" in each.parts for each in modules_in(names, loaded.model.config))
+    return brings_module(names, loaded.model.config)
 
 
 def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
@@ -125,13 +131,15 @@ def _in_file(loaded: Loaded, source: Path) -> list[NextN]:
 class _Reading:
     """Makes one module of the weights in a folder."""
 
-    def __init__(self, loaded: Loaded, files: StoredWeights, named: Named, number: int) -> None:
-        self._loaded, self._files, self._named, self._number = loaded, files, named, number
+    def __init__(
+        self, loaded: Loaded, files: StoredWeights, parts: ModuleNames, number: int
+    ) -> None:
+        self._loaded, self._files, self._parts, self._number = loaded, files, parts, number
         self._what = f"the multi-token-prediction module in {files.folder.name}"
         self._model: Any = loaded.model
 
     def module(self) -> NextN:
-        parts = self._named.parts
+        parts = self._parts
         lacking = [part for part in ("enorm", "hnorm", "eh_proj", "layer 0") if part not in parts]
         if lacking or "unknown" in parts:
             odd = next(iter(parts["unknown"].values()), "") if "unknown" in parts else ""
@@ -163,12 +171,12 @@ class _Reading:
     def _is_states_first(self) -> bool:
         if self._files.of_library:  # which has MiMo's name for a matrix of the usual order
             return False
-        return any(f".{STATES_FIRST}." in name for name in self._named.parts["eh_proj"].values())
+        return any(f".{STATES_FIRST}." in name for name in self._parts["eh_proj"].values())
 
     # -- its layers ----------------------------------------------------------------------------
 
     def _decoder(self) -> nn.Module:
-        parts = self._named.parts
+        parts = self._parts
         config = self._config()
         known: Any = AutoModelForCausalLM._model_mapping
         whole = type(config) in known
@@ -216,10 +224,7 @@ class _Reading:
             name
             for name in sorted(report["missing_keys"])
             if f"{inside}layers." in name
-            or (
-                name.removeprefix(inside).partition(".")[0] in NORMS
-                and "post_norm" in self._named.parts
-            )
+            or (name.removeprefix(inside).partition(".")[0] in NORMS and "post_norm" in self._parts)
         ]
         if missing:
             raise ModelLoadError(
@@ -232,7 +237,7 @@ class _Reading:
         return module_config(self._model.config, self._number, sparse)
 
     def _layer_names(self) -> Sequence[str]:
-        parts = self._named.parts
+        parts = self._parts
         return [name for part in parts if part.startswith("layer ") for name in parts[part]]
 
     # -- what stands around them ---------------------------------------------------------------
@@ -244,13 +249,13 @@ class _Reading:
 
     def _joined(self) -> nn.Module:
         size = int(self._loaded.config.hidden_size)
-        bias = "bias" in self._named.parts["eh_proj"]
+        bias = "bias" in self._parts["eh_proj"]
         made = nn.Linear(2 * size, size, bias=bias, device=self._loaded.device)
         return self._fill(made.to(self._loaded.dtype), "eh_proj")
 
     def _table(self, part: str, kind: type[nn.Module]) -> nn.Module | None:
         """A matrix of a row for each token, where a module has one of its own."""
-        name = self._named.parts.get(part, {}).get("weight")
+        name = self._parts.get(part, {}).get("weight")
         if name is None or any(self._files.same(name, other) for other in self._tables(part)):
             return None
         config = self._loaded.config
@@ -267,7 +272,7 @@ class _Reading:
         endings = ("lm_head.weight",) if part == "head" else ()
         if part == "embed" or self._loaded.config.tie_word_embeddings:
             endings = (*endings, "embed_tokens.weight", "word_embeddings.weight")
-        own = self._named.parts[part].values()
+        own = self._parts[part].values()
         return [
             name
             for name in self._files.where
@@ -277,7 +282,7 @@ class _Reading:
         ]
 
     def _fill(self, made: nn.Module, part: str) -> nn.Module:
-        weights = {name: self._files.read(own) for name, own in self._named.parts[part].items()}
+        weights = {name: self._files.read(own) for name, own in self._parts[part].items()}
         wanted = {name: tuple(weight.shape) for name, weight in made.state_dict().items()}
         given = {name: tuple(weight.shape) for name, weight in weights.items()}
         if given != wanted:

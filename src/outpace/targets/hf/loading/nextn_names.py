@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PREFIX = r"(?:model\.)?(?:language_model\.)?(?:model\.)?"
@@ -85,31 +84,32 @@ def _inside(name: str) -> tuple[str, str]:
     return "layer", name
 
 
-@dataclass(eq=False)
-class Named:
-    """The weights of one module."""
-
-    parts: dict[str, dict[str, str]] = field(default_factory=lambda: defaultdict(dict))
-    """By part and name inside it, the name in the checkpoint; those of the n-th layer in
-    "layer n"."""
+ModuleNames = dict[str, dict[str, str]]
+"""The weights of one module: by part and name inside it, the name in the checkpoint; those of the
+n-th layer in "layer n"."""
 
 
-def modules_in(names: Iterable[str], config: Any) -> list[Named]:
+def brings_module(names: Iterable[str], config: Any) -> bool:
+    """Returns whether a checkpoint with these weights holds a module."""
+    return any("eh_proj" in parts for parts in modules_in(names, config))
+
+
+def modules_in(names: Iterable[str], config: Any) -> list[ModuleNames]:
     """Returns the modules of a checkpoint with these weights, each with what all share."""
     text = config.get_text_config(decoder=True)
     layers = int(getattr(text, "num_hidden_layers", 0))
     each = len(getattr(text, "mtp_layers_block_type", None) or ()) or 1  # layers of a module
-    found: dict[int, Named] = defaultdict(Named)
+    found: dict[int, ModuleNames] = defaultdict(lambda: defaultdict(dict))
     for name in () if text.model_type in UNLIKE else names:
         place = place_of(name, layers)
         if place is None:
             continue
         own = found[place.number // each]
         part = f"layer {place.number % each}" if place.part == "layer" else place.part
-        own.parts[part][place.name] = name
+        own[part][place.name] = name
     modules = [found[number] for number in sorted(found)]
     for later in modules[1:]:
         for part in ("enorm", "hnorm", "eh_proj", "post_norm", "embed", "head"):
-            if part in modules[0].parts:
-                later.parts.setdefault(part, modules[0].parts[part])
+            if part in modules[0]:
+                later.setdefault(part, modules[0][part])
     return modules

@@ -20,7 +20,7 @@ from outpace.targets.hf.gguf.vocabulary import tokenizer_of
 from outpace.targets.hf.loading.files import headers, weight_files
 from outpace.targets.hf.loading.load import pick_device
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.nextn_names import modules_in
+from outpace.targets.hf.loading.nextn_names import brings_module
 from outpace.targets.hf.loading.quantized import check_readable, method_of
 from outpace.targets.hf.loading.reading import (
     read_config,
@@ -66,7 +66,7 @@ def outline_model(name: str, trust: bool = False) -> Outline:
         sum(file.stat().st_size for file in files),
         dtypes,
         method_of(config),
-        foresees=any("eh_proj" in each.parts for each in modules_in(names, config)),
+        foresees=brings_module(names, config),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import SubLayers
+from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.lock import model_lock
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "mlstm_layer")
@@ -45,14 +46,18 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
             if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
-                stack.enter_context(exchanged_forward(layer, _unchanged))
+                stack.enter_context(exchanged_attribute(layer, "forward", _unchanged))
                 continue
             if number in skipped.attention:
-                stack.enter_context(exchanged_forward(_part(layer, ATTENTION), _no_attention))
+                stack.enter_context(
+                    exchanged_attribute(_part(layer, ATTENTION), "forward", _no_attention)
+                )
             if number in skipped.mlp:
                 mlp = _part(layer, MLP)
                 pair = "state" in inspect.signature(type(mlp).forward).parameters
-                stack.enter_context(exchanged_forward(mlp, _no_attention if pair else _nothing))
+                stack.enter_context(
+                    exchanged_attribute(mlp, "forward", _no_attention if pair else _nothing)
+                )
         yield
 
 
@@ -69,14 +74,13 @@ def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> It
         if stop:
             raise _Reached
 
-    with model_lock(model):
-        hook = decoder_layers(model)[layer].register_forward_pre_hook(note, with_kwargs=True)
-        try:
-            yield
-        except _Reached:
-            pass
-        finally:
-            hook.remove()
+    watched = decoder_layers(model)[layer]
+    with (
+        model_lock(model),
+        suppress(_Reached),
+        watched.register_forward_pre_hook(note, with_kwargs=True),
+    ):
+        yield
 
 
 class _Reached(Exception):
@@ -113,12 +117,8 @@ def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
         return ((joined, *args[1:]), options) if args else ((), options | {"hidden_states": joined})
 
     layer = decoder_layers(model)[joining.layer]
-    with model_lock(model):
-        hook = layer.register_forward_pre_hook(exchange, with_kwargs=True)
-        try:
-            yield
-        finally:
-            hook.remove()
+    with model_lock(model), layer.register_forward_pre_hook(exchange, with_kwargs=True):
+        yield
 
 
 def parts_of(model: nn.Module, named: SubLayers) -> list[nn.Module]:
@@ -158,20 +158,6 @@ def _no_attention(hidden_states: Tensor, *args: Any, **options: Any) -> tuple[Te
 
 def _nothing(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
     return torch.zeros_like(hidden_states)
-
-
-@contextmanager
-def exchanged_forward(module: Any, forward: Any) -> Iterator[None]:
-    """Exchanges the ``forward`` of a module while the block runs."""
-    before = module.__dict__.get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
 
 
 def with_layers(config: Any, count: int, kept: Sequence[int], wanted: int | None = None) -> Any:

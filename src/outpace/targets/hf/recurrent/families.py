@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.cache import NAMES, SlotCache, cache_name
-from outpace.targets.hf.partial.layers import exchanged_forward
+from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.recurrent.states import Columns, Name, StateCache
 
 Forward = Callable[..., Any]
@@ -128,11 +128,8 @@ class InArgument(Places):
                 own = states[at] if self.layer is None else states[at][:, :, self.layer]
                 self._empty[name] = own[:1].clone()
 
-        hook = self.module.register_forward_pre_hook(note, with_kwargs=True)
-        try:
+        with self.module.register_forward_pre_hook(note, with_kwargs=True):
             yield
-        finally:
-            hook.remove()
 
     def read(self, cache: StateCache, forward: Forward, given: Mapping[str, Any]) -> Any:
         alone = next(iter(given.values())).shape[1] == 1
@@ -164,7 +161,7 @@ class InArgument(Places):
         before = cache.at_start(name, self._empty[name])
         assert cache.reading is not None
         shifted = _after_parents(columns, before, cache.reading.parents)
-        with exchanged_forward(self.shift.part, lambda _: shifted):
+        with exchanged_attribute(self.shift.part, "forward", lambda _: shifted):
             yield arguments
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.extra import Extra, Pass
-from outpace.targets.hf.partial.layers import exchanged_forward
 from outpace.targets.hf.plain import some_tokens
 from outpace.targets.hf.recurrent.families import Places, places_of
 from outpace.targets.hf.recurrent.states import (
@@ -248,7 +248,7 @@ def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterat
         for mixer in mixers:
             if len(parts) > 1 or mixer.places.lent:
                 stepped = Stepped(mixer, cache, parts)
-                stack.enter_context(exchanged_forward(mixer.module, stepped))
+                stack.enter_context(exchanged_attribute(mixer.module, "forward", stepped))
         yield
 
 
@@ -298,12 +298,13 @@ class Stepped:
     def _exchange_ends(self, stack: ExitStack, states: Tensor, given: dict[str, Any]) -> None:
         if self._mixer.early:
             for part, whole in self._run_early(states, given).items():
-                stack.enter_context(exchanged_forward(part, partial(self._early, whole)))
+                early = partial(self._early, whole)
+                stack.enter_context(exchanged_attribute(part, "forward", early))
         for entry in self._mixer.entries:
             precomputed = partial(self._precomputed, entry.forward, entry(states))
-            stack.enter_context(exchanged_forward(entry, precomputed))
+            stack.enter_context(exchanged_attribute(entry, "forward", precomputed))
         if self._mixer.exit is not None:
-            stack.enter_context(exchanged_forward(self._mixer.exit, self._await_exit))
+            stack.enter_context(exchanged_attribute(self._mixer.exit, "forward", self._await_exit))
 
     def _run_early(self, states: Tensor, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
         """What the parts that know no state make of all columns: the module is left after the last
@@ -315,16 +316,15 @@ class Stepped:
             if len(made) == len(self._mixer.early):
                 raise Untouched
 
-        hooks = [part.register_forward_hook(note) for part in self._mixer.early]
-        try:
+        with suppress(Untouched), ExitStack() as hooks:
+            for part in self._mixer.early:
+                hooks.enter_context(part.register_forward_hook(note))
             with self._mixer.places.untouched(self._cache, states, given) as arguments:
                 self._forward(**arguments)
-        except Untouched:
-            return made
-        finally:
-            for hook in hooks:
-                hook.remove()
-        raise AssertionError(f"{type(self._mixer.module).__name__} did not run all of its parts")
+            raise AssertionError(
+                f"{type(self._mixer.module).__name__} did not run all of its parts"
+            )
+        return made
 
     def _early(self, whole: Tensor, given: Tensor) -> Tensor:
         begin, end = self._range

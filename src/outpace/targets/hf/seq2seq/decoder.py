@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from transformers.modeling_outputs import BaseModelOutput
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.attention import as_attended
 from outpace.targets.hf.cache import cache_name
+from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
-from outpace.targets.hf.position_patches import exchanged_attribute, looked_up
+from outpace.targets.hf.position_patches import looked_up
 from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
 from outpace.targets.hf.weights import pass_bytes
 
@@ -173,18 +175,11 @@ class _BothCaches(EncoderDecoderCache):
     def __init__(self, own: Cache, layers: Sequence[LayerMemory]) -> None:
         # Not the base class's own, which wants a cache of transformers for the sources too.
         self.self_attention_cache: Any = own
-        self.cross_attention_cache: Any = _CrossAttention(layers)
+        self.cross_attention_cache: Any = SimpleNamespace(layers=layers)
         self.is_updated = dict.fromkeys(range(len(layers)), True)
 
     def __len__(self) -> int:
         return len(self.self_attention_cache)
-
-
-class _CrossAttention:
-    """What attention reads of a cross-attention cache that is written already."""
-
-    def __init__(self, layers: Sequence[LayerMemory]) -> None:
-        self.layers = layers
 
 
 @contextmanager
@@ -195,11 +190,8 @@ def _keeping(model: nn.Module, keep: int) -> Iterator[None]:
     def cut(head: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0][:, -keep:], *args[1:])
 
-    hook = loaded.get_output_embeddings().register_forward_pre_hook(cut)
-    try:
+    with loaded.get_output_embeddings().register_forward_pre_hook(cut):
         yield
-    finally:
-        hook.remove()
 
 
 # -- positions -------------------------------------------------------------------------------------
