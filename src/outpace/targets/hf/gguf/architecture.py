@@ -17,6 +17,7 @@ from transformers.integrations import ggml
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.families import FAMILIES
+from outpace.targets.hf.gguf.family import FACTORS
 from outpace.targets.hf.gguf.file import GGUFModel, printable_reason
 from outpace.targets.hf.gguf.header import Stored
 from outpace.targets.hf.gguf.vocabulary import token_id
@@ -52,10 +53,6 @@ MORE = {
 }
 """Values that transformers' tables leave out, and what configurations call them."""
 
-FACTORS = ("logit_scale", "residual_scale", "embedding_scale")
-"""Factors of some families, such as Granite, that most do not have: 1 changes nothing, 0 stands for
-none."""
-
 
 def check_architecture(model: GGUFModel) -> None:
     """Raises ``UnsupportedModel`` for a family that is not read, ``ModelLoadError`` for a value
@@ -72,10 +69,7 @@ def check_architecture(model: GGUFModel) -> None:
             "as models of embeddings do, and that writes none: use a language model."
         )
     if model.architecture == "falcon" and model.number("attention.head_count_kv") not in (None, 1):
-        raise UnsupportedModel(
-            f"{model.path} holds a Falcon with several key heads, whose GGUF files are not read: "
-            "use the model's Hugging Face folder instead."
-        )
+        raise model.unread("holds a Falcon with several key heads, whose GGUF files are not read")
 
 
 def _check_factors(model: GGUFModel) -> None:
@@ -89,10 +83,9 @@ def _check_factors(model: GGUFModel) -> None:
     if scale and not math.isclose(scale, model.head_size**-0.5, rel_tol=1e-4):
         unread.append("attention.scale")
     if unread:
-        raise UnsupportedModel(
-            f"{model.path} says that its {unread[0]} is {model.number(unread[0]):g}, which is not "
-            f"read for models of architecture {model.architecture!r}: use the model's Hugging Face "
-            "folder instead."
+        raise model.unread(
+            f"says that its {unread[0]} is {model.number(unread[0]):g}, which is not read for "
+            f"models of architecture {model.architecture!r}"
         )
 
 
@@ -175,10 +168,7 @@ def _heads(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]:
     size, heads = model.head_size, model.number("attention.head_count")
     values = model.number("attention.value_length")
     if values not in (None, size):
-        raise UnsupportedModel(
-            f"{model.path} has keys of {size} numbers and values of {values}, which is not read: "
-            "use the model's Hugging Face folder instead."
-        )
+        raise model.unread(f"has keys of {size} numbers and values of {values}, which is not read")
     keys = model.number("attention.head_count_kv") or heads
     found = {"num_key_value_heads": keys, "head_dim": size}
     return {name: value for name, value in found.items() if name in defaults}
@@ -250,9 +240,9 @@ def rotary_options(model: GGUFModel, defaults: dict[str, Any]) -> dict[str, Any]
     size, turned = model.head_size, model.number("rope.dimension_count")
     partly = "partial_rotary_factor" in usual
     if turned not in (None, size) and not (partly and 0 < turned < size):
-        raise UnsupportedModel(
-            f"{model.path} turns {turned} of the {size} numbers of a head, which is not read for "
-            f"the architecture {model.architecture}: use the model's Hugging Face folder."
+        raise model.unread(
+            f"turns {turned} of the {size} numbers of a head, which is not read for the "
+            f"architecture {model.architecture}"
         )
     if partly:
         rope["partial_rotary_factor"] = (turned or size) / size
@@ -287,9 +277,9 @@ def _scaling(model: GGUFModel) -> dict[str, Any]:
     original = model.number("rope.scaling.original_context_length")
     odd, more = _yarn_options(model, factor)
     if kind != "yarn" or original is None or odd:
-        raise UnsupportedModel(
-            f"{model.path} stretches its positions in a way that is not read here ({shown(kind)}"
-            f"{' with ' + ', '.join(odd) if odd else ''}): use the model's Hugging Face folder."
+        unread = f" with {', '.join(odd)}" if odd else ""
+        raise model.unread(
+            f"stretches its positions in a way that is not read here ({shown(kind)}{unread})"
         )
     return {
         "rope_type": "yarn",

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
-from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.errors import ModelLoadError
 from outpace.targets.cpu.native import BLOCK_PANEL
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import STACKED, BlockExperts, is_experts
@@ -221,9 +221,9 @@ def _shape_rotary(model: GGUFModel, built: nn.Module) -> None:
     numbers = torch.from_numpy(factors.raw.numpy().view("<f4").copy())
     turning: list[Any] = [module for module in built.modules() if hasattr(module, "inv_freq")]
     if not turning:
-        raise UnsupportedModel(
-            f"{model.path} holds rotary factors (rope_freqs), for which transformers' "
-            f"{type(built).__name__} has no place: use the model's Hugging Face folder instead."
+        raise model.unread(
+            f"holds rotary factors (rope_freqs), for which transformers' {type(built).__name__} "
+            "has no place"
         )
     for rotary in turning:
         if factors.kind != "F32" or numbers.shape != rotary.inv_freq.shape:

@@ -5,7 +5,6 @@ out, and what its configuration needs besides what all have.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,120 +12,23 @@ import numpy as np
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
 from outpace.errors import ModelLoadError, UnsupportedModel
+from outpace.targets.hf.gguf.family import (
+    ALL_FACTORS,
+    FULL,
+    SLIDING,
+    Family,
+    Options,
+    attended,
+    by_layer,
+    has,
+    needed,
+    windows,
+)
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.layouts import Layout
 
-Options = dict[str, Any]
-
-SLIDING, FULL = "sliding_attention", "full_attention"
-
 STILL = 1e20
 """Factors so large stand for numbers of a head that are not turned."""
-
-ALL_FACTORS = frozenset({"logit_scale", "residual_scale", "embedding_scale", "attention.scale"})
-"""Values by which some families multiply what their layers compute."""
-
-
-def _as_it_is(model: GGUFModel, options: Options) -> Options:
-    return {}
-
-
-@dataclass(frozen=True)
-class Family:
-    """How the files of one architecture are read."""
-
-    model_type: str
-    """What transformers calls it."""
-    layout: Callable[..., Any] | None = None
-    """Its weights' layout; None for transformers' own function."""
-    further: Callable[[GGUFModel, Options], Options] = _as_it_is
-    """Options of the configuration, from the file and the options that all have. It may take some
-    of these out."""
-    variant: Callable[[GGUFModel], str] | None = None
-    """Tells another type of model by a file, where there are several of one architecture."""
-    factors: frozenset[str] = frozenset()
-    """The factors that its configuration has."""
-    table: str | None = None
-    """What transformers' table of values calls it, if not by the type; empty for none."""
-
-    lists: tuple[str, ...] = ()
-    """Values that may differ from layer to layer. What all families have is read from the first."""
-    heads: Callable[[GGUFModel], Options] | None = None
-    """Values of its heads, where those in a file are of something else."""
-
-    def settled(self, model: GGUFModel) -> GGUFModel:
-        """Returns a model whose every value is one number for all layers, and those of its heads
-        what they are in other families."""
-        values = dict(model.values)
-        own = {} if self.heads is None else self.heads(model)
-        values |= {f"{model.architecture}.{name}": value for name, value in own.items()}
-        for name in (f"{model.architecture}.{name}" for name in self.lists):
-            if isinstance(values.get(name), np.ndarray):
-                values[name] = values[name][:1]
-        return replace(model, values=values)
-
-    def type_of(self, model: GGUFModel) -> str:
-        """Returns what transformers calls the model in a file."""
-        return self.model_type if self.variant is None else self.variant(model)
-
-
-# -- what several families share -------------------------------------------------------------------
-
-
-def windows(model: GGUFModel, period: int) -> Options:
-    """Returns the window of a model and which of its layers have it: those that the file says,
-    else all but each ``period``-th."""
-    size, count = model.number("attention.sliding_window"), model.number("block_count")
-    if not size:
-        return {"sliding_window": None, "layer_types": [FULL] * count}
-    pattern = model.of_family("attention.sliding_window_pattern")
-    if isinstance(pattern, np.ndarray):
-        if len(pattern) != count:
-            raise ModelLoadError(
-                f"{model.path} says of {len(pattern)} layers whether they have a window, and that "
-                f"it has {count} layers: download it again."
-            )
-        slides = [bool(layer) for layer in pattern]
-    else:
-        period = model.number("attention.sliding_window_pattern") or period
-        slides = [(layer + 1) % period != 0 for layer in range(count)]
-    types = [SLIDING if sliding else FULL for sliding in slides]
-    return {"sliding_window": size, "layer_types": types}
-
-
-def attended(model: GGUFModel) -> list[bool]:
-    """Returns which layers of a model attend: those that have key heads."""
-    heads = model.of_family("attention.head_count_kv")
-    if isinstance(heads, np.ndarray):
-        return [bool(count) for count in heads]
-    return [True] * model.number("block_count")
-
-
-def by_layer(model: GGUFModel, name: str) -> list[Any]:
-    """Returns a value of each layer."""
-    found, count = model.of_family(name), model.number("block_count")
-    values = found.tolist() if isinstance(found, np.ndarray) else [found] * count
-    if len(values) != count or not all(values):
-        raise ModelLoadError(
-            f"{model.path} does not say what the {name} of each layer is: download it again."
-        )
-    return values
-
-
-def has(model: GGUFModel, name: str) -> bool:
-    """Whether the first layer of a model has such a weight."""
-    return f"blk.0.{name}" in model.tensors
-
-
-def needed(model: GGUFModel, name: str) -> Any:
-    """Returns a number that a family's files must have."""
-    found = model.number(name)
-    if found is None:
-        raise ModelLoadError(f"{model.path} does not say what its {name} is: download it again.")
-    return found
-
-
-# -- families --------------------------------------------------------------------------------------
 
 
 def _gemma(largest: int) -> Callable[[GGUFModel, Options], Options]:
@@ -142,10 +44,7 @@ def _gemma(largest: int) -> Callable[[GGUFModel, Options], Options]:
 
 def _gemma4(model: GGUFModel, options: Options) -> Options:
     if model.number("expert_count"):
-        raise UnsupportedModel(
-            f"{model.path} holds a Gemma 4 with experts, whose GGUF files are not read: use the "
-            "model's Hugging Face folder instead."
-        )
+        raise model.unread("holds a Gemma 4 with experts, whose GGUF files are not read")
     kinds = windows(model, 6)["layer_types"]
     if {*kinds} != {SLIDING, FULL}:
         raise ModelLoadError(f"{model.path} has no layers with and without windows.")
@@ -181,10 +80,7 @@ def _in_part(model: GGUFModel, rope: Options) -> Options:
     turned = int((numbers == 1).sum())
     plain = (numbers[:turned] == 1).all() and (numbers[turned:] >= STILL).all()
     if not turned or not plain or rope[FULL]["rope_type"] != "default":
-        raise UnsupportedModel(
-            f"{model.path} turns its heads in a way that is not read: use the model's Hugging Face "
-            "folder instead."
-        )
+        raise model.unread("turns its heads in a way that is not read")
     share = {"rope_type": "proportional", "partial_rotary_factor": turned / len(numbers)}
     return {**rope, FULL: {**rope[FULL], **share}}
 
@@ -208,9 +104,8 @@ def _falcon(model: GGUFModel, options: Options) -> Options:
 
 def _granite(model: GGUFModel, options: Options) -> Options:
     if model.of_family("rope.scaling.finetuned") is False:
-        raise UnsupportedModel(
-            f"{model.path} holds a Granite that does not turn its heads by positions, which is not "
-            "read: use the model's Hugging Face folder instead."
+        raise model.unread(
+            "holds a Granite that does not turn its heads by positions, which is not read"
         )
     return {
         "embedding_multiplier": model.number("embedding_scale") or 1.0,
@@ -269,10 +164,7 @@ def _lfm2(model: GGUFModel, options: Options) -> Options:
 
 def _lfm2moe(model: GGUFModel, options: Options) -> Options:
     if model.number("expert_gating_func") not in (None, SIGMOID):
-        raise UnsupportedModel(
-            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
-            "Face folder instead."
-        )
+        raise model.unread("weighs its experts in a way that is not read")
     dense = model.number("leading_dense_block_count") or 0
     return {**_lfm2(model, options), "num_dense_layers": dense}
 
@@ -302,10 +194,7 @@ def _olmo2(model: GGUFModel, options: Options) -> Options:
 
 def _glm4(model: GGUFModel, options: Options) -> Options:
     if model.of_family("rope.dimension_sections") is not None:
-        raise UnsupportedModel(
-            f"{model.path} holds the text part of a GLM that sees images, which is not read: use "
-            "the model's Hugging Face folder instead."
-        )
+        raise model.unread("holds the text part of a GLM that sees images, which is not read")
     return {"attention_bias": has(model, "attn_q.bias")}
 
 
@@ -332,10 +221,7 @@ def _gpt_oss(model: GGUFModel, options: Options) -> Options:
 
 def _glm4moe(model: GGUFModel, options: Options) -> Options:
     if model.number("expert_gating_func") not in (None, SIGMOID):
-        raise UnsupportedModel(
-            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
-            "Face folder instead."
-        )
+        raise model.unread("weighs its experts in a way that is not read")
     return {
         **_glm4(model, options),
         "use_qk_norm": has(model, "attn_q_norm.weight"),
@@ -366,9 +252,9 @@ def _deepseek2(model: GGUFModel, options: Options) -> Options:
     key, value = (model.number(f"{name}_mla") or needed(model, name) for name in sizes)
     rope = options["rope_parameters"]
     if rope["rope_type"] == "yarn" and "mscale" not in rope:
-        raise UnsupportedModel(
-            f"{model.path} stretches its positions by YaRN without saying its "
-            "yarn_log_multiplier, which is not read: use the model's Hugging Face folder instead."
+        raise model.unread(
+            "stretches its positions by YaRN without saying its yarn_log_multiplier, which is not "
+            "read"
         )
     # DeepSeek V2's and V3's experts are in groups, which files of the first months do not say.
     if model.number("expert_group_count") is None and model.number("expert_count") in (160, 256):
@@ -392,10 +278,7 @@ def _deepseek2(model: GGUFModel, options: Options) -> Options:
     if _scores_of(model) == SIGMOID:
         return found
     if found["norm_topk_prob"] or _scores_of(model) != SOFTMAX:
-        raise UnsupportedModel(
-            f"{model.path} weighs its experts in a way that is not read: use the model's Hugging "
-            "Face folder instead."
-        )
+        raise model.unread("weighs its experts in a way that is not read")
     return {**found, "topk_method": "group_limited_greedy" if groups > 1 else "greedy"}
 
 

@@ -73,16 +73,18 @@ class GGUFModel:
             if name == "attention.head_count_kv":
                 value = value[value != 0]
             if len(value) == 0 or not (value == value[0]).all():
-                raise UnsupportedModel(
-                    f"{self.path} has another {name} in each layer, which is not read: use the "
-                    "model's Hugging Face folder instead."
-                )
+                raise self.unread(f"has another {name} in each layer, which is not read")
             value = value[0].item()
         if value is None or is_number(value):
             return value
         raise ModelLoadError(
             f"{self.path} says that its {name} is {shown(value)}, not a number: download it again."
         )
+
+    def unread(self, what: str) -> UnsupportedModel:
+        """Returns the error for a model that is not read. what: the rest of a sentence about its
+        file, which says why."""
+        return UnsupportedModel(f"{self.path} {what}: use the model's Hugging Face folder instead.")
 
     @property
     def alone(self) -> bool:

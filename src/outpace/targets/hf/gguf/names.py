@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.values import shown
-from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS, Blocks
 from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
@@ -170,9 +169,9 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
     if isinstance(processor, Layout):
         more = [name for name in more if not processor.is_spare(name)]
     if more:
-        raise UnsupportedModel(
-            f"{model.path} holds weights that transformers' {type(built).__name__} has no place "
-            f"for ({shown(more[0])} is one): use the model's Hugging Face folder instead."
+        raise model.unread(
+            f"holds weights that transformers' {type(built).__name__} has no place for "
+            f"({shown(more[0])} is one)"
         )
     return Arrangement(names, processor)
 

@@ -134,6 +134,12 @@ _CHAMELEON = (
     _GPT2,
 )
 
+OF_LLAMA3 = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+    "jina-v5-nano",
+)  # fmt: skip
+"""Names of Llama 3's way for models whose vocabulary is used as Llama 3's is."""
+
 _NAMED: Mapping[tuple[str, ...], str] = {
     (_GPT2,): (
         "gpt-2 gpt2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum "
@@ -142,10 +148,7 @@ _NAMED: Mapping[tuple[str, ...], str] = {
     _DEFAULT: "default",
     (r"\p{N}", _GPT2): ("starcoder refact command-r smollm codeshell exaone minerva-7b mellum2"),
     _FALCON: "falcon",
-    (_LLAMA3,): (
-        "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano dbrx "
-        "smaug-bpe chatglm-bpe glm4 glm5"
-    ),
+    (_LLAMA3,): " ".join(OF_LLAMA3) + " dbrx smaug-bpe chatglm-bpe glm4 glm5",
     (r"\p{N}{1,3}", _MINICPM5): "minicpm5",
     (_JAIS2,): "jais-2",
     (_TEKKEN,): "tekken",

@@ -25,7 +25,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer, T5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import generate_merges
 
-from outpace.targets.hf.gguf.splits import expressions_of
+from outpace.targets.hf.gguf.splits import OF_LLAMA3, expressions_of
 
 # -- byte-level vocabularies -----------------------------------------------------------------------
 
@@ -34,11 +34,8 @@ UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
 """Types of tokens that are in a text as they are in the file."""
 
 WHOLE_WORDS = frozenset(
-    {
-        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-        "jina-v5-nano", "tekken", "glm4", "glm5", "minicpm5", "youtu", "granite-embed-multi-97m",
-    }
-)  # fmt: skip
+    {*OF_LLAMA3, "tekken", "glm4", "glm5", "minicpm5", "youtu", "granite-embed-multi-97m"}
+)
 """Ways to split a text whose words are one token where there is one, whether or not the merges lead
 to it. The list is llama.cpp's."""
 
@@ -154,15 +151,11 @@ def sentencepiece(architecture: str, described: Described) -> Tokenizer:
     backend = build(described)
     typed = list(zip(described["tokens"], described.get("token_type") or (), strict=False))
     # Those of other types were added by transformers, which knows them by their texts.
-    backend.add_special_tokens([_as_added(token, True) for token, own in typed if own == CONTROL])
+    backend.add_special_tokens([_whole(token, True) for token, own in typed if own == CONTROL])
     known = backend.get_vocab()
     plain = [token for token, own in typed if own == USER_DEFINED and token in known]
-    backend.add_tokens([_as_added(token, False) for token in plain])
+    backend.add_tokens([_whole(token, False) for token in plain])
     return backend
-
-
-def _as_added(text: str, special: bool) -> AddedToken:
-    return AddedToken(text, normalized=False, special=special)
 
 
 def _pieces(

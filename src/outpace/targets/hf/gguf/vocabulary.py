@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
-from outpace.targets.hf.gguf.splits import SPLITS
+from outpace.targets.hf.gguf.splits import OF_LLAMA3, SPLITS
 from outpace.targets.hf.gguf.tokenizers import CONTROL, USER_DEFINED, byte_level, sentencepiece
 
 LOGGER = logging.getLogger("outpace")
@@ -34,12 +34,7 @@ BY_TEXT = "known by its text"
 """Who names the tokens of `ENDS` that a file does not name."""
 
 END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-BEGUN = frozenset(
-    {
-        "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
-        "jina-v5-nano", "tekken", "chameleon",
-    }
-)  # fmt: skip
+BEGUN = frozenset({*OF_LLAMA3, "tekken", "chameleon"})
 """Ways to split a text whose models read a token of beginning before each text, also where the file
 does not say so: the list is llama.cpp's. The first files of Llama 3 do not say so."""
 
