@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from outpace.arguments import DTYPES
-from outpace.targets.hf.loading.load import DTYPES as KNOWN
+from outpace.targets.hf.loading.placing import DTYPES as KNOWN
 from processes import START_SECONDS
 
 PROGRAM = """

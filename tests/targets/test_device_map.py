@@ -27,8 +27,9 @@ from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, OutpaceError, UnsupportedModel
 from outpace.heads.base import Head
 from outpace.targets.base import Plan, PromptInputs
-from outpace.targets.hf.loading.load import load, pick_places
+from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded, probe_states
+from outpace.targets.hf.loading.placing import pick_places
 from outpace.targets.hf.logits import output_rows
 from outpace.targets.hf.target import HFTarget
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, build, drafter, target

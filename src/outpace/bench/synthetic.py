@@ -19,7 +19,7 @@ from torch import Tensor
 from outpace.bench.model_shapes import LaterLayersScale, ModelShape, first_layers, random_model
 from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.targets.hf.loading.load import DTYPES, pick_device
+from outpace.targets.hf.loading.placing import DTYPES, pick_device
 
 _CONSONANTS = "bdfghjklmnprstvz"
 _VOWELS = "aeiou"

@@ -57,7 +57,7 @@ def families(
         from outpace.bench.outputs import check_file
         from outpace.core.extras import lab_module
         from outpace.targets.cpu.threads import processors
-        from outpace.targets.hf.loading.load import pick_device
+        from outpace.targets.hf.loading.placing import pick_device
 
         listing = lab_module("families.listing", WHAT)
         walk = lab_module("families.walk", WHAT)

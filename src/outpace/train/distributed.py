@@ -34,8 +34,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from outpace.core.progress import Progress
 from outpace.errors import ConfigError, OutpaceError, UnsupportedModel
-from outpace.targets.hf.loading.load import load_plain, pick_device
+from outpace.targets.hf.loading.load import load_plain
 from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.placing import pick_device
 from outpace.targets.hf.partial.layers import decoder_layers
 
 WAIT = timedelta(days=7)

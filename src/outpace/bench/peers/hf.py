@@ -12,7 +12,7 @@ import transformers
 from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.peers.registry import Models, drafter_of, is_gguf
 from outpace.targets.hf.gguf.load import read_widened
-from outpace.targets.hf.loading.load import pick_device, pick_dtype
+from outpace.targets.hf.loading.placing import pick_device, pick_dtype
 
 SETTINGS = {
     "3": (3, "constant", 0.0),

@@ -27,8 +27,9 @@ from outpace.targets.hf.cache import given_cache
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.kinds import INSTALLED, compute_in_float64, placeholders, reads_sources
-from outpace.targets.hf.loading.load import check_trust, pick_device, pick_dtype
+from outpace.targets.hf.loading.load import check_trust
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
+from outpace.targets.hf.loading.placing import pick_device, pick_dtype
 from outpace.targets.hf.loading.reading import (
     read_config,
     read_tokenizer_of,

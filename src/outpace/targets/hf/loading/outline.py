@@ -18,9 +18,9 @@ from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.names import arrangement_of
 from outpace.targets.hf.gguf.vocabulary import tokenizer_of
 from outpace.targets.hf.loading.files import headers, weight_files
-from outpace.targets.hf.loading.load import pick_device
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn_names import brings_module
+from outpace.targets.hf.loading.placing import pick_device
 from outpace.targets.hf.loading.quantized import check_readable, method_of
 from outpace.targets.hf.loading.reading import (
     read_config,
