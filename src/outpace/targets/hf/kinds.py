@@ -88,6 +88,17 @@ def sees_images(config: Any) -> bool:
     return kind.__name__ in saved
 
 
+# -- angles by positions ---------------------------------------------------------------------------
+
+
+def rope_entries(config: Any) -> list[Mapping[str, Any]]:
+    """Returns what a text model's configuration says of how positions turn heads: once for all
+    layers, or once for each type of them."""
+    said = getattr(config, "rope_parameters", None)
+    entries = [said, *said.values()] if isinstance(said, Mapping) else []
+    return [entry for entry in entries if isinstance(entry, Mapping)]
+
+
 # -- mixtures of experts ---------------------------------------------------------------------------
 
 

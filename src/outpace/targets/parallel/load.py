@@ -22,14 +22,14 @@ from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.kernels import ASKED
 from outpace.targets.cpu.threads import share_threads, use_threads
 from outpace.targets.hf import support, trials
-from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.cache import given_cache
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
-from outpace.targets.hf.kinds import INSTALLED, compute_in_float64, placeholders, reads_sources
+from outpace.targets.hf.kinds import INSTALLED, placeholders, reads_sources
 from outpace.targets.hf.loading.load import check_trust
 from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
 from outpace.targets.hf.loading.placing import pick_device, pick_dtype
+from outpace.targets.hf.loading.prepare import set_up
 from outpace.targets.hf.loading.reading import (
     read_config,
     read_tokenizer_of,
@@ -180,9 +180,7 @@ def read_part(part: PartOfModel, others_have_read: Callable[[], None]) -> nn.Mod
     model = read_weights(source, part.name, config, part.dtype, trust)
     model = _split(model.eval(), part.count)
     others_have_read()
-    use_grouped(model)
-    compute_in_float64(model)
-    support.check(model)
+    set_up(model)
     with torch.no_grad():
         trials.probe(model)
     return model

@@ -33,6 +33,7 @@ from outpace.targets.cpu.native_layers.probing import (
 from outpace.targets.cpu.native_layers.product import Linear, outputs_of, weight_of
 from outpace.targets.cpu.native_layers.recurrence import Recurrence, recurrence_of
 from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.hf.kinds import rope_entries
 
 MOST_EACH = 64
 """Query heads that may share a key head."""
@@ -273,10 +274,8 @@ def _is_conditional(attention: Any) -> bool:
     """Whether attention does what the few tokens of a trial do not show. Queries of Ministral 3
     grow from a position on."""
     config = getattr(attention, "config", None)
-    rope = getattr(config, "rope_parameters", None) or {}
-    by_type = [each for each in rope.values() if isinstance(each, Mapping)]
     asked = [getattr(config, name, None) for name in CONDITIONAL]
-    return any(asked) or any(each.get("llama_4_scaling_beta") for each in (rope, *by_type))
+    return any(asked) or any(each.get("llama_4_scaling_beta") for each in rope_entries(config))
 
 
 def _norms_around(parts: Mapping[str, nn.Module]) -> tuple[Norm | None, ...] | None:

@@ -22,14 +22,13 @@ from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.quantize import Quantization, pays
 from outpace.targets.cpu.weights.quantize import check as check_quantization
 from outpace.targets.hf import support, trials
-from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.device_map import OUT
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.file import read_model
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import load_gguf
 from outpace.targets.hf.gguf.vocabulary import end_tokens
-from outpace.targets.hf.kinds import compute_in_float64, reads_sources
+from outpace.targets.hf.kinds import reads_sources
 from outpace.targets.hf.loading.device_map import (
     DeviceMap,
     check_config,
@@ -44,7 +43,7 @@ from outpace.targets.hf.loading.placing import (
     pick_dtype,
     pick_places,
 )
-from outpace.targets.hf.loading.prepare import let_it_rescale, prepare
+from outpace.targets.hf.loading.prepare import prepare, set_up
 from outpace.targets.hf.loading.quantized import check_readable, widened
 from outpace.targets.hf.loading.reading import (
     read_config,
@@ -174,10 +173,7 @@ def load_plain(
     kind, cpu = pick_dtype(dtype, pick_device(device)), torch.device("cpu")
     looked = _Looked(progress, adapter=None if lora is None else read_adapter(Path(lora)))
     loaded = _from_path(model, None, kind, cpu, trust_remote_code, looked)
-    use_grouped(loaded.model)
-    compute_in_float64(loaded.model)
-    support.check(loaded.model)
-    let_it_rescale(loaded.model)
+    set_up(loaded.model)
     return replace(loaded, cpu_kernels="off")
 
 

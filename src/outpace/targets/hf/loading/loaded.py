@@ -17,7 +17,7 @@ from outpace.core.values import shown
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.cpu.weights.quantize import Quantization
-from outpace.targets.hf.kinds import is_encoder_decoder, longest_text, placeholders
+from outpace.targets.hf.kinds import is_encoder_decoder, longest_text, placeholders, rope_entries
 from outpace.targets.hf.plain import forward_mask
 from outpace.targets.hf.recurrent.families import WITHOUT_CACHE
 from outpace.targets.hf.weights import weight_bytes
@@ -159,8 +159,7 @@ def longest_of(config: Any) -> int:
         return ANY_LENGTH  # RWKV's context_length is what one pass of a kernel takes
     top = int(getattr(config, "max_position_embeddings", None) or ANY_LENGTH)
     top = min(top, int(getattr(config, "keep_window_size", None) or top))
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [kind for kind in (rope, *rope.values()) if isinstance(kind, dict)]
+    kinds = rope_entries(config)
     first = [kind.get("original_max_position_embeddings") for kind in kinds]
     long = any(kind.get("rope_type") == "longrope" for kind in kinds)
     return min([top, *filter(None, first)]) if long else top

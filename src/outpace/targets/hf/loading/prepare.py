@@ -66,10 +66,7 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
     compiled: whether its passes will be compiled.
     """
     model = loaded.model
-    use_grouped(model)
-    compute_in_float64(model)
-    support.check(model)
-    let_it_rescale(model)
+    set_up(model)
     report("arranging the weights for this processor", 0.4)
     plan = _Plan.of(loaded, compiled)
     rounded = plan.rounds(model)
@@ -99,9 +96,13 @@ def _kernels_for(loaded: Loaded) -> Kernels:
     return kernels if loaded.device.type == "cpu" or kernels in ASKED else "off"
 
 
-def let_it_rescale(model: nn.Module) -> None:
-    """Runs a model that divides some of its weights in its first pass (RWKV): it must find them as
-    they were loaded."""
+def set_up(model: nn.Module) -> None:
+    """Has a model that was just loaded compute as it will from now on; raises ``UnsupportedModel``
+    for one with which drafts cannot be scored, by what it says of itself."""
+    use_grouped(model)
+    compute_in_float64(model)
+    support.check(model)
+    # RWKV divides some of its weights in its first pass, and must find them as they were loaded.
     if any(hasattr(part, "layers_are_rescaled") for part in model.modules()):
         read_plainly(model, some_tokens(model, 1))
 

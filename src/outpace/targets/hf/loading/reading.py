@@ -37,7 +37,7 @@ from outpace.errors import ModelLoadError, UnsupportedModel, reason_of
 from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.load import read_gguf_tokenizer
-from outpace.targets.hf.kinds import INSTALLED, reads_sources, sees_images
+from outpace.targets.hf.kinds import INSTALLED, reads_sources, rope_entries, sees_images
 from outpace.targets.hf.loading.quantized import check_whole
 from outpace.targets.hf.loading.source import has_tokenizer, is_pickled, locate
 
@@ -158,7 +158,8 @@ def why(error: Exception, config: Any) -> str:
     if text.startswith("Unrecognized configuration class"):
         return f"its type {config.model_type!r} is no causal language model."
     for unknown in error.args if isinstance(error, KeyError) else ():
-        if unknown in _rope_types(config):
+        known = rope_entries(config.get_text_config())
+        if unknown in [entry.get("rope_type") for entry in known]:
             return (
                 f"its positions are rotated in a way (rope_type {shown(unknown)}) that "
                 f"transformers {INSTALLED} does not know: install a later one."
@@ -166,13 +167,6 @@ def why(error: Exception, config: Any) -> str:
     if "ignore_mismatched_sizes" in text:
         return "the shapes of its weights are not those that its config.json calls for."
     return f"{_reason(error).rstrip('.')}: {AGAIN}"
-
-
-def _rope_types(config: Any) -> list[Any]:
-    """How a configuration has positions rotated: in one way, or in one for each kind of layer."""
-    said = getattr(config.get_text_config(), "rope_parameters", None)
-    entries = [said, *said.values()] if isinstance(said, dict) else []
-    return [entry.get("rope_type") for entry in entries if isinstance(entry, dict)]
 
 
 def read_tokenizer(model: str, trust_remote_code: bool) -> Any:
