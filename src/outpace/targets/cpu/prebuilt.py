@@ -75,7 +75,6 @@ def find(
     where this installation has none for it. levels: unset, those of this machine."""
     known = levels_of(sys.platform, platform.machine()) if levels is None else levels
     for level, (_, needed) in known.items():
-        path = folder / file_name(level)
-        if needed <= set(features) and path.is_file():
+        if needed <= set(features) and (path := folder / file_name(level)).is_file():
             return path
     return None

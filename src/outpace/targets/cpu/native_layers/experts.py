@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from outpace.targets.cpu.native import BLOCK_PANEL, Part, part
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
+from outpace.targets.cpu.native_layers.probing import is_plain
 from outpace.targets.cpu.weights.experts import BlockExperts
 
 MOST_EXPERTS = 1024
@@ -141,7 +142,7 @@ def mixture_of(mlp: Any, lanes: int) -> Mixture | None:
     router = next((parts[name] for name in ROUTERS if name in parts), None)
     if not isinstance(experts, BlockExperts) or router is None or not _fits(experts, lanes):
         return None
-    if share is not None and not (_is_plain(share) and share.out_features == 1):
+    if share is not None and not (_is_plain_linear(share) and share.out_features == 1):
         return None
     names = ((owner._buffers, name) for owner in (router, mlp) for name in CORRECTIONS)
     held = next((each for each in names if each[0].get(each[1]) is not None), None)
@@ -160,9 +161,9 @@ def _fits(experts: BlockExperts, lanes: int) -> bool:
     )
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_plain_linear(layer: Any) -> bool:
     plain = type(layer) is nn.Linear and layer.bias is None
-    return plain and layer.weight.dtype == torch.float32 and layer.weight.is_contiguous()
+    return plain and is_plain(layer.weight)
 
 
 @torch.inference_mode()
@@ -176,7 +177,7 @@ def _routing_of(router: Any, experts: BlockExperts, held: tuple[Any, str] | None
     known = len([*router.parameters(), *router.buffers()]) == len(numbers) - len(handed)
     if weight is None or weight.shape != shape or not known:
         return None
-    if not all(each.dtype == torch.float32 and each.is_contiguous() for each in numbers):
+    if not all(map(is_plain, numbers)):
         return None
     if not 0 < chosen <= min(MOST_CHOSEN, experts.num_experts):
         return None

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
-from outpace.targets.cpu.native_layers.description import LayerDescription, description_of
+from outpace.targets.cpu.native_layers.describing import description_of
+from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs, seen_by
 from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.cpu.weights.experts import BlockExperts

@@ -15,6 +15,12 @@ from transformers.activations import ACT2FN
 
 from outpace.targets.cpu.weights.experts import BlockExperts
 
+
+def is_plain(numbers: Tensor) -> bool:
+    """Returns whether our own code can read numbers as they lie: float32, and contiguous."""
+    return numbers.dtype == torch.float32 and numbers.is_contiguous()
+
+
 # -- norms -----------------------------------------------------------------------------------------
 
 
@@ -67,7 +73,7 @@ def norm_of(module: Any) -> Norm | None:
     if not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
     held = [each for each in (weight, bias) if each is not None]
-    if not all(each.dtype == torch.float32 and each.is_contiguous() for each in held):
+    if not all(map(is_plain, held)):
         return None
     if weight.device.type != "cpu" or len(list(module.parameters())) != len(held):
         return None
@@ -97,7 +103,7 @@ def gated_norm_of(
     weight, eps = getattr(module, "weight", None), eps_of(module)
     if not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
-    plain = weight.dtype == torch.float32 and weight.is_contiguous() and weight.shape == (size,)
+    plain = is_plain(weight) and weight.shape == (size,)
     if not plain or weight.device.type != "cpu" or len(list(module.parameters())) != 1:
         return None
     numbers = torch.Generator().manual_seed(0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from outpace.core.logits.truncation import NEVER
 from outpace.targets.cpu.native import Native, Part, Prepared, Weight, in_rows, part
+from outpace.targets.cpu.native_layers.probing import is_plain
 
 
 class Layout(Enum):
@@ -138,7 +139,7 @@ def weight_of(linear: Any) -> Weight:
 def takes(linear: Any) -> bool:
     """Whether products can read a layer's weight."""
     if type(linear) is nn.Linear:
-        return linear.weight.dtype == torch.float32 and linear.weight.is_contiguous()
+        return is_plain(linear.weight)
     return isinstance(linear, NativeProduct) and linear.as_weight().matrix.is_contiguous()
 
 

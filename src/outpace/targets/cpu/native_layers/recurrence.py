@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from outpace.targets.cpu.native import Part, Weight, part
 from outpace.targets.cpu.native_layers.probing import (
@@ -20,6 +19,7 @@ from outpace.targets.cpu.native_layers.probing import (
     NormStruct,
     activation_named,
     gated_norm_of,
+    is_plain,
 )
 from outpace.targets.cpu.native_layers.product import Linear, outputs_of
 
@@ -318,10 +318,6 @@ def _fits(found: Recurrence, lanes: int) -> bool:
         and convolution.groups == channels
         and (convolution.stride, convolution.dilation) == ((1,), (1,))
         and all(size and size % lanes == 0 for size in sizes)
-        and all(each is None or _is_plain(each) for each in weights)
+        and all(each is None or is_plain(each) for each in weights)
         and all(each.shape == (heads.number,) for each in numbers)
     )
-
-
-def _is_plain(numbers: Tensor) -> bool:
-    return numbers.dtype == torch.float32 and numbers.is_contiguous()

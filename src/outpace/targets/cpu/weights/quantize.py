@@ -197,8 +197,9 @@ def quantize(model: nn.Module, quantization: Quantization, *, blocks: bool = Fal
     _check_layers(model)
     if next(model.parameters()).device.type != "cpu":
         return _by_torchao(model, quantization)
-    library, levels = native(), int8_levels()
+    library = native()
     if library is None:
+        levels = int8_levels()
         exchange(model, lambda layer: Int8Linear(layer, levels))
     else:
         makes = {"int4": native_int4, "int8": native_int8_blocks if blocks else native_int8}

@@ -141,7 +141,8 @@ class Adapter:
 
 
 def read_adapter(path: Path) -> Adapter:
-    """Returns the adapter in a folder, whose weights are mapped and not read yet.
+    """Returns the adapter in a folder, whose weights are mapped and not read yet, unless they
+    are pickled.
 
     path: of the folder, or a hub name. Raises ``ModelLoadError`` where there is none,
     ``UnsupportedModel`` for one that cannot be merged.
