@@ -15,12 +15,12 @@ from devices import on_device
 from outpace import LLM
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import kinds, position_patches, support, trials
-from outpace.targets.hf.cache import SlotLayer
 from outpace.targets.hf.kinds import WRONG_BEFORE
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.masks import Layout, chunk_of, window_of, with_span
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slot_layer import SlotLayer
 from versions import since
 
 from .families import BASE, BOTH, FAMILIES, WINDOW, build, target

@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outpace.core.transfer import to_device
 from outpace.heads.layers import DecoderLayer, Entries, Sight
-from outpace.targets.hf.cache import SlotCache, seen
+from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.extents import PassSlots
 from outpace.targets.hf.prefixes import SavedText
+from outpace.targets.hf.slot_layer import seen
 
 
 class Beginning(Protocol):

@@ -2,7 +2,7 @@
 
 transformers reads such a model by a ``device_map`` (`loading.device_map`). accelerate's hooks then
 bring what a part is given to the device that computes it, and the weights of a part that lies
-elsewhere, too. Keys and values lie where their layer is computed (`cache.SlotLayer`); tokens,
+elsewhere, too. Keys and values lie where their layer is computed (`slot_layer.SlotLayer`); tokens,
 logits and hidden states are where the first part of the model is: the embeddings, or a vision
 tower.
 """

@@ -26,8 +26,9 @@ from torch.nn.functional import pad
 
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import KVCacheDtype
-from outpace.targets.hf.cache import SlotCache, SlotLayer
+from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.prefixes import SavedText
+from outpace.targets.hf.slot_layer import SlotLayer
 
 Columns = Sequence[int | Sequence[int]]
 """For each column of a pass the one whose state it starts from: a number for all rows, or one for
