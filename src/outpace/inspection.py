@@ -358,7 +358,7 @@ def _model_facts(found: Outline) -> Iterator[tuple[str, Any]]:
     yield "vocabulary", getattr(config, "vocab_size", None)
     yield "context", loaded.max_length
     yield "tokenizer", loaded.tokenizer is not None
-    yield "multi_token_prediction", found.foresees
+    yield "multi_token_prediction", found.has_mtp
 
 
 def _model_commands(path: str, target: str | None, found: Outline) -> Iterator[str]:
@@ -366,6 +366,6 @@ def _model_commands(path: str, target: str | None, found: Outline) -> Iterator[s
         yield _command("-m", target, "--draft", path)
         return
     yield _command("-m", path)
-    if found.foresees:
+    if found.has_mtp:
         yield _command("-m", path, "--method", "mtp")
     yield _command("-m", "TARGET", "--draft", path)

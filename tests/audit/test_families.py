@@ -22,7 +22,7 @@ from outpace.core import extras
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.llm import LLM
 from outpace.targets.hf import support, trials
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.masks import PassLayout
 from outpace.targets.hf.vision import images as vision_images
 from versions import since
 
@@ -131,7 +131,7 @@ def test_windows_of_images_and_layers_that_are_named_stay() -> None:
 
 
 def test_a_mask_without_the_window_is_refused_at_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
+    monkeypatch.setattr(PassLayout, "within", lambda self, window: self.seen)
     found = last("mistral")
     assert (found.verdict, found.failed) == ("refused", False)
     assert "otherwise than the same tokens in a text" in found.reason
@@ -139,7 +139,7 @@ def test_a_mask_without_the_window_is_refused_at_load(monkeypatch: pytest.Monkey
 
 def test_what_the_check_at_load_misses_is_different(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "probe", lambda model, coarse=False: None)
-    monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
+    monkeypatch.setattr(PassLayout, "within", lambda self, window: self.seen)
     found = last("mistral")
     assert (found.verdict, found.failed) == ("DIFFERENT", True)
     assert "differs from plain generate at token" in found.reason

@@ -25,7 +25,7 @@ from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
 from outpace.methods.models.chain import DraftModel
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.masks import Layout, tree_layout
+from outpace.targets.hf.masks import PassLayout, tree_layout
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
 from outpace.verify.base import draw, normalised, rows_of, walk
@@ -143,7 +143,7 @@ def window_in_slots(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         distance = slot[:, :, None] - torch.arange(self.seen.shape[-1])
         return self.seen & (distance < window)
 
-    monkeypatch.setattr(Layout, "within", within)
+    monkeypatch.setattr(PassLayout, "within", within)
 
 
 def shared_streams(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:

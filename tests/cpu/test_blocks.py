@@ -35,7 +35,7 @@ from outpace.targets.cpu.native_layers.blocks import (
 from outpace.targets.cpu.native_layers.layer import use_native_layers
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import use_native_model
-from outpace.targets.cpu.native_layers.product import Layout
+from outpace.targets.cpu.native_layers.product import WeightLayout
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
 from outpace.targets.hf.logits import VocabularySubset
 from outpace.targets.hf.runner import Runner
@@ -321,7 +321,7 @@ def unrounded(panels: bool) -> Any:
     speed_up(model, "native", smallest=1)
     if panels:
         lay_out_weights(model)
-    assert model.lm_head.layout is (Layout.PANELS if panels else Layout.ROWS)
+    assert model.lm_head.layout is (WeightLayout.PANELS if panels else WeightLayout.ROWS)
     share_products(model)
     assert use_native_layers(model) == 2
     assert use_native_model(model)

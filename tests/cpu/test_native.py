@@ -40,7 +40,7 @@ from outpace.targets.cpu.native_layers.linear import (
 )
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
 from outpace.targets.cpu.native_layers.passes import Rotary
-from outpace.targets.cpu.native_layers.product import Layout, NativeProduct
+from outpace.targets.cpu.native_layers.product import NativeProduct, WeightLayout
 from outpace.targets.cpu.weights.narrow import narrowed
 from outpace.targets.cpu.weights.quantize import native_int4
 from outpace.targets.hf.extents import PassSlots
@@ -116,7 +116,7 @@ def test_prompts_go_to_whoever_is_faster(
     monkeypatch.setattr(library(), "lanes", lanes)
     assert lay_out_weights(nn.ModuleList([layer]), tune) == wins
     assert (layer.most > FEW) == wins
-    assert (layer.layout is Layout.PANELS) == wins
+    assert (layer.layout is WeightLayout.PANELS) == wins
     assert torch.equal(layer.weight, rows)
     assert layer.state_dict().keys() == {"weight", "bias"}
     assert torch.equal(layer.state_dict()["weight"], rows)
@@ -184,7 +184,7 @@ def test_weights_that_are_read_by_others_stay_in_rows() -> None:
     model = made("llama", tie_word_embeddings=True, vocab_size=32 * 5)
     speed_up(model, "native", smallest=1)
     lay_out_weights(model)
-    assert model.lm_head.layout is Layout.ROWS
+    assert model.lm_head.layout is WeightLayout.ROWS
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 

@@ -17,7 +17,7 @@ from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
 from outpace.targets.base import PromptInputs
 from outpace.targets.hf.lock import model_lock
-from outpace.targets.hf.seq2seq.memory import Memory
+from outpace.targets.hf.seq2seq.cross_attention import CrossAttentionCache
 from outpace.targets.hf.target import HFTarget
 from representatives import representatives
 from seq2seq.models import CONTEXT, PROMPTS, drafter, plain, target
@@ -185,25 +185,25 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_memory_holds_what_was_put_into_it(steps: Sequence[tuple[str, Any]]) -> None:
-    memory, known = Memory(rows=4), list[torch.Tensor]()
+def test_a_cache_holds_what_was_put_into_it(steps: Sequence[tuple[str, Any]]) -> None:
+    cache, known = CrossAttentionCache(rows=4), list[torch.Tensor]()
     for number, (what, value) in enumerate(steps):
         if what == "put" and len(known) < 4:
             source = torch.full((2, value, 3), float(number + 1))
-            memory.admit(1)
-            memory.put(len(known), [(source, -source)] * 2)
+            cache.admit(1)
+            cache.put(len(known), [(source, -source)] * 2)
             known.append(source)
         elif what == "fork" and value < len(known) < 4:
-            memory.fork(value)
+            cache.fork(value)
             known.append(known[value])
         elif what == "retain":
             kept = sorted(row for row in value if row < len(known))
-            memory.retain(kept)
+            cache.retain(kept)
             known = [known[row] for row in kept]
-        assert memory.active == len(known)
+        assert cache.active == len(known)
     for first in range(len(known)):
         rows = known[first:]
-        seen = memory.seen(first, len(rows))
+        seen = cache.seen(first, len(rows))
         assert seen.slots == max(source.shape[1] for source in rows)
         for row, source in enumerate(rows):
             own = source.shape[1]

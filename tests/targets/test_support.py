@@ -18,7 +18,7 @@ from outpace.targets.hf import kinds, position_patches, support, trials
 from outpace.targets.hf.kinds import WRONG_BEFORE
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.masks import Layout, chunk_of, window_of, with_span
+from outpace.targets.hf.masks import PassLayout, chunk_of, window_of, with_span
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slot_layer import SlotLayer
 from versions import since
@@ -311,7 +311,7 @@ def test_the_probe_crosses_a_window_of_any_length(
     """What it would not see otherwise: masks without the window."""
     model = build(family, sliding_window=100)
     trials.probe(model)
-    monkeypatch.setattr(Layout, "within", lambda self, window: self.seen)
+    monkeypatch.setattr(PassLayout, "within", lambda self, window: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
         trials.probe(model)
 
@@ -348,7 +348,7 @@ def test_the_probe_crosses_the_end_of_a_chunk(size: int, monkeypatch: pytest.Mon
     model = build("llama4", attention_chunk_size=size)
     trials.probe(model)
     assert model.config.attention_chunk_size == size
-    monkeypatch.setattr(Layout, "within_chunk", lambda self, size: self.seen)
+    monkeypatch.setattr(PassLayout, "within_chunk", lambda self, size: self.seen)
     with pytest.raises(UnsupportedModel, match="otherwise than the same tokens in a text"):
         trials.probe(model)
 

@@ -231,8 +231,8 @@ class SlotCache(Cache):
         """Sees to it that a row can be forked after its first ``length`` tokens, however long it
         grows."""
 
-    def settle(self, lengths: Sequence[int], behind: int) -> None:
-        """Takes the rows' lengths for good: none will go back by more than ``behind`` tokens."""
+    def settle(self, lengths: Sequence[int], rollback: int) -> None:
+        """Takes the rows' lengths for good: none will go back by more than ``rollback`` tokens."""
 
     def reserve(self, first: int, needed: Sequence[int], shrink: bool = True) -> None:
         """Makes sure that the rows from ``first`` on have this many slots or more; what is cached

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from outpace.core.request import Source
 from outpace.core.trees.tree import Tree
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.masks import PassLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class Pass:
     """What the last columns are; None for a chain."""
     certain: int
     """How many of the first columns are committed, whatever the verdict."""
-    layout: Layout | None
+    layout: PassLayout | None
     """Where the columns stand. Made where an extra or the mask needs it."""
 
 
@@ -37,7 +37,7 @@ class Extra:
     """The hooks that a runner calls. Here they do nothing."""
 
     needs_layout: bool = False
-    """Whether it needs the `Layout` of each pass."""
+    """Whether it needs the `PassLayout` of each pass."""
     reads_padding: bool = True
     """Whether rows of different lengths may be read in one pass, the shorter ones with padding."""
     fewest_columns: int = 1

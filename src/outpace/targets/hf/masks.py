@@ -21,17 +21,17 @@ from outpace.targets.hf.recurrent.families import WITHOUT_KEYS, attends
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class PassLayout:
     """Positions and visibility of the T columns of a pass over A rows."""
 
     positions: Tensor  # [A, T]
     seen: Tensor  # [A, T, S] bool
     slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
 
-    def of_rows(self, count: int) -> Layout:
+    def of_rows(self, count: int) -> PassLayout:
         """Returns the layout of ``count`` rows that are all like the only one of this."""
         parts = (self.positions, self.seen, self.slot_positions)
-        return Layout(*(part.expand(count, *part.shape[1:]) for part in parts))
+        return PassLayout(*(part.expand(count, *part.shape[1:]) for part in parts))
 
     def within(self, window: int) -> Tensor:
         """Returns ``seen`` restricted to a sliding window, measured in positions, not in slots."""
@@ -49,7 +49,7 @@ def chain_positions(starts: Tensor, columns: int) -> Tensor:
     return starts[:, None] + torch.arange(columns, device=starts.device)
 
 
-def chain_layout(starts: Tensor, columns: int, slots: int) -> Layout:
+def chain_layout(starts: Tensor, columns: int, slots: int) -> PassLayout:
     """Returns the layout of pending tokens followed by a chain: causal, each row from its start.
 
     starts: ``[A]``. Padding columns come last, so that nothing real ever sees them.
@@ -57,10 +57,10 @@ def chain_layout(starts: Tensor, columns: int, slots: int) -> Layout:
     slot = torch.arange(slots, device=starts.device)
     positions = chain_positions(starts, columns)
     seen = slot <= positions[..., None]
-    return Layout(positions, seen, slot.expand(starts.shape[0], -1))
+    return PassLayout(positions, seen, slot.expand(starts.shape[0], -1))
 
 
-def tree_layout(starts: Tensor, pending: int, tree: Tree, slots: int) -> Layout:
+def tree_layout(starts: Tensor, pending: int, tree: Tree, slots: int) -> PassLayout:
     """Returns the layout of ``pending`` tokens, the last of them the root, followed by a tree.
 
     A node sees what is committed, the pending tokens, its ancestors and itself; its position is the
@@ -82,7 +82,7 @@ def tree_layout(starts: Tensor, pending: int, tree: Tree, slots: int) -> Layout:
     seen = (relative < 0)[:, None, :] | (inside[:, None, :] & here)
     committed = torch.arange(slots, device=device).expand_as(relative)
     slot_positions = torch.where(relative < 0, committed, positions.gather(1, index))
-    return Layout(positions, seen, slot_positions)
+    return PassLayout(positions, seen, slot_positions)
 
 
 _NARROW = ("sliding_attention", "chunked_attention")
@@ -117,7 +117,7 @@ class MaskMaker:
         wide = self.window is None and self.chunk is None
         return self._implementation in BOOLEAN and wide and self._reads_forward
 
-    def __call__(self, layout: Layout) -> Any:
+    def __call__(self, layout: PassLayout) -> Any:
         """Returns the ``attention_mask`` argument: a tensor ``[A, 1, T, S]`` or a dict of them;
         None for a model in which nothing attends."""
         if not self._attends:
@@ -134,7 +134,7 @@ class MaskMaker:
         types = {"full_attention", *masks, *self._types}
         return {name: masks.get(name, wide) for name in types}
 
-    def _narrow(self, layout: Layout) -> dict[str, Tensor]:
+    def _narrow(self, layout: PassLayout) -> dict[str, Tensor]:
         """What layers see that do not see all, by their type."""
         narrow = {}
         if self.window is not None:

@@ -26,7 +26,7 @@ from outpace.targets.hf.exchanging import (
 )
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.kinds import is_encoder_decoder
-from outpace.targets.hf.masks import Layout
+from outpace.targets.hf.masks import PassLayout
 
 
 class PositionPatch(ABC):
@@ -38,7 +38,7 @@ class PositionPatch(ABC):
         """Yields the patches of this kind that a model needs."""
 
     @abstractmethod
-    def applied(self, layout: Layout) -> AbstractContextManager[None]:
+    def applied(self, layout: PassLayout) -> AbstractContextManager[None]:
         """Lets the modules count by a layout's positions while the block runs. After it the model
         is as it was."""
 
@@ -64,7 +64,7 @@ class PositionPatches(Extra):
         return self.applied(given.layout)
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         """Patches the model for a layout while the block runs."""
         with ExitStack() as stack:
             for patch in self._patches:
@@ -90,7 +90,7 @@ class BiasByRow(PositionPatch):
         self._module: Any = module
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         make = self._module.build_alibi_tensor
 
         def placed(_: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
@@ -117,7 +117,7 @@ class BiasInMask(PositionPatch):
         self._make: Any = vars(inspect.getmodule(type(module)))["build_alibi_tensor"]
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         module = self._module
         with ExitStack() as stack:
             # Without the option the model adds no bias by slot, and turns queries and keys: by 0.
@@ -128,7 +128,7 @@ class BiasInMask(PositionPatch):
                 stack.enter_context(exchanged_argument(block, "attention_mask", mask))
             yield
 
-    def _mask(self, layout: Layout) -> Tensor:
+    def _mask(self, layout: PassLayout) -> Tensor:
         """``[A, H, T, S]``: the biases, and the least number where nothing is seen."""
         heads: int = self._module.num_heads
         width = self._module.config.hidden_size // heads
@@ -137,13 +137,13 @@ class BiasInMask(PositionPatch):
         return torch.where(layout.seen[:, None], bias[:, :, None], torch.finfo(dtype).min)
 
 
-def _text_like(layout: Layout) -> Tensor:
+def _text_like(layout: PassLayout) -> Tensor:
     """``[1, S]``: the padding mask of a text as long as what is seen, without padding."""
     slots = layout.slot_positions.shape[1]
     return torch.ones(1, slots, dtype=torch.long, device=layout.slot_positions.device)
 
 
-def _by_slot(bias: Tensor, layout: Layout) -> Tensor:
+def _by_slot(bias: Tensor, layout: PassLayout) -> Tensor:
     """Returns ``[A, H, S]``: for each slot the bias of its position, of biases ``[H, 1, S]`` of the
     positions of one text."""
     last = bias.shape[-1] - 1
@@ -177,7 +177,7 @@ class BlockIndexer(PositionPatch):
         self._turn: Any = vars(inspect.getmodule(type(module)))["apply_rotary_pos_emb"]
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         size: int = self._module.block_size
         blocks = -(-layout.seen.shape[-1] // size)
         of_slot = (layout.slot_positions // size).clamp(0, blocks - 1)  # [A, S]
@@ -225,7 +225,7 @@ class BlockIndexer(PositionPatch):
         best, picked = scores.topk(min(module.topk_blocks, scores.shape[-1]), dim=-1)
         return picked.masked_fill(best == -torch.inf, -1)
 
-    def _mask(self, picked: Tensor, of_slot: Tensor, layout: Layout, blocks: int) -> Tensor:
+    def _mask(self, picked: Tensor, of_slot: Tensor, layout: PassLayout, blocks: int) -> Tensor:
         """Returns the mask ``[A, heads, T, S]``, of numbers that are added to scores."""
         seen = picked.new_zeros((*picked.shape[:3], blocks + 1), dtype=torch.bool)
         seen.scatter_(-1, picked.masked_fill(picked < 0, blocks), True)
@@ -261,7 +261,7 @@ class LocalWindow(PositionPatch):
         self._attention = attention
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         slots = layout.seen.shape[-1]
         everything = torch.ones((), dtype=torch.bool, device=layout.seen.device)
         dtype: torch.dtype = self._module.q_proj.weight.dtype
@@ -295,7 +295,7 @@ class PositionTable(PositionPatch):
         self._table: Any = table
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         with exchanged_attribute(self._table, "forward", looked_up(self._table, layout.positions)):
             yield
 
@@ -326,7 +326,7 @@ class Temperature(PositionPatch):
         self._module: Any = module
 
     @contextmanager
-    def applied(self, layout: Layout) -> Iterator[None]:
+    def applied(self, layout: PassLayout) -> Iterator[None]:
         module = self._module
         steps = torch.floor((layout.positions.float() + 1.0) / module.floor_scale)
         scales = (torch.log1p(steps) * module.attn_scale + 1.0)[..., None]  # [A, T, 1]

@@ -26,8 +26,8 @@ from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.masks import (
-    Layout,
     MaskMaker,
+    PassLayout,
     chain_layout,
     chain_positions,
     tree_layout,
@@ -229,9 +229,9 @@ class Runner:
         grows."""
         self.cache.pin(row, length)
 
-    def settle(self, behind: int = 0) -> None:
-        """Takes the rows' lengths for good: none will go back by more than ``behind`` tokens."""
-        self.cache.settle(self.lengths, behind)
+    def settle(self, rollback: int = 0) -> None:
+        """Takes the rows' lengths for good: none will go back by more than ``rollback`` tokens."""
+        self.cache.settle(self.lengths, rollback)
 
     def advance(self, counts: Sequence[int]) -> None:
         """Commits: the first ``counts[b]`` columns of the last pass become part of row b, for the
@@ -366,7 +366,7 @@ class Runner:
         """Returns the slots of what is cached of the first rows, of some."""
         return self._slots(0, self.lengths[:rows], 0)
 
-    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any, Layout | None]:
+    def _placed(self, slots: PassSlots, tree: Tree | None) -> tuple[Tensor, Any, PassLayout | None]:
         """The positions ``[A, T]`` and the mask of a pass, and the layout that both come from, None
         where nothing but the positions is needed of it."""
         alone = slots.columns == 1 and slots.uniform_start is not None

@@ -345,10 +345,10 @@ class HFTarget(Target):
         runner = Runner(self.model, 1, self.max_length, kv_cache_dtype=self.kv_cache_dtype)
         found = []
         runner.admit(1)
-        behind = ids.shape[1]
+        after = ids.shape[1]
         for piece in torch.split(ids, PREFILL_CHUNK, 1):
-            behind -= piece.shape[1]
-            keep = min(piece.shape[1], max(1, last - behind))
+            after -= piece.shape[1]
+            keep = min(piece.shape[1], max(1, last - after))
             logits = runner.forward(piece, keep, certain=piece.shape[1] - 1).logits
             found.append(logits[0])
             runner.advance([piece.shape[1]])

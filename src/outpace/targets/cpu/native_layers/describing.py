@@ -93,16 +93,16 @@ def description_of(layer: Any, library: Native) -> LayerDescription | None:
         linears=(*heads.linears, *inner, *heads.more),
         norms=(*around, *heads.norms),
         parallel=around[0] is not None and around[0] is around[2],
-        together=len(shape) == 1 and shape[0] == width != attention.head_dim,
-        apart=attention.head_dim if len(shape) == 2 else 0,
+        norm_over_heads=len(shape) == 1 and shape[0] == width != attention.head_dim,
+        norm_stride=attention.head_dim if len(shape) == 2 else 0,
         activation=activation,
         mixture=mixture,
         latent=heads.latent,
         recurrence=heads.recurrence,
         clip=clip,
         scaling=float(getattr(attention, "scaling", 1.0)),
-        cap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
-        residual=float(getattr(layer, "residual_multiplier", 1.0)),
+        softcap=float(getattr(attention, "attn_logit_softcapping", None) or 0.0),
+        residual_multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
     )
     return found if fits(found, library) and _is_all(found, mlp, shared) else None
 
@@ -148,11 +148,11 @@ def _attention_parts(attention: Any, library: Native) -> _AttentionParts | None:
     if found is None:
         linears, norms = _attention_linears(attention), _norms_of_heads(attention)
         return None if linears is None or norms is None else _AttentionParts(linears, norms)
-    four = (found.query, found.latent, found.values, found.output)
+    four = (found.q_b, found.kv_a, found.v_b, found.output)
     query, latent, values, output = (Linear(each, 0, outputs_of(each)) for each in four)
     first, keys = (
         None if each is None else Linear(each, 0, outputs_of(each))
-        for each in (found.first, found.keys)
+        for each in (found.q_a, found.k_b)
     )
     norms = found.query_norm, found.latent_norm
     return _AttentionParts((query, latent, values, output), norms, (first, keys), found.sizes)

@@ -58,15 +58,15 @@ class LayerDescription:
     what queries are made from, and of latents."""
     parallel: bool
     """Whether the MLP is given what attention is given."""
-    together: bool
+    norm_over_heads: bool
     """Whether all heads are normalised together, not each by itself."""
-    apart: int
+    norm_stride: int
     """Between the weights of the norms of two heads; 0 where they share them."""
     activation: int
     scaling: float
-    cap: float
+    softcap: float
     """Soft bound of the scores; 0: they have none."""
-    residual: float
+    residual_multiplier: float
     """By which is multiplied what is added to the residual stream."""
     mixture: Mixture | None = None
     latent: Latent | None = None

@@ -61,7 +61,7 @@ def _fits_heads(found: LayerDescription, library: Native) -> bool:
     query, key, value = (found.made(number).outputs for number in range(3))
     return (
         query == (2 * found.width if found.gated_heads else found.width)
-        and not (found.gated_heads and found.together)
+        and not (found.gated_heads and found.norm_over_heads)
         and found.dim % library.lanes == 0
         and key == value
         and key % found.dim == 0
@@ -108,5 +108,5 @@ def _norm_sizes(found: LayerDescription) -> list[int]:
     if found.recurrence is not None:
         return [found.hidden] * 4 + [0, 0]
     of_heads = [found.width, found.made(1).outputs]
-    alone = not (found.together or found.apart)
+    alone = not (found.norm_over_heads or found.norm_stride)
     return [found.hidden] * 4 + ([found.dim] * 2 if alone else of_heads)

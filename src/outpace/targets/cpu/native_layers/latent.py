@@ -69,16 +69,17 @@ class LatentParts(NamedTuple):
     """The modules of latent attention."""
 
     sizes: Latent
-    first: Any
-    """What the queries' own layer is given; None: the hidden states."""
-    query: Any
-    latent: Any
+    q_a: Any
+    """None: queries are made of hidden states."""
+    q_b: Any
+    """Makes queries, of what `q_a` has made or of hidden states."""
+    kv_a: Any
     """Makes latents, and the shared key after each."""
-    values: Any
-    """Makes each head's value of latents; where `keys` is None, its key first."""
+    v_b: Any
+    """Makes each head's value of latents; where `k_b` is None, its key first."""
     output: Any
-    keys: Any
-    """Makes each head's key, the other way round; None: the same layer as values."""
+    k_b: Any
+    """Makes each head's key, the other way round; None: the same layer as `v_b`."""
     query_norm: Norm | None
     """The norm of what the first layer makes."""
     latent_norm: Norm

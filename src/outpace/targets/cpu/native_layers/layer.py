@@ -142,12 +142,12 @@ def use_native_layers(model: nn.Module) -> int:
         return 0
     found = (description_of(module, library) for module in model.modules())
     kept = _agreeing(model, library, [list(each.candidates()) for each in found if each])
-    capped = [each for each in kept if each.cap]
+    capped = [each for each in kept if each.softcap]
     if capped:
         with _scores_beyond_caps(capped) as grown:
             bounded = _agreeing(model, library, [[each] for each in grown])
         layers = [each.layer for each in bounded]
-        kept = [each for each in kept if not each.cap or each.layer in layers]
+        kept = [each for each in kept if not each.softcap or each.layer in layers]
     passes = SharedPasses()
     for each in kept:
         each.layer.forward = NativeLayer(library, each, passes)

@@ -13,7 +13,12 @@ from transformers.pytorch_utils import Conv1D
 
 from outpace.targets.cpu.linear import can_pack, opaque, packed_product
 from outpace.targets.cpu.native import Native, Prepared, Weight, laid_out, native
-from outpace.targets.cpu.native_layers.product import Layout, NativeProduct, Together, in_panels
+from outpace.targets.cpu.native_layers.product import (
+    NativeProduct,
+    Together,
+    WeightLayout,
+    in_panels,
+)
 from outpace.targets.cpu.race import native_reads_prompts
 from outpace.targets.cpu.weights.layers import matrix_of
 from outpace.targets.cpu.weights.narrow import narrowed, to_int8
@@ -48,7 +53,7 @@ class NativeLinear(NativeProduct):
         bias: nn.Parameter | None,
         *,
         scale: Tensor | None = None,
-        layout: Layout = Layout.ROWS,
+        layout: WeightLayout = WeightLayout.ROWS,
         of_conv1d: bool = False,
         loaded_bytes: int | None = None,
     ) -> None:
@@ -74,7 +79,7 @@ class NativeLinear(NativeProduct):
                 return shown
             panels = self._parameters.get("panels")
             if panels is not None:
-                return Layout.PANELS.rows(panels)
+                return WeightLayout.PANELS.rows(panels)
         return super().__getattr__(name)
 
     def show(self, dtype: torch.dtype) -> None:
@@ -86,7 +91,7 @@ class NativeLinear(NativeProduct):
 
     @property
     def read(self) -> Tensor:
-        """The parameter that products read, in its `Layout`."""
+        """The parameter that products read, in its `WeightLayout`."""
         parameters = self._parameters  # asking the layer for one takes longer
         found: Tensor = parameters[self.layout.parameter]  # type: ignore[assignment]
         return found
@@ -94,7 +99,7 @@ class NativeLinear(NativeProduct):
     @property
     def can_be_laid_out(self) -> bool:
         """Whether the weight can be put into panels: its outputs fill them."""
-        return self.layout is Layout.ROWS and self.out_features % self.library.panel == 0
+        return self.layout is WeightLayout.ROWS and self.out_features % self.library.panel == 0
 
     def lay_out(self) -> None:
         """Puts the weight into panels (`native.laid_out`), the order in which products read it.
@@ -103,7 +108,7 @@ class NativeLinear(NativeProduct):
         """
         panels = laid_out(self.read.detach(), self.library.panel)
         self.panels = nn.Parameter(panels, requires_grad=self.read.requires_grad)
-        self.layout = Layout.PANELS
+        self.layout = WeightLayout.PANELS
         del self._parameters["weight"]
 
     def as_weight(self) -> Weight:
@@ -114,7 +119,7 @@ class NativeLinear(NativeProduct):
     def some(self, outputs: Sequence[int]) -> tuple[Weight, list[int]]:
         """Returns the weight of some outputs, of whole panels where it is held in these."""
         matrix, scale, bias, _ = self.as_weight()
-        width = matrix.shape[2] if self.layout is Layout.PANELS else 1
+        width = matrix.shape[2] if self.layout is WeightLayout.PANELS else 1
         panels, where = in_panels(outputs, width)
 
         def taken(numbers: Tensor | None) -> Tensor | None:
@@ -151,7 +156,10 @@ class NativeLinear(NativeProduct):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if destination.pop(prefix + "scale", None) is not None or self.layout is Layout.PANELS:
+        if (
+            destination.pop(prefix + "scale", None) is not None
+            or self.layout is WeightLayout.PANELS
+        ):
             destination.pop(prefix + "panels", None)
             destination[prefix + "weight"] = self.plain_weight()
 
@@ -162,7 +170,7 @@ class NativeLinear(NativeProduct):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._compilable = opaque("native_linear", _product, _shape)
-        if self.layout is Layout.PANELS and self.panels.shape[2] != self.library.panel:
+        if self.layout is WeightLayout.PANELS and self.panels.shape[2] != self.library.panel:
             self._take_out_of_panels()  # of a processor with other vectors
 
     def _take_out_of_panels(self) -> None:
@@ -170,7 +178,7 @@ class NativeLinear(NativeProduct):
         assert panels is not None
         rows = self.layout.rows(panels)
         self.weight = nn.Parameter(rows, requires_grad=panels.requires_grad)
-        self.layout = Layout.ROWS
+        self.layout = WeightLayout.ROWS
         if self.can_be_laid_out:
             self.lay_out()
 
@@ -193,7 +201,7 @@ def native_linear(library: Native, layer: Any) -> NativeLinear:
     """Returns a layer with the parameters of a plain linear one, its weight in a narrower dtype if
     that changes no element."""
     of_conv1d = type(layer) is Conv1D
-    layout = Layout.TRANSPOSED if of_conv1d else Layout.ROWS
+    layout = WeightLayout.TRANSPOSED if of_conv1d else WeightLayout.ROWS
     matrix = matrix_of(layer)
     found = narrowed(matrix, library.takes)
     if of_conv1d:  # the parameter keeps its shape [K, N], over memory that holds [N, K]

@@ -68,7 +68,7 @@ class PassStates:
                     continue
                 self._places.append(len(pointers))
                 name = Name(recurrence.module.layer_idx, kind, 0)
-                before, made = cache.exchange(name, shapes[kind], wanted)
+                before, made = cache.states_before_and_after(name, shapes[kind], wanted)
                 self._alive.append(before)
                 pointers += [state.data_ptr() for state in before]
                 for states in made:

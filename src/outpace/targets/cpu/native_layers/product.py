@@ -15,7 +15,7 @@ from outpace.targets.cpu.native import Native, Part, Prepared, Weight, in_rows, 
 from outpace.targets.cpu.native_layers.probing import is_plain
 
 
-class Layout(Enum):
+class WeightLayout(Enum):
     """How a layer with N outputs and K inputs holds its weight, and as which parameter."""
 
     ROWS = "rows", "weight"
@@ -31,11 +31,11 @@ class Layout(Enum):
 
     def for_products(self, held: Tensor) -> Tensor:
         """Returns the parameter as our products read it: in rows or in panels, nothing copied."""
-        return held.t() if self is Layout.TRANSPOSED else held
+        return held.t() if self is WeightLayout.TRANSPOSED else held
 
     def rows(self, held: Tensor) -> Tensor:
         """Returns the weight ``[N, K]``: a copy, if it is held in panels."""
-        return in_rows(held) if self is Layout.PANELS else self.for_products(held)
+        return in_rows(held) if self is WeightLayout.PANELS else self.for_products(held)
 
 
 UNLIMITED = 1 << 60

@@ -38,7 +38,7 @@ class MixerKind(IntEnum):
     """Mamba-2's."""
 
 
-class Place(NamedTuple):
+class HeadOffsets(NamedTuple):
     """Where the numbers of a head lie among a token's products."""
 
     part: int = 0
@@ -87,10 +87,10 @@ NAMES = ("query", "key", "value", "gate", "beta", "decay")
 """What heads have, by the fields in `recurrent.h`."""
 
 
-class _PlaceStruct(ctypes.Structure):
+class _OffsetsStruct(ctypes.Structure):
     """`Place` of `recurrent.h`, field by field."""
 
-    _fields_ = tuple((name, ctypes.c_int64) for name in Place._fields)
+    _fields_ = tuple((name, ctypes.c_int64) for name in HeadOffsets._fields)
 
 
 class RecurrenceStruct(ctypes.Structure):
@@ -101,7 +101,7 @@ class RecurrenceStruct(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("count", "kind")),
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int64) for name in ("taps", "width", *Heads._fields)),
-        *((name, _PlaceStruct) for name in NAMES),
+        *((name, _OffsetsStruct) for name in NAMES),
         *((name, ctypes.c_void_p) for name in ("a_log", "dt_bias", "d")),
         ("norm", NormStruct),
         ("activation", ctypes.c_int64),
@@ -121,7 +121,7 @@ class Recurrence:
     width: int
     """Inputs of the layer's last product."""
     heads: Heads = NO_HEADS
-    places: tuple[Place, ...] = ()
+    offsets: tuple[HeadOffsets, ...] = ()
     """By `NAMES`."""
     norm: Norm | None = None
     activation: int = SILU
@@ -162,7 +162,7 @@ class Recurrence:
             *(len(parts), self.kind, self.convolution.weight.data_ptr()),
             None if bias is None else bias.data_ptr(),
             *(self.convolution.weight.shape[2], self.width, *self.heads),
-            *(_PlaceStruct(*place) for place in self.places or [Place()] * len(NAMES)),
+            *(_OffsetsStruct(*place) for place in self.offsets or [HeadOffsets()] * len(NAMES)),
             *(*pointers, None, None, None)[:3],
             NormStruct() if self.norm is None else self.norm.struct(),
             self.activation,
@@ -212,15 +212,15 @@ def _scan(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
     pairs = zip(begins, sizes, strict=True)
     linears = tuple(Linear(parts["in_proj"], first, size) for first, size in pairs)
     keys, queries = heads.values, heads.values + heads.keys
-    places = (
-        Place(1, queries, heads.key_dim, 0, queries),
-        Place(1, keys, heads.key_dim, 0, keys),
-        Place(1, 0, heads.shared, heads.value_dim),
-        Place(0, 0, heads.shared, heads.value_dim),
-        Place(),
-        Place(2, 0, heads.each, 1),
+    offsets = (
+        HeadOffsets(1, queries, heads.key_dim, 0, queries),
+        HeadOffsets(1, keys, heads.key_dim, 0, keys),
+        HeadOffsets(1, 0, heads.shared, heads.value_dim),
+        HeadOffsets(0, 0, heads.shared, heads.value_dim),
+        HeadOffsets(),
+        HeadOffsets(2, 0, heads.each, 1),
     )
-    return _with_heads(module, MixerKind.SCAN, parts, heads, linears, places)
+    return _with_heads(module, MixerKind.SCAN, parts, heads, linears, offsets)
 
 
 def _heads(module: Any, names: Sequence[str]) -> Heads | None:
@@ -240,7 +240,7 @@ def _with_heads(
     parts: Mapping[str, Any],
     heads: Heads,
     linears: tuple[Linear, ...],
-    places: tuple[Place, ...],
+    offsets: tuple[HeadOffsets, ...],
 ) -> Recurrence | None:
     activation = activation_named(getattr(module, "activation", None))
     if activation is None:
@@ -258,7 +258,7 @@ def _with_heads(
         convolution=parts["conv1d"],
         width=heads.values,
         heads=heads,
-        places=places,
+        offsets=offsets,
         norm=norm,
         activation=activation,
         inside=(parts["act"],) if "act" in parts else (),
@@ -267,7 +267,7 @@ def _with_heads(
 
 def _delta_parts(
     parts: Mapping[str, Any], heads: Heads
-) -> tuple[tuple[Linear, ...], tuple[Place, ...]] | None:
+) -> tuple[tuple[Linear, ...], tuple[HeadOffsets, ...]] | None:
     """Returns the products of a layer's input, and where the numbers of heads are among these."""
     groups, each, key_dim, value_dim = heads
     keys, shared = heads.keys, heads.shared
@@ -278,28 +278,28 @@ def _delta_parts(
         return None
     linears = tuple(Linear(parts[name], 0, outputs_of(parts[name])) for name in names)
     if names is own:
-        places = (
-            Place(0, 0, key_dim),
-            Place(0, keys, key_dim, 0, keys),
-            Place(0, 2 * keys, shared, value_dim, 2 * keys),
-            Place(1, 0, shared, value_dim),
-            Place(2, 0, each, 1),
-            Place(3, 0, each, 1),
+        offsets = (
+            HeadOffsets(0, 0, key_dim),
+            HeadOffsets(0, keys, key_dim, 0, keys),
+            HeadOffsets(0, 2 * keys, shared, value_dim, 2 * keys),
+            HeadOffsets(1, 0, shared, value_dim),
+            HeadOffsets(2, 0, each, 1),
+            HeadOffsets(3, 0, each, 1),
         )
         sizes = [2 * keys + heads.values, heads.values, heads.number, heads.number]
     else:
         size = 2 * key_dim + 2 * shared
-        places = (
-            Place(0, 0, size),
-            Place(0, key_dim, size, 0, keys),
-            Place(0, 2 * key_dim, size, value_dim, 2 * keys),
-            Place(0, 2 * key_dim + shared, size, value_dim),
-            Place(1, 0, 2 * each, 1),
-            Place(1, each, 2 * each, 1),
+        offsets = (
+            HeadOffsets(0, 0, size),
+            HeadOffsets(0, key_dim, size, 0, keys),
+            HeadOffsets(0, 2 * key_dim, size, value_dim, 2 * keys),
+            HeadOffsets(0, 2 * key_dim + shared, size, value_dim),
+            HeadOffsets(1, 0, 2 * each, 1),
+            HeadOffsets(1, each, 2 * each, 1),
         )
         sizes = [groups * size, 2 * heads.number]
     fits = sizes == [linear.outputs for linear in linears]
-    return (linears, places) if fits else None
+    return (linears, offsets) if fits else None
 
 
 def _fits(found: Recurrence, lanes: int) -> bool:

@@ -385,5 +385,5 @@ def _from_gguf(
         packed=bool(block_bytes(model)),
         ends=end_tokens(file),
         lora=None if adapter is None else adapter.path,
-        modules=len(file.nextn),
+        num_mtp_modules=len(file.nextn),
     )

@@ -74,7 +74,7 @@ class Loaded:
     """The tokens that end a text by a GGUF file, with who names each of them."""
     lora: Path | None = None
     """The adapter that was merged into its weights when it was loaded."""
-    modules: int = 0
+    num_mtp_modules: int = 0
     """Multi-token-prediction modules that its GGUF file brings."""
 
     @property

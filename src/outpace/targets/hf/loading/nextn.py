@@ -43,8 +43,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 def brings_modules(loaded: Loaded) -> bool:
     """Returns whether the folder or file of a target holds modules, by the names of its weights."""
-    if loaded.modules or names_gguf(loaded.name):
-        return bool(loaded.modules)
+    if loaded.num_mtp_modules or names_gguf(loaded.name):
+        return bool(loaded.num_mtp_modules)
     source = _source_of(loaded)
     if source is None or is_gguf(source):
         return False

@@ -42,7 +42,7 @@ STATES_FIRST = "input_proj"
 """The only name of a joining matrix that reads the state before the embedding: MiMo's."""
 
 
-class Place(NamedTuple):
+class ModulePart(NamedTuple):
     """Where a weight of a module belongs."""
 
     number: int
@@ -53,24 +53,24 @@ class Place(NamedTuple):
     """Its name inside that."""
 
 
-def place_of(name: str, layers: int) -> Place | None:
+def place_of(name: str, layers: int) -> ModulePart | None:
     """Returns where a weight belongs, None if it is none of a module. layers: the model's own.
 
     >>> place_of("model.layers.61.shared_head.norm.weight", 61)
-    Place(number=0, part='post_norm', name='weight')
+    ModulePart(number=0, part='post_norm', name='weight')
     >>> place_of("mtp.layers.0.self_attn.q_proj.weight", 48)
-    Place(number=0, part='layer', name='self_attn.q_proj.weight')
+    ModulePart(number=0, part='layer', name='self_attn.q_proj.weight')
     >>> place_of("model.layers.60.mlp.gate.weight", 61)
     """
     if found := ERNIE.fullmatch(name):
         what, number, rest = found[1], int(found[2]), found[3]
-        return Place(number, *(("layer", rest) if what == "block" else (PARTS[what], rest)))
+        return ModulePart(number, *(("layer", rest) if what == "block" else (PARTS[what], rest)))
     if found := NUMBERED.fullmatch(name):
         number = int(found[1]) - (0 if "mtp" in name[: found.start(1)] else layers)
-        return None if number < 0 else Place(number, *_inside(found[2]))
+        return None if number < 0 else ModulePart(number, *_inside(found[2]))
     if found := SHARED.fullmatch(name):
         part = "post_norm" if found[1] == "norm" else PARTS.get(found[1], "unknown")
-        return Place(0, part, found[2])
+        return ModulePart(0, part, found[2])
     return None
 
 

@@ -43,7 +43,7 @@ class Outline:
     quantized: str | None = None
     """How others have quantised its weights."""
     gguf: GGUFModel | None = None
-    foresees: bool = False
+    has_mtp: bool = False
     """Whether it brings a multi-token-prediction module."""
 
 
@@ -66,7 +66,7 @@ def outline_model(name: str, trust: bool = False) -> Outline:
         sum(file.stat().st_size for file in files),
         dtypes,
         method_of(config),
-        foresees=brings_module(names, config),
+        has_mtp=brings_module(names, config),
     )
 
 
@@ -94,6 +94,4 @@ def _outline_gguf(source: str, name: str) -> Outline:
     arrangement_of(model, built)
     known, kinds = tokenizer_of(model), model.kinds
     loaded = Loaded(built, known, name, packed=model.packed)
-    return Outline(
-        loaded, sum(kinds.values()), tuple(kinds), gguf=model, foresees=bool(model.nextn)
-    )
+    return Outline(loaded, sum(kinds.values()), tuple(kinds), gguf=model, has_mtp=bool(model.nextn))

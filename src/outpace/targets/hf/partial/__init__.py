@@ -1,1 +1,1 @@
-"""Passes of a part of a model, or with columns that ride along."""
+"""Passes of a part of a model, or with auxiliary tokens."""

@@ -1,4 +1,4 @@
-"""Columns that ride in a pass of a causal LM and are never accepted."""
+"""Auxiliary tokens: columns in a pass of a causal LM that are never accepted."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class AuxForward:
         loaded: Any = model
         if keeps_states(loaded.config):
             raise UnsupportedModel(
-                f"{type(model).__name__} keeps a recurrent state, which no mask hides from columns "
-                "that ride in its passes: use a head that is a network of its own, such as medusa."
+                f"{type(model).__name__} keeps a recurrent state, which no mask hides from "
+                "auxiliary tokens: use a head that is a network of its own, such as medusa."
             )
         self._model = loaded
         self._mask, self._patches = MaskMaker(model, max_length), PositionPatches(model)

@@ -25,7 +25,7 @@ from outpace.targets.hf.recurrent.states import Columns, Name, StateCache
 Forward = Callable[..., Any]
 
 
-class Places:
+class StateLocation:
     """The cache: modules ask it for their states by themselves."""
 
     lent = False
@@ -55,7 +55,7 @@ class Places:
 
 
 @dataclass(eq=False)
-class InAttributes(Places):
+class InAttributes(StateLocation):
     """Attributes of a module and of its parts."""
 
     attributes: Sequence[tuple[nn.Module, str, Name]]
@@ -95,7 +95,7 @@ class Shift:
 
 
 @dataclass(eq=False)
-class InArgument(Places):
+class InArgument(StateLocation):
     """A sequence of tensors in an argument; the module returns ``(output, sequence)``.
 
     names: of the states that are this module's own, by their place in the sequence. layer: where
@@ -305,9 +305,9 @@ class LinearCache(StateCache):
         return len(self.layers)
 
 
-def places_of(model: nn.Module) -> dict[nn.Module, Places]:
+def state_locations(model: nn.Module) -> dict[nn.Module, StateLocation]:
     """Returns the modules that look for their states elsewhere than in the cache, and where."""
-    found: dict[nn.Module, Places] = {}
+    found: dict[nn.Module, StateLocation] = {}
     for module in model.modules():
         kind, number = type(module).__name__, len(found)
         if kind in ATTRIBUTES:

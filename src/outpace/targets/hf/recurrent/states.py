@@ -167,7 +167,7 @@ class Untouched(Exception):
     """A layer was about to change a state that it was not to touch."""
 
 
-States = Mapping[int, Mapping[Name, Tensor]]
+SavedStates = Mapping[int, Mapping[Name, Tensor]]
 """Saved states of a row, by slot."""
 
 
@@ -289,7 +289,7 @@ class StateCache(SlotCache):
         assert state is not None
         return state
 
-    def exchange(
+    def states_before_and_after(
         self, name: Name, shape: Sequence[int], columns: Sequence[int]
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Returns the state of each row ``[*shape]`` before the pass, to be read only, and each
@@ -411,15 +411,15 @@ class StateCache(SlotCache):
         return max((slot + 1 for slot in slots if slot < length), default=0)
 
     @torch.inference_mode()
-    def settle(self, lengths: Sequence[int], behind: int) -> None:
+    def settle(self, lengths: Sequence[int], rollback: int) -> None:
         """Drops the states after tokens that the rows do not have, and those that are further back
-        than ``behind`` tokens."""
+        than ``rollback`` tokens."""
         for history in self._histories.values():
             for kept, length, pinned in zip(history.rows, lengths, self._pinned, strict=True):
-                held = range(length - 1 - behind, length)
+                held = range(length - 1 - rollback, length)
                 for slot in [slot for slot in kept if slot not in held and slot != pinned]:
                     del kept[slot]
-            if not behind:
+            if not rollback:
                 history.gather(lengths)
 
     def move_path(self, row: int, start: int, nodes: Sequence[int]) -> None:
@@ -438,7 +438,7 @@ class StateCache(SlotCache):
         assert saved.states is not None
         self.restore_states(row, saved.states, [length - 1])
 
-    def saved_states(self, row: int, length: int) -> States:
+    def saved_states(self, row: int, length: int) -> SavedStates:
         """Returns copies of the states of a row after its first tokens, where there are any."""
         slots = [slot for slot in (self._pinned[row], length - 1) if slot is not None]
         return {
@@ -450,7 +450,7 @@ class StateCache(SlotCache):
             if slot < length and self.reach(row, slot + 1) == slot + 1
         }
 
-    def restore_states(self, row: int, saved: States, slots: Iterable[int]) -> None:
+    def restore_states(self, row: int, saved: SavedStates, slots: Iterable[int]) -> None:
         """Gives a row saved states."""
         for slot in slots:
             for name, state in saved[slot].items():

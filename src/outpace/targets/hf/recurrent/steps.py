@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.plain import some_tokens
-from outpace.targets.hf.recurrent.families import Places, places_of
+from outpace.targets.hf.recurrent.families import StateLocation, state_locations
 from outpace.targets.hf.recurrent.states import (
     Name,
     Reading,
+    SavedStates,
     StateCache,
-    States,
     Untouched,
     parents_of,
 )
@@ -59,7 +59,7 @@ class Steps(Extra):
         """Finds the modules that keep a state, by a pass over one token."""
         runner.admit(1)
         found: list[Mixer] = []
-        with finding_mixers(runner.model, self._cache, places_of(runner.model), found):
+        with finding_mixers(runner.model, self._cache, state_locations(runner.model), found):
             # With a cache also where it takes none of ours: then it makes states of its own.
             runner.forward(_tokens(runner, 1), keep=1, use_cache=True)
         runner.reset()
@@ -127,7 +127,7 @@ def _states_of_trial(runner: Runner, continues: bool, loudness: float) -> dict[N
     return {name: state.double() for name, state in cache.saved_states(0, 5)[4].items()}
 
 
-def _scaled(states: States, by: float) -> States:
+def _scaled(states: SavedStates, by: float) -> SavedStates:
     """The same with other recurrent states: loud inputs of a convolution would drown these."""
     return {
         at: {name: state * (by if name.kind == "recurrent" else 1) for name, state in held.items()}
@@ -151,15 +151,15 @@ class Mixer:
     """A module that keeps a state.
 
     entries: its parts that read its input as it is. early: others that make the inputs of its
-    convolution or scan, before any state is known. exit: the part whose result is its own. places:
-    where it looks for its states.
+    convolution or scan, before any state is known. exit: the part whose result is its own.
+    location: where it looks for its states.
     """
 
     module: nn.Module
     entries: Sequence[nn.Module] = ()
     early: Sequence[nn.Module] = ()
     exit: nn.Module | None = None
-    places: Places = field(default_factory=Places)
+    location: StateLocation = field(default_factory=StateLocation)
 
 
 # -- finding them ----------------------------------------------------------------------------------
@@ -180,7 +180,10 @@ class _Call:
 
 @contextmanager
 def finding_mixers(
-    model: nn.Module, cache: StateCache, known: Mapping[nn.Module, Places], found: list[Mixer]
+    model: nn.Module,
+    cache: StateCache,
+    known: Mapping[nn.Module, StateLocation],
+    found: list[Mixer],
 ) -> Iterator[None]:
     """Puts the modules that keep states into a list while the block runs a pass over one token.
 
@@ -195,7 +198,7 @@ def finding_mixers(
     def leave(module: nn.Module, args: Any, options: Any, output: Any) -> None:
         call = running.pop()
         if module in asking or module in known:
-            found.append(_mixer(call, output, known.get(module) or Places()))
+            found.append(_mixer(call, output, known.get(module) or StateLocation()))
         elif next(module.children(), None) is None:
             for outer in running:
                 outer.parts.append((module, call.given, output))
@@ -215,18 +218,18 @@ def finding_mixers(
                 stack.callback(hook.remove)
         cache.listener = note
         stack.callback(setattr, cache, "listener", None)
-        for places in known.values():
-            stack.enter_context(places.watched())
+        for location in known.values():
+            stack.enter_context(location.watched())
         yield
 
 
-def _mixer(call: _Call, output: Any, places: Places) -> Mixer:
+def _mixer(call: _Call, output: Any, location: StateLocation) -> Mixer:
     own = output[0] if isinstance(output, tuple) else output
     entries = [part for part, given, made in call.parts if given is call.given and made is not own]
     exits = [part for part, _, made in call.parts if made is own]
-    stateless = call.parts if places.shifts else call.parts[: call.early or 0]
+    stateless = call.parts if location.shifts else call.parts[: call.early or 0]
     early = [part for part, _, _ in stateless if part not in (*entries, *exits)]
-    return Mixer(call.module, entries, early, exits[0] if exits else None, places)
+    return Mixer(call.module, entries, early, exits[0] if exits else None, location)
 
 
 def _input_of(forward: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -246,7 +249,7 @@ def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterat
     the last column of each part is kept."""
     with ExitStack() as stack:
         for mixer in mixers:
-            if len(parts) > 1 or mixer.places.lent:
+            if len(parts) > 1 or mixer.location.lent:
                 stepped = Stepped(mixer, cache, parts)
                 stack.enter_context(exchanged_attribute(mixer.module, "forward", stepped))
         yield
@@ -290,7 +293,7 @@ class Stepped:
         arguments = {self._names[0]: self._part}
         for name, value in given.items():
             arguments.setdefault(name, _columns(name, value, begin, end))
-        output = self._mixer.places.read(self._cache, self._forward, arguments)
+        output = self._mixer.location.read(self._cache, self._forward, arguments)
         if begin < reading.certain:
             self._cache.drop_column(begin - 1)
         return output
@@ -319,7 +322,7 @@ class Stepped:
         with suppress(Untouched), ExitStack() as hooks:
             for part in self._mixer.early:
                 hooks.enter_context(part.register_forward_hook(note))
-            with self._mixer.places.untouched(self._cache, states, given) as arguments:
+            with self._mixer.location.untouched(self._cache, states, given) as arguments:
                 self._forward(**arguments)
             raise AssertionError(
                 f"{type(self._mixer.module).__name__} did not run all of its parts"

@@ -22,7 +22,7 @@ from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.position_patches import looked_up
-from outpace.targets.hf.seq2seq.memory import LayerMemory, Seen
+from outpace.targets.hf.seq2seq.cross_attention import CrossAttentionLayer, SourcesSeen
 from outpace.targets.hf.weights import pass_bytes
 
 
@@ -37,7 +37,7 @@ class DecoderSide:
         """Raises ``UnsupportedModel`` for a decoder that takes no positions."""
         self.model: Any = model
         self.config: Any = self.model.config
-        self.seen: Seen
+        self.seen: SourcesSeen
         self.slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
         self.drops_short_masks = self.config.model_type == "led"
         """Whether the model ignores the mask of a pass over one column."""
@@ -117,8 +117,8 @@ class DecoderSide:
         for. attention_mask: ``[A, 1, T, S]``, over the slots of its own cache; always given, since
         a decoder would count its own columns from the longest row."""
         rows = position_ids.shape[0]
-        places = Places(position_ids, self.slot_positions, input_ids)
-        with self._placing.applied(places) as placed, _keeping(self.model, logits_to_keep):
+        columns = ColumnPositions(position_ids, self.slot_positions, input_ids)
+        with self._placing.applied(columns) as placed, _keeping(self.model, logits_to_keep):
             output = self.model(
                 decoder_input_ids=input_ids,
                 decoder_inputs_embeds=inputs_embeds,
@@ -143,7 +143,7 @@ class DecoderSide:
             return self.model(decoder_input_ids=tokens, encoder_outputs=encoded, **options)
 
     @torch.inference_mode()
-    def memory_of(self, states: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def keys_and_values_of(self, states: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Returns each layer's keys and values ``[H, S, D]`` of one source, ``[1, S, H]``, as the
         decoder itself makes them when it begins a text."""
         both = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -172,7 +172,7 @@ class DecoderSide:
 class _BothCaches(EncoderDecoderCache):
     """A slot cache for what the decoder writes, and what it sees of the sources."""
 
-    def __init__(self, own: Cache, layers: Sequence[LayerMemory]) -> None:
+    def __init__(self, own: Cache, layers: Sequence[CrossAttentionLayer]) -> None:
         # Not the base class's own, which wants a cache of transformers for the sources too.
         self.self_attention_cache: Any = own
         self.cross_attention_cache: Any = SimpleNamespace(layers=layers)
@@ -198,7 +198,7 @@ def _keeping(model: nn.Module, keep: int) -> Iterator[None]:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
+class ColumnPositions:
     """Where the columns and the slots of a pass stand in their texts."""
 
     positions: Tensor  # [A, T]
@@ -211,7 +211,7 @@ class Places:
         return self.slot_positions[:, None, :] - self.positions[:, :, None]
 
 
-Placed = Callable[[Places], Any]
+Placed = Callable[[ColumnPositions], Any]
 """Makes a function that stands for a module's own while the columns stand in these places."""
 
 
@@ -240,44 +240,44 @@ class Placing:
         return looked_up and not self._takes_positions
 
     @contextmanager
-    def applied(self, places: Places) -> Iterator[dict[str, Tensor]]:
+    def applied(self, columns: ColumnPositions) -> Iterator[dict[str, Tensor]]:
         """Patches the decoder while the block runs; yields further arguments of the model."""
         with ExitStack() as stack:
             for module, name, placed in self._exchanged:
-                stack.enter_context(exchanged_attribute(module, name, placed(places)))
-            yield {"decoder_position_ids": places.positions} if self._takes_positions else {}
+                stack.enter_context(exchanged_attribute(module, name, placed(columns)))
+            yield {"decoder_position_ids": columns.positions} if self._takes_positions else {}
 
 
 def _exchanged(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, Placed]]:
     """Yields the modules that count positions themselves, with the methods that do."""
     table: Any = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Embedding):
-        yield table, "forward", lambda places: looked_up(table, places.positions)
+        yield table, "forward", lambda columns: looked_up(table, columns.positions)
     elif hasattr(table, "create_position_ids_from_input_ids"):
-        yield table, "forward", lambda places: _after_padding(table, places)
+        yield table, "forward", lambda columns: _after_padding(table, columns)
     for module in decoder.modules():
         if getattr(module, "has_relative_attention_bias", False):
             yield module, "compute_bias", _of_module(module)
 
 
 def _of_module(module: nn.Module) -> Placed:
-    return lambda places: _by_distance(module, places)
+    return lambda columns: _by_distance(module, columns)
 
 
-def _after_padding(table: Any, places: Places) -> Callable[..., Tensor]:
+def _after_padding(table: Any, columns: ColumnPositions) -> Callable[..., Tensor]:
     """M2M100's table: position 0 is the one after the number of the padding token, and padding
     has no position."""
-    rows = places.positions + table.padding_idx + 1
-    if places.tokens is not None:
-        rows = torch.where(places.tokens == table.padding_idx, table.padding_idx, rows)
+    rows = columns.positions + table.padding_idx + 1
+    if columns.tokens is not None:
+        rows = torch.where(columns.tokens == table.padding_idx, table.padding_idx, rows)
     return lambda *_, **__: table.weights[rows]
 
 
-def _by_distance(module: Any, places: Places) -> Callable[..., Tensor]:
+def _by_distance(module: Any, columns: ColumnPositions) -> Callable[..., Tensor]:
     """T5's bias, a number for each bucket of distances and each head: ``[A, H, T, S]``."""
 
     def compute_bias(*_: Any, **__: Any) -> Tensor:
-        found: Tensor = module.relative_attention_bias(_buckets(module, places.distances))
+        found: Tensor = module.relative_attention_bias(_buckets(module, columns.distances))
         return found.permute(0, 3, 1, 2)
 
     return compute_bias

@@ -13,8 +13,8 @@ from outpace.core.request import Source
 from outpace.errors import ConfigError
 from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.seq2seq.cross_attention import CrossAttentionCache
 from outpace.targets.hf.seq2seq.decoder import DecoderSide
-from outpace.targets.hf.seq2seq.memory import Memory
 
 
 class Sources(Extra):
@@ -31,7 +31,7 @@ class Sources(Extra):
         """Raises ``UnsupportedModel`` for a decoder that takes no positions."""
         self.decoder: Any = DecoderSide(model)
         """Stands for the model in the runner's passes."""
-        self.memory = Memory(rows)
+        self.cache = CrossAttentionCache(rows)
         self.fewest_columns = 2 if self.decoder.drops_short_masks else 1
         self._model, self._given = model, list[Source]()  # by row
 
@@ -40,24 +40,24 @@ class Sources(Extra):
     def admit(self, count: int, source: Source | None) -> None:
         if source is None:
             raise AssertionError("a row of an encoder-decoder was admitted without a source")
-        self.memory.admit(count)
+        self.cache.admit(count)
         self._given += [source] * count
 
     def fork(self, row: int) -> None:
-        self.memory.fork(row)
+        self.cache.fork(row)
         self._given.append(self._given[row])
 
     def retain(self, rows: Sequence[int]) -> None:
-        self.memory.retain(rows)
+        self.cache.retain(rows)
         self._given = [self._given[row] for row in rows]
 
     def reset(self) -> None:
-        self.memory.reset()
+        self.cache.reset()
         self._given = []
 
     @property
     def nbytes(self) -> int:
-        return self.memory.nbytes
+        return self.cache.nbytes
 
     # -- sources -------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class Sources(Extra):
         """Encodes the sources of the rows from ``first`` on until the budget is spent; returns how
         many tokens were read, with the last source maybe more than that."""
         spent = 0
-        for row in range(first, self.memory.active):
+        for row in range(first, self.cache.active):
             if spent >= token_budget:
                 break
             spent += self._encode(row)
@@ -74,16 +74,16 @@ class Sources(Extra):
     @property
     def encoded(self) -> int:
         """How many rows, from the first on, have their sources encoded."""
-        rows = range(self.memory.active)
-        return next((row for row in rows if not self.memory.holds(row)), len(rows))
+        rows = range(self.cache.active)
+        return next((row for row in rows if not self.cache.holds(row)), len(rows))
 
     def _encode(self, row: int) -> int:
         """Sees to it that a row's source is encoded; returns how many tokens were read for it."""
-        if self.memory.holds(row):
+        if self.cache.holds(row):
             return 0
         with model_lock(self._model):  # the decoder's head is hooked for this
             states = encoded(self._model, self._given[row])
-            self.memory.put(row, self.decoder.memory_of(states))
+            self.cache.put(row, self.decoder.keys_and_values_of(states))
         return int(states.shape[1])
 
     # -- passes --------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Sources(Extra):
         for row in rows:
             self._encode(row)
         assert given.layout is not None
-        self.decoder.seen = self.memory.seen(given.first, len(rows))
+        self.decoder.seen = self.cache.seen(given.first, len(rows))
         self.decoder.slot_positions = given.layout.slot_positions
         yield
 

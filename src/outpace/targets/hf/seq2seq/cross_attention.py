@@ -13,7 +13,7 @@ SPARSE = 4
 
 
 @dataclass(frozen=True, eq=False)
-class LayerMemory:
+class CrossAttentionLayer:
     """One layer's keys and values of A rows, ``[A, H, S, D]``."""
 
     keys: Tensor
@@ -21,17 +21,17 @@ class LayerMemory:
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class SourcesSeen:
     """What A consecutive rows see of their sources."""
 
-    layers: Sequence[LayerMemory]
+    layers: Sequence[CrossAttentionLayer]
     visible: Tensor | None
     """``[A, S]``, which slots are a row's own source; None where all of them are."""
     slots: int
     """S."""
 
 
-class Memory:
+class CrossAttentionCache:
     """Buffers ``[rows, H, S, D]`` of each layer's keys and values; row a is row a of the batch.
 
     A source is written once, when it has been encoded, and never changes. Rows that leave are
@@ -43,7 +43,7 @@ class Memory:
         self.rows = rows
         self._lengths: list[int] = []  # by row; 0: not encoded yet
         self._buffers: list[Tensor] = []  # keys and values of the first layer, of the second, ...
-        self._seen: dict[tuple[int, int], Seen] = {}  # until a row changes
+        self._seen: dict[tuple[int, int], SourcesSeen] = {}  # until a row changes
 
     @property
     def active(self) -> int:
@@ -62,7 +62,7 @@ class Memory:
     def admit(self, count: int) -> None:
         """Adds rows whose sources are not encoded yet."""
         if self.active + count > self.rows:
-            raise AssertionError(f"{self.active} + {count} rows in a memory of {self.rows}")
+            raise AssertionError(f"{self.active} + {count} rows in a cache of {self.rows}")
         self._lengths += [0] * count
         self._seen.clear()
 
@@ -107,7 +107,7 @@ class Memory:
         self._lengths, self._buffers = [], []
         self._seen.clear()
 
-    def seen(self, first: int, count: int) -> Seen:
+    def seen(self, first: int, count: int) -> SourcesSeen:
         """Returns what ``count`` rows from ``first`` on see, of which all are encoded."""
         found = self._seen.get((first, count))
         if found is None:
@@ -118,16 +118,16 @@ class Memory:
     def _slots(self) -> int:
         return self._buffers[0].shape[2]
 
-    def _view(self, first: int, count: int) -> Seen:
+    def _view(self, first: int, count: int) -> SourcesSeen:
         lengths = self._lengths[first : first + count]
         longest = max(lengths)
         parts = [buffer[first : first + count, :, :longest] for buffer in self._buffers]
-        layers = [LayerMemory(*parts[at : at + 2]) for at in range(0, len(parts), 2)]
+        layers = [CrossAttentionLayer(*parts[at : at + 2]) for at in range(0, len(parts), 2)]
         if min(lengths) == longest:
-            return Seen(layers, None, longest)
+            return SourcesSeen(layers, None, longest)
         own = torch.tensor(lengths, device=parts[0].device)
         slots = torch.arange(longest, device=parts[0].device)
-        return Seen(layers, slots < own[:, None], longest)
+        return SourcesSeen(layers, slots < own[:, None], longest)
 
     def _exchange(self, like: Sequence[Tensor], slots: int) -> None:
         """Makes other buffers, of ``slots`` slots. like: ``[H, _, D]`` for each buffer."""
