@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from outpace.bench.peers.openvino import INSTALL
 from outpace.core.extras import extra
-from outpace.targets.hf.gguf.load import read_gguf_tokenizer, read_widened
+from outpace.targets.hf.gguf.load import read_dequantized, read_gguf_tokenizer
 from outpace.targets.hf.loading.source import locate, names_gguf
 
 
@@ -69,7 +69,7 @@ def _read(path: str) -> tuple[Any, Any]:
     """Returns a model with its weights as numbers in float32, and its tokenizer."""
     if names_gguf(path):
         file = locate(path)
-        return read_widened(file), read_gguf_tokenizer(file)
+        return read_dequantized(file), read_gguf_tokenizer(file)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, attn_implementation="sdpa"
     )

@@ -2,7 +2,7 @@
 
 The text is cut into windows of 512 tokens. What is scored is the second half of each, after the
 first, as llama.cpp's own ``llama-perplexity -m MODEL -f TEXT -c 512 --chunks WINDOWS`` does it.
-int8, int4: the weights are rounded so. float: weights in blocks are widened to floats, and
+int8, int4: the weights are rounded so. float: weights in blocks are dequantised to floats, and
 activations are not rounded.
 """
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.gguf.load import read_widened
+from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.partial.layers import skipping
 from outpace.train.data import blocks, documents
@@ -43,7 +43,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target = load(options.target)
-    model: Any = read_widened(options.start).eval()
+    model: Any = read_dequantized(options.start).eval()
     teacher = Teacher(target, (-1,), top=0)
     recipe = ModelRecipe(model, teacher, FORWARD_KL, depths=1)
     read = documents([options.text], target.tokenizer, target.name)

@@ -15,7 +15,7 @@ from outpace.bench.peers import openvino
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.synthetic import Pair
 from outpace.targets.cpu.weights.quantize import quantize
-from outpace.targets.hf.gguf.load import read_widened
+from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from targets.gguf.files import tiny, write
 
@@ -112,7 +112,7 @@ def test_a_gguf_file_is_converted_with_its_weights_as_numbers(
     file = str(write(tmp_path / "tiny.gguf", "qwen2", tiny("qwen2"), kind))
     ids = torch.arange(24)[None]
     with torch.inference_mode():
-        ours = read_widened(file)(input_ids=ids).logits
+        ours = read_dequantized(file)(input_ids=ids).logits
     torch.testing.assert_close(scores(openvino.converted(file), ids), ours, rtol=0, atol=1e-3)
 
 

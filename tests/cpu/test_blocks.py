@@ -139,11 +139,11 @@ def test_the_largest_sums_do_not_overflow(kind: str, byte: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_weights_are_widened_as_the_reference_does(kind: str) -> None:
+def test_weights_are_dequantized_as_the_reference_does(kind: str) -> None:
     weight = random_blocks(kind, 40, 768)
     layer = NativeBlockLinear(library(), weight)
     assert torch.equal(layer.weight, weight.dense())
-    assert torch.equal(library().widen_rows(weight), weight.dense())
+    assert torch.equal(library().dequantize_rows(weight), weight.dense())
     assert layer.state_dict().keys() == {"weight"}
     assert torch.equal(layer.state_dict()["weight"], weight.dense())
     # As close to the file as whole bytes for small factors allow, and a code for each number.
@@ -330,7 +330,7 @@ def unrounded(panels: bool) -> Any:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_models_give_the_numbers_of_widened_weights(family: str) -> None:
+def test_models_give_the_numbers_of_dequantized_weights(family: str) -> None:
     runners = [Runner(which, rows=1, max_length=64) for which in (made(family), played(family))]
     tokens, found = torch.randint(0, 101, (1, 12)), []
     for runner in runners:
@@ -497,7 +497,7 @@ def test_copies_and_pickles_compute_the_same() -> None:
 
 
 @torch.inference_mode()
-def test_what_is_saved_are_the_widened_weights() -> None:
+def test_what_is_saved_are_the_dequantized_weights() -> None:
     plain, ours = made("llama"), played("llama")
     expected, found = plain.state_dict(), ours.state_dict()
     assert expected.keys() == found.keys()

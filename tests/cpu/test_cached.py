@@ -225,11 +225,11 @@ def test_all_processors_round_and_widen_alike(
     expected, of_expected = bits.rounded(x)
     assert torch.equal(scales, of_expected)
     assert torch.equal(numbers, expected)
-    assert torch.equal(found, bits.widened(numbers, scales))
+    assert torch.equal(found, bits.dequantized(numbers, scales))
     codes = torch.arange(256).to(torch.int8).view(4, 64)  # each number that there is
     ones, wide = torch.ones(4, 1), torch.zeros(4, 64)
     at = [ctypes.c_void_p(each.data_ptr()) for each in (codes, ones, wide)]
     library.widen_all(bits.number, ctypes.c_long(4), ctypes.c_long(64), *at)
-    real = bits.widened(codes, ones)
+    real = bits.dequantized(codes, ones)
     is_number = ~real.isnan()
     assert torch.equal(wide[is_number], real[is_number])

@@ -1,4 +1,4 @@
-"""Experts in blocks: the numbers of widened weights, and the same bits in any company."""
+"""Experts in blocks: the numbers of dequantised weights, and the same bits in any company."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from cpu.test_blocks import drafts_change_no_word, same_bits_everywhere
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
+from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
 from outpace.targets.cpu.native_layers.experts import Groups, Scoring, mixture_of
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.describe import describe
-from outpace.targets.hf.gguf.load import read_widened
+from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
@@ -87,7 +87,7 @@ def read(model: Any, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("arch", MIXTURES)
 @torch.inference_mode()
-def test_models_give_the_numbers_of_widened_weights(arch: str, files: dict[str, Path]) -> None:
+def test_models_give_the_numbers_of_dequantized_weights(arch: str, files: dict[str, Path]) -> None:
     torch.manual_seed(0)
     tokens = torch.randint(0, 200, (2, 15))
     found, expected = (read(load(files[arch], **how).model, tokens) for how in ({}, OFF))
@@ -191,18 +191,18 @@ def test_a_router_of_another_kind_is_left_to_transformers(files: dict[str, Path]
 
 
 def test_memory_is_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    widened: list[int] = []
-    for owner, name in ((Blocks, "dense"), (Native, "widen_blocks")):
+    dequantized: list[int] = []
+    for owner, name in ((Blocks, "dense"), (Native, "dequantize_blocks")):
         own = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *a, own=own: widened.append(1) or own(*a))
+        monkeypatch.setattr(owner, name, lambda *a, own=own: dequantized.append(1) or own(*a))
     sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "num_experts": 16}
     path = write(tmp_path / "m.gguf", "qwen3moe", tiny("qwen3moe", **sizes), "Q4_0")
-    widened.clear()
+    dequantized.clear()
     model = played(path)
     assert weight_bytes(model) < 1.15 * path.stat().st_size
     assert not [p for p in model.parameters() if p.dim() == 3], "no expert is there as numbers"
     read(model, torch.tensor([[5, 6]]))
-    assert not widened
+    assert not dequantized
     whole = sum(
         layer.packed_bytes for each in experts_of(model) for layer in list(each.children())[:3]
     )
@@ -224,10 +224,10 @@ def test_it_says_what_computes_the_experts(files: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss", "granitemoeshared", "deepseek2"])
 @torch.inference_mode()
-def test_experts_in_blocks_are_widened_as_transformers_holds_them(
+def test_experts_in_blocks_are_dequantized_as_transformers_holds_them(
     arch: str, files: dict[str, Path]
 ) -> None:
-    expected = read_widened(str(files[arch]))
+    expected = read_dequantized(str(files[arch]))
     for how in ({}, OFF):
         model = load(files[arch], **how).model
         held, wanted = model.state_dict(), expected.state_dict()
@@ -239,7 +239,7 @@ def test_experts_in_blocks_are_widened_as_transformers_holds_them(
     tokens = torch.randint(0, 200, (1, 9))
     logits = plain(tokens).logits
     assert torch.allclose(logits, expected(tokens).logits, rtol=1e-3, atol=1e-3)
-    widen_blocks(plain)
+    dequantize_blocks(plain)
     assert not experts_of(plain)
     assert not [each for each in plain.modules() if isinstance(each, BlockLatents)]
     assert torch.allclose(plain(tokens).logits, logits, rtol=1e-3, atol=1e-3)

@@ -246,7 +246,7 @@ def read(model: Any, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("arch", ARCHS)
 @torch.inference_mode()
-def test_models_in_blocks_give_the_numbers_of_widened_weights(
+def test_models_in_blocks_give_the_numbers_of_dequantized_weights(
     arch: str, files: dict[str, Path]
 ) -> None:
     torch.manual_seed(0)

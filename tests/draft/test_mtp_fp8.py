@@ -18,7 +18,7 @@ from outpace import LLM
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.methods.heads.mtp import brought_module
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.quantized import widened_fp8
+from outpace.targets.hf.loading.quantized import dequantized_fp8
 from targets.families import CONTEXT, PROMPTS
 from targets.generating import greedy, ids
 
@@ -104,21 +104,21 @@ def test_a_target_in_fp8_drafts_with_its_module(
     )
     assert drafted == [each.metrics.num_draft_tokens for each in wide]
     assert kept == [each.metrics.num_accepted_tokens for each in wide]
-    assert "are widened from fp8 to numbers" in caplog.text
+    assert "are dequantised from fp8 to numbers" in caplog.text
 
 
 def test_a_part_of_a_block_at_the_ends() -> None:
     """DeepSeek's ``kv_a_proj_with_mqa`` has four and a half blocks of rows."""
     codes = torch.randn(5, 7).to(CODES)
     scale = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]])
-    found = widened_fp8(codes, scale, [3, 3])
+    found = dequantized_fp8(codes, scale, [3, 3])
     for row in range(5):
         for column in range(7):
             wanted = codes[row, column].float() * scale[row // 3, column // 3]
             assert found[row, column] == wanted
-    assert torch.equal(widened_fp8(codes, torch.tensor(0.5), None), codes.float() / 2)
+    assert torch.equal(dequantized_fp8(codes, torch.tensor(0.5), None), codes.float() / 2)
     assert torch.equal(
-        widened_fp8(codes[:4, :6], scale, None), widened_fp8(codes[:4, :6], scale, [2, 2])
+        dequantized_fp8(codes[:4, :6], scale, None), dequantized_fp8(codes[:4, :6], scale, [2, 2])
     )
 
 

@@ -228,7 +228,7 @@ def test_a_rounded_vector_is_near(
     left, scales = bits.rounded(vector)
     assert left.dtype == torch.int8
     assert scales.shape == (1,)
-    found, top = bits.widened(left, scales), vector.abs().max().double()
+    found, top = bits.dequantized(left, scales), vector.abs().max().double()
     assert found.dtype == dtype
     off, eps = (found.double() - vector.double()).abs(), torch.finfo(dtype).eps
     allowed = top if kind == "int8" else torch.maximum(vector.abs().double(), top / 448 * 2**-6)
@@ -240,9 +240,9 @@ def test_a_rounded_vector_is_near(
 def test_a_vector_without_numbers(kind: KVCacheDtype) -> None:
     bits = EIGHT_BITS[kind]
     assert bits is not None
-    zeros = bits.widened(*bits.rounded(torch.zeros(3, 4)))
+    zeros = bits.dequantized(*bits.rounded(torch.zeros(3, 4)))
     assert torch.equal(zeros, torch.zeros(3, 4))
     vectors = torch.tensor([[1.0, torch.nan], [torch.inf, 1.0], [-torch.inf, 0.0], [1.0, 2.0]])
-    found = bits.widened(*bits.rounded(vectors))
+    found = bits.dequantized(*bits.rounded(vectors))
     assert not found[:3].isfinite().any(), "a fault is not hidden, nor is it made a number"
     assert torch.allclose(found[3], vectors[3], rtol=0.07), "and stays with its own vector"

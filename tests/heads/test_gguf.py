@@ -175,7 +175,7 @@ def test_a_file_holds_the_head_of_its_folder(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
-def test_blocks_are_widened(kind: str, tmp_path: Path) -> None:
+def test_blocks_are_dequantized(kind: str, tmp_path: Path) -> None:
     dspark(tmp_path / "folder", both(lambda about, weights: None, wide))
     found = load_head(convert(tmp_path / "folder", tmp_path / "head.gguf", "dflash", kind))
     weight = load_file(tmp_path / "folder" / "model.safetensors")["layers.0.mlp.down_proj.weight"]

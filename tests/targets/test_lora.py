@@ -228,7 +228,7 @@ def test_texts_are_those_of_the_merged_model(folder: Path, tmp_path: Path) -> No
     assert f"with the adapter {place}" in str(llm.describe())
 
 
-def test_of_a_gguf_file_the_changed_weights_are_widened(
+def test_of_a_gguf_file_the_changed_weights_are_dequantized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny("llama")

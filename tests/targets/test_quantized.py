@@ -1,4 +1,4 @@
-"""Checkpoints that others have quantised: widened as their format says, or refused by name."""
+"""Checkpoints that others have quantised: dequantised as their format says, or refused by name."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def compressed(form: str, **weights: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def check_widened(folder: Path, expected: dict[str, Tensor]) -> None:
+def check_dequantized(folder: Path, expected: dict[str, Tensor]) -> None:
     loaded = load(folder, dtype="float64")
     plain = AutoModelForCausalLM.from_config(LlamaConfig.from_pretrained(folder)).double()
     plain.load_state_dict(expected)
@@ -118,11 +118,11 @@ def check_widened(folder: Path, expected: dict[str, Tensor]) -> None:
     assert texts[0] == texts[1]
 
 
-def test_fp8_is_widened_on_a_cpu(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_fp8_is_dequantized_on_a_cpu(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("accelerate")
     expected = quantised(folder, in_fp8, FP8)
-    check_widened(folder, expected)
-    assert "are widened from fp8 to numbers" in caplog.text
+    check_dequantized(folder, expected)
+    assert "are dequantised from fp8 to numbers" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -139,14 +139,14 @@ def test_fp8_is_widened_on_a_cpu(folder: Path, caplog: pytest.LogCaptureFixture)
         ),
     ],
 )
-def test_compressed_tensors_are_widened_on_a_cpu(
+def test_compressed_tensors_are_dequantized_on_a_cpu(
     folder: Path, pack: Callable[[Tensor], Packed], about: dict[str, Any]
 ) -> None:
     pytest.importorskip("compressed_tensors")
-    check_widened(folder, quantised(folder, pack, about))
+    check_dequantized(folder, quantised(folder, pack, about))
 
 
-def test_mxfp4_experts_are_widened_on_a_cpu(tmp_path: Path) -> None:
+def test_mxfp4_experts_are_dequantized_on_a_cpu(tmp_path: Path) -> None:
     """gpt-oss: pairs of codes of 4 bits, and a power of two for each 32 inputs."""
     sizes = {"hidden_size": 64, "intermediate_size": 64, "head_dim": 16}
     model: Any = build("gpt_oss", **sizes)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.native import Native, native
-from outpace.targets.hf.gguf.load import read_widened
+from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
@@ -226,7 +226,7 @@ def test_pieces_are_derived_as_the_whole(loss: str) -> None:
 
 @pytest.mark.parametrize("start", ["pruned", "file"])
 @pytest.mark.parametrize("kept", [[1], [0, 1]])
-def test_a_model_in_blocks_is_widened_to_begin_from(
+def test_a_model_in_blocks_is_dequantized_to_begin_from(
     start: str, kept: list[int], tmp_path: Path
 ) -> None:
     path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
@@ -249,42 +249,42 @@ def test_the_layers_of_a_file_are_those_of_its_folder(arch: str, tmp_path: Path)
     sizes = {"num_hidden_layers": 4}
     path = write(tmp_path / "target.gguf", arch, tiny(arch, **sizes), "F32")
     tokens, kept = torch.tensor([[3, 9, 2, 4]]), [0, 1, 3]
-    short: Any = shortened(read_widened(str(path)), kept).eval()
-    same: Any = read_widened(str(path), kept)
+    short: Any = shortened(read_dequantized(str(path)), kept).eval()
+    same: Any = read_dequantized(str(path), kept)
     torch.testing.assert_close(same(input_ids=tokens).logits, short(input_ids=tokens).logits)
     assert same.config.to_dict() == short.config.to_dict()
 
 
 @pytest.fixture
-def widened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each matrix, or part of one, that is widened from blocks."""
+def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each matrix, or part of one, that is dequantised from blocks."""
     sizes: list[int] = []
 
     def counting(function: Any) -> Any:
-        def widen(*given: Any) -> Any:
+        def dequantize(*given: Any) -> Any:
             matrix = function(*given)
             sizes.append(matrix.nbytes)
             return matrix
 
-        return widen
+        return dequantize
 
     monkeypatch.setattr("gguf.quants.dequantize", counting(gguf.quants.dequantize))
-    monkeypatch.setattr(Native, "widen_blocks", counting(Native.widen_blocks))
+    monkeypatch.setattr(Native, "dequantize_blocks", counting(Native.dequantize_blocks))
     return sizes
 
 
 @pytest.mark.skipif(native() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("start", ["pruned", "file"])
-def test_only_the_layers_that_are_kept_are_widened(
-    start: str, tmp_path: Path, widened: list[int]
+def test_only_the_layers_that_are_kept_are_dequantized(
+    start: str, tmp_path: Path, dequantized: list[int]
 ) -> None:
     path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2", num_hidden_layers=8), "Q8_0")
     whole = load(path)
     tokens = torch.randint(8, (6, BLOCK))
     named = str(path) if start == "file" else start
     asked = settings(1, start=named, head={"depths": 3, "layers": 2})
-    widened.clear()
+    dequantized.clear()
     network: Any = TrainingRun(whole, tokens, asked, tmp_path / "out").network
     matrices = [weight.nbytes for weight in network.parameters() if weight.ndim == 2]
     assert len(matrices) == 2 + 2 * 7, "two layers of seven, and what is outside of them"
-    assert sorted(one for one in widened if one >= min(matrices)) == sorted(matrices)
+    assert sorted(one for one in dequantized if one >= min(matrices)) == sorted(matrices)

@@ -21,7 +21,7 @@ from outpace.heads.base import Head, TargetShape, config_of, shape_of
 from outpace.heads.folder import CONFIG, WEIGHTS, Folder, Unread
 from outpace.heads.gguf import HeadFile, names_head
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
-from outpace.targets.cpu.native_layers.blocks import widen_blocks
+from outpace.targets.cpu.native_layers.blocks import dequantize_blocks
 from outpace.targets.cpu.weights.blocks import (
     BLOCK,
     FOUR_BITS,
@@ -186,13 +186,13 @@ def save_head(
 def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
     """Returns the head in a folder. Raises ``ModelLoadError`` with the cause and the remedy.
 
-    blocks: whether weights that are kept in blocks stay in them; else they are widened.
+    blocks: whether weights that are kept in blocks stay in them; else they are dequantised.
     """
     place = _place(folder)
     about = place.read_config()
     head = _format(place, about).read(place, about)
     if not blocks:
-        widen_blocks(head, head.dtype)
+        dequantize_blocks(head, head.dtype)
     return head
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from outpace.core.values import is_whole, shown
 from outpace.errors import ModelLoadError
 from outpace.heads.folder import Folder
-from outpace.targets.cpu.weights.blocks import widens
+from outpace.targets.cpu.weights.blocks import dequantizes
 from outpace.targets.hf.gguf.architecture import rotary_options
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
@@ -226,10 +226,10 @@ class HeadFile(Folder):
         if stored.name in ("d2t", "d2t.weight"):
             found = torch.from_numpy(self._d2t)
             return found - torch.arange(len(found))
-        if stored.kind not in DTYPES and not widens(stored.kind):
+        if stored.kind not in DTYPES and not dequantizes(stored.kind):
             raise self.damaged(
                 f"{shown(stored.name)} is of the kind {stored.kind}, which the installed gguf "
-                "library does not widen"
+                "library does not dequantise"
             )
         kind = gguf.GGMLQuantizationType[stored.kind]
         if stored.kind in DTYPES:

@@ -36,7 +36,7 @@ KERNELS = {
     "blocked": RowLinear,
     "packed int8": Int8Linear,
     "integer": NativeBlockLinear,
-    "widened": BlockLinear,
+    "dequantized": BlockLinear,
 }
 """By the name of a kernel, the class of layers that are computed by it."""
 
@@ -72,8 +72,8 @@ class Description:
     "Q4_K 71 %, Q6_K 29 %" """
     kernels: str
     """Which products its linear layers use: "native" (our own), "integer" (our own, of weights in
-    blocks), "packed", "blocked", "packed int8", "widened" (torch's, of weights that are widened
-    from blocks in each pass), or "plain" (torch's)."""
+    blocks), "packed", "blocked", "packed int8", "dequantized" (torch's, of weights that are in
+    blocks and are dequantised in each pass), or "plain" (torch's)."""
     tuned: bool
     """Whether the kernels were chosen by a race instead of by the fixed rule."""
     layers: int
@@ -173,13 +173,13 @@ def _activations(loaded: Loaded) -> torch.dtype:
 
 
 def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
-    if "widened" in kinds and loaded.cpu_kernels != "off":
+    if "dequantized" in kinds and loaded.cpu_kernels != "off":
         return (
             "several times slower than with our own products of blocks, because these are not "
             "there for this dtype, these kinds of blocks, or this machine"
         )
     takes = loaded.device.type == "cpu" and _activations(loaded) in NATIVE_DTYPES
-    if not takes or ("widened" not in kinds and {"native", "integer"} & set(kinds)):
+    if not takes or ("dequantized" not in kinds and {"native", "integer"} & set(kinds)):
         return None
     if loaded.cpu_kernels is None:
         return (

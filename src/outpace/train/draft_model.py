@@ -18,7 +18,7 @@ from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, re
 from outpace.heads.base import LARGEST
 from outpace.heads.folder import saving
 from outpace.targets.cpu.kernels import Kernels
-from outpace.targets.hf.gguf.load import read_widened
+from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
 from outpace.targets.hf.loading.lora import merge, read_adapter
@@ -75,13 +75,13 @@ class Start:
     tokenizer: Any
     file: str | None = None
     """The GGUF file that the model is in, if it is in one: what learns is read from there, since
-    weights in blocks cannot, and no others are widened."""
+    weights in blocks cannot, and no others are dequantised."""
 
     def to_learn(self, kept: Sequence[int] | None, device: torch.device) -> Start:
         """Returns the model with these layers, in their order, in float32 and ready to learn.
         kept: None for all."""
         if self.file is not None:
-            model = read_widened(self.file, kept)
+            model = read_dequantized(self.file, kept)
         else:
             model = self.model if kept is None else shortened(self.model, kept)
         return Start(_to_learn(model.float().to(device)), self.tokenizer)

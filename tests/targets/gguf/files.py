@@ -159,7 +159,7 @@ def rounded(arch: str, model: Any, kind: str) -> Any:
         numbers = weight.detach().numpy()
         if FAMILIES[arch].apart and name.endswith("kv_b_proj.weight"):
             keys, values = (
-                _widened(f"{part}.weight", piece, kind)
+                _dequantized(f"{part}.weight", piece, kind)
                 for part, piece in _of_latents(model.config, name, numbers)
             )
             both = np.concatenate([keys.swapaxes(1, 2), values], 1)
@@ -168,17 +168,17 @@ def rounded(arch: str, model: Any, kind: str) -> Any:
         theirs = next(iter(_of_weight(arch, model.config, name, numbers)))
         turned = FAMILIES[arch].turned and numbers.ndim == 3
         numbers = np.ascontiguousarray(numbers.swapaxes(1, 2)) if turned else numbers
-        found = torch.from_numpy(_widened(theirs, numbers, kind))
+        found = torch.from_numpy(_dequantized(theirs, numbers, kind))
         weight.data = found.transpose(1, 2).contiguous() if turned else found
     return model
 
 
-def _widened(name: str, numbers: Any, kind: str) -> Any:
+def _dequantized(name: str, numbers: Any, kind: str) -> Any:
     """Returns what is left of the numbers of a tensor."""
     chosen = _kind_of(name, numbers, kind)
     raw = gguf.quants.quantize(np.ascontiguousarray(numbers), chosen)
-    widened = gguf.quants.dequantize(raw, chosen)
-    return np.array(widened, np.float32).reshape(numbers.shape)
+    dequantized = gguf.quants.dequantize(raw, chosen)
+    return np.array(dequantized, np.float32).reshape(numbers.shape)
 
 
 def in_kind(numbers: Any, kind: GGMLQuantizationType) -> Any:

@@ -24,7 +24,7 @@ SOME = (
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12, 5, 6]])
 
 
-def widened(path: Path, model: Any) -> Any:
+def dequantized(path: Path, model: Any) -> Any:
     """Returns a model with the numbers that transformers reads from a file."""
     read = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)
     missing, more = model.load_state_dict(read["tensors"], strict=False)
@@ -42,7 +42,7 @@ def numbers_of(path: Path, arch: str, kind: str) -> Any:
     """Returns a tiny model with the numbers of a file, as transformers reads it, or, where we do it
     ourselves, as they are rounded."""
     if READ[FAMILIES[arch].arch or arch].layout is None:
-        return widened(path, tiny(arch))
+        return dequantized(path, tiny(arch))
     return rounded(arch, tiny(arch), kind)
 
 

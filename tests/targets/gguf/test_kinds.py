@@ -23,13 +23,13 @@ from outpace.targets.cpu.weights.blocks import (
     BlockEmbedding,
     BlockLinear,
     block_bytes,
+    dequantizes,
     in_blocks,
-    widens,
 )
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from targets.gguf.files import tiny, write
-from targets.gguf.test_families import IDS, widened
+from targets.gguf.test_families import IDS, dequantized
 
 K = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 1}
 
@@ -38,7 +38,7 @@ K = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_l
 def test_every_kind_is_read(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / "model.gguf", "llama", tiny("llama", **K), kind)
     loaded = load(path, dtype="float64")
-    expected = widened(path, tiny("llama", **K)).double()
+    expected = dequantized(path, tiny("llama", **K)).double()
     with torch.no_grad():
         assert torch.allclose(loaded.model(IDS).logits, expected(IDS).logits, rtol=1e-9, atol=1e-9)
     assert set(block_bytes(loaded.model)) == ({kind} if kind in KINDS else set())
@@ -46,18 +46,18 @@ def test_every_kind_is_read(kind: str, tmp_path: Path) -> None:
 
 
 OTHERS = ("TQ1_0", "TQ2_0", "NVFP4")
-"""Kinds of blocks that are widened when a file is read."""
+"""Kinds of blocks that are dequantised when a file is read."""
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_other_kinds_are_widened_as_their_own_library_does(
+def test_other_kinds_are_dequantized_as_their_own_library_does(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if not hasattr(gguf.GGMLQuantizationType, kind) or not widens(kind):
-        pytest.skip(f"the installed gguf does not widen {kind}")
+    if not hasattr(gguf.GGMLQuantizationType, kind) or not dequantizes(kind):
+        pytest.skip(f"the installed gguf does not dequantise {kind}")
     path = write(tmp_path / "model.gguf", "llama", tiny("llama", **K), kind)
     loaded = load(path, dtype="float64")
-    expected = widened(path, tiny("llama", **K)).double()
+    expected = dequantized(path, tiny("llama", **K)).double()
     with torch.no_grad():
         logits = expected(IDS).logits
         assert torch.allclose(loaded.model(IDS).logits, logits, rtol=1e-9, atol=1e-9)
@@ -67,11 +67,11 @@ def test_other_kinds_are_widened_as_their_own_library_does(
 
 
 def test_blocks_of_both_sorts_share_a_file(tmp_path: Path) -> None:
-    """Some matrices stay in blocks, and some are widened."""
+    """Some matrices stay in blocks, and some are dequantised."""
     kinds = {"token_embd.weight": "Q8_0", "blk.0.ffn_down.weight": "Q6_K"}
     path = write(tmp_path / "model.gguf", "llama", tiny("llama", **K), "TQ2_0", kinds=kinds)
     loaded = load(path, dtype="float64")
-    expected = widened(path, tiny("llama", **K)).double()
+    expected = dequantized(path, tiny("llama", **K)).double()
     with torch.no_grad():
         assert torch.allclose(loaded.model(IDS).logits, expected(IDS).logits, rtol=1e-9, atol=1e-9)
     assert loaded.packed
@@ -85,7 +85,7 @@ def test_blocks_of_both_sorts_share_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Q8_1", "F64"])
-def test_kinds_that_the_library_does_not_widen_are_named_with_their_tensor(
+def test_kinds_that_the_library_does_not_dequantize_are_named_with_their_tensor(
     kind: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -113,7 +113,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_product_is_that_of_the_widened_weight(
+def test_a_product_is_that_of_the_dequantized_weight(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outpace.targets.cpu.weights.blocks.CHUNK", 64 * 10)
@@ -158,7 +158,7 @@ def test_copies_compute_the_same(how: str, path: Path) -> None:
     assert other.lm_head.blocks is other.model.embed_tokens.blocks
 
 
-def test_a_saved_model_holds_the_widened_weights(path: Path, tmp_path: Path) -> None:
+def test_a_saved_model_holds_the_dequantized_weights(path: Path, tmp_path: Path) -> None:
     model: Any = load(path, cpu_kernels="off").model
     model.set_attn_implementation("sdpa")
     model.save_pretrained(tmp_path / "saved")
@@ -222,7 +222,7 @@ def test_blocks_are_multiplied_in_models_that_are_wholly_our_own(
     loaded = load(path)
     kinds = {type(module) for module in loaded.model.modules()}
     assert (NativeBlockLinear in kinds) == multiplied
-    assert ("widened from blocks to float32" in caplog.text) != multiplied
+    assert ("dequantised from blocks to float32" in caplog.text) != multiplied
     expected = load(path, dtype="float64").model(IDS).logits
     error = (loaded.model(IDS).logits - expected).abs().max() / expected.std()
     assert error < (0.1 if multiplied else 1e-3)

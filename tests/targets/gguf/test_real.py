@@ -15,7 +15,7 @@ from outpace import LLM, SamplingParams
 from outpace.targets.hf.gguf.architecture import config_of
 from outpace.targets.hf.gguf.file import read_model
 from outpace.targets.hf.loading.load import load
-from targets.gguf.test_families import widened
+from targets.gguf.test_families import dequantized
 
 FOLDER = Path(os.environ.get("OUTPACE_MODELS") or "~/.cache/outpace-models").expanduser()
 SMALL = FOLDER / "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -35,7 +35,7 @@ def test_logits_of_a_real_file() -> None:
     loaded = load(SMALL, cpu_kernels="off")  # ours round activations
     ids = loaded.tokenizer("def fib(n):\n    return", return_tensors="pt").input_ids
     expected: Any = AutoModelForCausalLM.from_config(config_of(read_model(SMALL)))
-    expected = widened(SMALL, expected)
+    expected = dequantized(SMALL, expected)
     with torch.no_grad():
         assert torch.allclose(loaded.model(ids).logits, expected(ids).logits, atol=1e-3)
 

@@ -11,7 +11,7 @@ import transformers
 
 from outpace.bench.contest import BatchJob, BatchTexts, Contestant
 from outpace.bench.peers.registry import Models, drafter_of, is_gguf
-from outpace.targets.hf.gguf.load import read_widened
+from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.placing import pick_device, pick_dtype
 
 SETTINGS = {
@@ -115,7 +115,7 @@ def _loaded(path: str, models: Models) -> Any:
     kind = pick_dtype(models.dtype, device)
     model: Any
     if is_gguf(path):  # transformers has no products of blocks, and is fastest in bfloat16
-        model = read_widened(path).to(torch.bfloat16)
+        model = read_dequantized(path).to(torch.bfloat16)
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     # No end token, so that texts run to their length, and no option besides the temperature.

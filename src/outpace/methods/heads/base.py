@@ -32,7 +32,7 @@ from outpace.methods.heads.text_cache import TextCache
 from outpace.methods.online.options import WeightsOptions
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import LEFT_OPEN
-from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
+from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
 from outpace.targets.cpu.native_layers.linear import lay_out_weights
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.layers import linear_layers
@@ -126,7 +126,7 @@ class TrainedDrafter(Drafter):
         if online is None:
             head = rounded(head, setup, handed_over=isinstance(given, Head))
         else:
-            widen_blocks(head, head.dtype)
+            dequantize_blocks(head, head.dtype)
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if drafter._cache is not None:
@@ -408,7 +408,7 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
         as_it_is = asked == "int4" or (asked == "auto" and left_open)
         if on_cpu and as_it_is and use_block_kernels(head):
             return head
-        widen_blocks(head, head.dtype)
+        dequantize_blocks(head, head.dtype)
     worth = not handed_over and left_open and pays(head)
     rounds: Quantization | None = "int8" if worth else None
     wanted = rounds if asked == "auto" else asked

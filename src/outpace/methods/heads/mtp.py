@@ -33,7 +33,7 @@ from outpace.methods.heads.attending import (
 from outpace.methods.heads.base import TreeHeadOptions, trained_head
 from outpace.methods.heads.mtp_modules import ModulesWalk, step_all
 from outpace.targets.base import Target
-from outpace.targets.cpu.native_layers.blocks import widen_blocks
+from outpace.targets.cpu.native_layers.blocks import dequantize_blocks
 from outpace.targets.hf.loading.files import weight_files
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.loading.nextn import decoder_of, read_modules
@@ -190,7 +190,7 @@ class Mtp(TargetOutput, AttendingHead):
                 "or several that are not built alike, which training does not take: leave --start "
                 "out."
             )
-        widen_blocks(head, torch.float32)
+        dequantize_blocks(head, torch.float32)
         return head
 
     @torch.no_grad()

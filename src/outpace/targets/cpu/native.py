@@ -233,10 +233,10 @@ class Native:
         self._blocks_size.argtypes, self._blocks_size.restype = (short, number, number), number
         self._lay_out_blocks = library.outpace_lay_out_blocks
         self._lay_out_blocks.argtypes = (short, *(pointer,) * 2, number, number, pointer, *threads)
-        self._widen_blocks = library.outpace_widen_blocks
-        self._widen_blocks.argtypes = (short, pointer, number, number, pointer)
-        self._widen_rows = library.outpace_widen_rows
-        self._widen_rows.argtypes = (short, *(pointer,) * 2, number, number, pointer)
+        self._dequantize_blocks = library.outpace_widen_blocks
+        self._dequantize_blocks.argtypes = (short, pointer, number, number, pointer)
+        self._dequantize_rows = library.outpace_widen_rows
+        self._dequantize_rows.argtypes = (short, *(pointer,) * 2, number, number, pointer)
         self._scratch = library.outpace_scratch
         self._scratch.argtypes = (pointer, *(number,) * 4, short)
         self._scratch.restype = number
@@ -289,18 +289,18 @@ class Native:
         self._lay_out_blocks(kind, *given, *sizes, panels.data_ptr(), *threads)
         return panels
 
-    def widen_blocks(self, panels: Tensor, shape: BlockShape) -> Tensor:
+    def dequantize_blocks(self, panels: Tensor, shape: BlockShape) -> Tensor:
         """Returns a weight that `lay_out_blocks` has laid out, as float32 ``[N, K]``."""
         whole = torch.empty(shape.outputs, _whole_blocks(shape.inputs))
-        self._widen_blocks(shape.number, panels.data_ptr(), *whole.shape, whole.data_ptr())
+        self._dequantize_blocks(shape.number, panels.data_ptr(), *whole.shape, whole.data_ptr())
         return whole[:, : shape.inputs]
 
-    def widen_rows(self, blocks: Blocks) -> Tensor:
+    def dequantize_rows(self, blocks: Blocks) -> Tensor:
         """Returns what blocks stand for, float32 ``[N, K]``, on one thread: for a few rows."""
         kind, *sizes = _shape_of(blocks)
         found = torch.empty(sizes)
         given = blocks.raw.data_ptr(), _grid_of(blocks)
-        self._widen_rows(kind, *given, *sizes, found.data_ptr())
+        self._dequantize_rows(kind, *given, *sizes, found.data_ptr())
         return found
 
     def scratch(self, layers: Any, rows: int, columns: int, view: int, threads: int) -> int:

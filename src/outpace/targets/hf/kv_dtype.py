@@ -38,7 +38,7 @@ class EightBits:
         whole = shares.round() if self.dtype == torch.int8 else shares
         return whole.to(self.dtype).view(torch.int8), scales
 
-    def widened(self, numbers: Tensor, scales: Tensor) -> Tensor:
+    def dequantized(self, numbers: Tensor, scales: Tensor) -> Tensor:
         """Returns what `rounded` has left of vectors, in the dtype of their scales."""
         return numbers.view(self.dtype).to(scales.dtype) * scales
 

@@ -84,8 +84,8 @@ class SlotLayer(CacheLayerMixin):
         if bits is None or self.key_scales is None or self.value_scales is None:
             return keys, values
         return (
-            bits.widened(keys, seen(self.key_scales, slots)),
-            bits.widened(values, seen(self.value_scales, slots)),
+            bits.dequantized(keys, seen(self.key_scales, slots)),
+            bits.dequantized(values, seen(self.value_scales, slots)),
         )
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from outpace.targets.cpu.weights.layers import ShowsWeight
 class NativeBlockLinear(ShowsWeight, NativeProduct):
     """A linear layer whose weight stays in blocks, multiplied as integers.
 
-    ``weight`` and ``state_dict`` show the weight widened, as a copy that is made at each look.
+    ``weight`` and ``state_dict`` show the weight dequantised, as a copy that is made at each look.
     """
 
     panels: Tensor
@@ -71,8 +71,8 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
 
     @property
     def weight(self) -> Tensor:
-        """``[N, K]``, float32, widened: a copy that is made at each look."""
-        return self.library.widen_blocks(self.panels, self.shape)
+        """``[N, K]``, float32, dequantised: a copy that is made at each look."""
+        return self.library.dequantize_blocks(self.panels, self.shape)
 
     def as_weight(self) -> Weight:
         """Returns the tensors that products read."""
@@ -101,7 +101,7 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
         weight = self.as_weight().some(first, outputs)
         if not self._can(x):
             assert weight.blocks is not None
-            plain = self.library.widen_blocks(weight.matrix, weight.blocks)
+            plain = self.library.dequantize_blocks(weight.matrix, weight.blocks)
             return functional.linear(x, plain.to(x), weight.bias)
         y = self.library.products(x.float().contiguous(), Prepared([weight]))
         return y.view(*x.shape[:-1], outputs).to(x.dtype)
@@ -115,19 +115,20 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
 
 
 class NativeBlockEmbedding(BlockEmbedding):
-    """An embedding whose table stays in blocks; our own code widens the rows that are looked up."""
+    """An embedding whose table stays in blocks; our own code dequantises rows as they are looked
+    up."""
 
     def __init__(self, library: Native, embedding: BlockEmbedding) -> None:
         super().__init__(embedding.blocks, embedding.dtype, embedding.scale)
         self.library = library
 
-    def widened(self, rows: Blocks) -> Tensor:
+    def dequantized(self, rows: Blocks) -> Tensor:
         """Returns what a few rows of blocks stand for, float32 ``[R, K]``."""
-        return self.library.widen_rows(rows)
+        return self.library.dequantize_rows(rows)
 
 
 WHOLE = (BlockExperts, BlockLatents)
-"""Modules that are replaced as a whole where blocks are widened."""
+"""Modules that are replaced as a whole where blocks are dequantised."""
 
 
 def use_block_kernels(model: nn.Module) -> int:
@@ -149,26 +150,27 @@ def use_block_kernels(model: nn.Module) -> int:
     return len(made)
 
 
-def widen_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
+def dequantize_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
     """Puts plain layers in the place of those that multiply blocks; returns the bytes of
-    their weights. Embeddings stay in blocks: their rows are widened exactly as they are looked up.
+    their weights. Embeddings stay in blocks: their rows are dequantised exactly as they are looked
+    up.
     """
     made: dict[int, nn.Module] = {}
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, WHOLE) and id(child) not in made:
-                made[id(child)] = child.widened(dtype)
+                made[id(child)] = child.dequantized(dtype)
             elif isinstance(child, (BlockLinear, NativeBlockLinear)) and id(child) not in made:
                 if isinstance(parent, WHOLE):
                     continue
-                made[id(child)] = _widened(child, dtype)
+                made[id(child)] = _dequantized(child, dtype)
             if id(child) in made:
                 setattr(parent, name, made[id(child)])
     numbers = [each for layer in made.values() for each in layer.parameters() if each.dim() > 1]
     return sum(each.nbytes for each in numbers)
 
 
-def _widened(layer: BlockLinear | NativeBlockLinear, dtype: torch.dtype) -> nn.Linear:
+def _dequantized(layer: BlockLinear | NativeBlockLinear, dtype: torch.dtype) -> nn.Linear:
     """The plain layer with the same weight. None of its parameters is trained."""
     weight = layer.weight.to(dtype)
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")

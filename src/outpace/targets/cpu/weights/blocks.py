@@ -1,9 +1,9 @@
 """Weights in quantised blocks, as GGUF files hold them, and the layers that read them.
 
 A block is a few dozen weights of one row that share a scale: four to eight bits for each weight and
-a few bytes for the scale. A weight stays in its blocks in memory and is widened only where it is
-needed. The layers here are the plain way, which works everywhere: they widen a whole weight for
-each product. Our own integer products take their place where there are some.
+a few bytes for the scale. A weight stays in its blocks in memory and is dequantised only where it
+is needed. The layers here are the plain way, which works everywhere: they dequantise a whole weight
+for each product. Our own integer products take their place where there are some.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.weights.layers import ShowsWeight
 
 CHUNK = 1 << 22
-"""Weights that are widened at a time, so that a product needs little memory besides."""
+"""Weights that are dequantised at a time, so that a product needs little memory besides."""
 
 KINDS = (
     *("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"),
@@ -33,7 +33,7 @@ KINDS = (
 
 
 @cache
-def widens(kind: str) -> bool:
+def dequantizes(kind: str) -> bool:
     """Returns whether the installed `gguf` makes numbers of blocks of a kind."""
     type_ = gguf.GGMLQuantizationType[kind]
     block = np.zeros((1, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8)
@@ -121,7 +121,7 @@ def in_blocks(matrix: Tensor, kind: str) -> Blocks:
 
 
 def embedding_dtype(embedding: Any) -> torch.dtype:
-    """Returns the dtype of what an embedding gives, without widening a table in blocks."""
+    """Returns the dtype of what an embedding gives, without dequantising a table in blocks."""
     if isinstance(embedding, BlockEmbedding):
         return embedding.dtype
     found: torch.dtype = embedding.weight.dtype
@@ -161,9 +161,9 @@ class InBlocks(ShowsWeight):
 
 
 class BlockLinear(InBlocks):
-    """A linear layer whose weight stays in blocks; each product widens all of them.
+    """A linear layer whose weight stays in blocks; each product dequantises all of them.
 
-    ``weight`` and ``state_dict`` show the weight widened, anew each time.
+    ``weight`` and ``state_dict`` show the weight dequantised, anew each time.
     """
 
     def __init__(self, blocks: Blocks, bias: Tensor | None = None) -> None:
@@ -194,7 +194,7 @@ class BlockLinear(InBlocks):
 
 
 class BlockEmbedding(InBlocks):
-    """An embedding whose table stays in blocks; only the rows that are looked up are widened."""
+    """An embedding whose table stays in blocks; only rows that are looked up are dequantised."""
 
     def __init__(
         self, blocks: Blocks, dtype: torch.dtype = torch.float32, scale: float = 1.0
@@ -206,12 +206,12 @@ class BlockEmbedding(InBlocks):
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids: ``[...]`` -> ``[..., K]``."""
-        dense = self.widened(self.blocks.rows(ids.reshape(-1))).to(self.dtype)
+        dense = self.dequantized(self.blocks.rows(ids.reshape(-1))).to(self.dtype)
         if self.scale != 1.0:
             dense = dense * torch.tensor(self.scale).to(self.dtype)
         return dense.view(*ids.shape, self.embedding_dim)
 
-    def widened(self, rows: Blocks) -> Tensor:
+    def dequantized(self, rows: Blocks) -> Tensor:
         """Returns what a few rows of blocks stand for, float32 ``[R, K]``."""
         return rows.dense()
 

@@ -25,7 +25,7 @@ class BlockExperts(nn.Module):
     """Stands for transformers' module of E experts. Its layers hold all of them, the outputs of one
     after another's, and a product reads those of one.
 
-    ``state_dict`` shows the weights as that module holds them, widened.
+    ``state_dict`` shows the weights as that module holds them, dequantised.
     """
 
     def __init__(self, experts: Any) -> None:
@@ -76,7 +76,7 @@ class BlockExperts(nn.Module):
             return torch.cat([gate, up], -1)
         return torch.stack([gate, up], -1).flatten(-2)
 
-    def widened(self, dtype: torch.dtype) -> Any:
+    def dequantized(self, dtype: torch.dtype) -> Any:
         """Returns transformers' module with the weights as numbers."""
         for name, weight in self._plain(dtype).items():
             setattr(self.like, name, nn.Parameter(weight, requires_grad=False))

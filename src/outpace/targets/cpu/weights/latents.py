@@ -16,7 +16,7 @@ class BlockLatents(nn.Module):
     latents of K numbers (`kv_b_proj`). Its own layers are ``keys``, the other way round, ``[H K,
     N]``, so that queries meet latents, and ``values``, ``[H V, K]``.
 
-    ``weight`` and ``state_dict`` show transformers' weight, widened, anew each time.
+    ``weight`` and ``state_dict`` show transformers' weight, dequantised, anew each time.
     """
 
     bias = None
@@ -43,7 +43,7 @@ class BlockLatents(nn.Module):
         values = self.values.weight.view(self.heads, -1, self.in_features)
         return torch.cat([keys, values], 1).flatten(0, 1)
 
-    def widened(self, dtype: torch.dtype) -> nn.Linear:
+    def dequantized(self, dtype: torch.dtype) -> nn.Linear:
         """Returns transformers' layer with the weight as numbers."""
         plain = nn.Linear(self.in_features, self.out_features, bias=False, device="meta")
         plain.weight = nn.Parameter(self.weight.to(dtype), requires_grad=False)

@@ -5,8 +5,8 @@ On a CPU, "int8" and "int4" hold blocks of 32 weights as integers of 8 or 4 bits
 in 4 bits a smallest value), and multiply them as integers with activations rounded to 8 bits
 (`targets.cpu.native_layers.blocks`). That is for models all of whose passes are our own code's,
 because only there the same token always meets the same roundings. Other models, and heads, have
-8-bit weights with one scale for each output: our own products (`targets.cpu.native`) widen them in
-registers, and activations stay float32.
+8-bit weights with one scale for each output: our own products (`targets.cpu.native`) dequantise
+them in registers, and activations stay float32.
 
 Without a C++ compiler the products are oneDNN's. They multiply integers exactly, so the activations
 must be integers too (`Int8Linear`). Eight bits would not do: attention adds up in another order

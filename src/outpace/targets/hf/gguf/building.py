@@ -48,8 +48,8 @@ def filled(
     """Returns a model that was built without storage, with the weights of a file.
 
     dtype: of weights that are in no blocks. packed: whether weights stay in blocks where they can;
-    else all are widened. changed: names of weights that will be changed, and are widened. Raises
-    ``ModelLoadError`` or ``UnsupportedModel`` where file and model do not fit.
+    else all are dequantised. changed: names of weights that will be changed, and are dequantised.
+    Raises ``ModelLoadError`` or ``UnsupportedModel`` where file and model do not fit.
     """
     if packed:
         _hold_experts(model, built, changed)
@@ -57,8 +57,8 @@ def filled(
     arrangement = arrangement_of(model, built)
     packable = _packable(built) if packed else {}
     places = dict(built.named_parameters(remove_duplicate=False))  # a tied head is there twice
-    widened = {id(places[name]) for name in changed if name in places}
-    packable = {n: turned for n, turned in packable.items() if id(places[n]) not in widened}
+    dequantized = {id(places[name]) for name in changed if name in places}
+    packable = {n: turned for n, turned in packable.items() if id(places[n]) not in dequantized}
     weights: Weights = {
         name: weight.to(dtype) if isinstance(weight, Tensor) else weight
         for name, weight in arrangement.weights(model, packable)
@@ -202,7 +202,7 @@ def _make_buffers(built: nn.Module) -> None:
     """Computes the buffers that no file holds, such as rotary frequencies, as transformers does.
 
     The weights have no storage yet: some models look at them while they compute buffers, and
-    weights in blocks would be widened for each look.
+    weights in blocks would be dequantised for each look.
     """
     for weight in built.state_dict(keep_vars=True).values():
         weight._is_hf_initialized = True  # and so is left alone

@@ -12,7 +12,7 @@ import numpy as np
 
 from outpace.core.values import is_whole, shown
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.targets.cpu.weights.blocks import KINDS, widens
+from outpace.targets.cpu.weights.blocks import KINDS, dequantizes
 from outpace.targets.hf.gguf.header import Header, Stored, begins_as_gguf, read_header
 
 PLAIN = ("F32", "F16", "BF16")
@@ -294,9 +294,9 @@ def _check_tensors(model: GGUFModel) -> None:
             f"{model.path} holds no weights, only a vocabulary: name the GGUF file of a model."
         )
     for tensor in model.tensors.values():
-        if tensor.kind not in PLAIN and not widens(tensor.kind):
+        if tensor.kind not in PLAIN and not dequantizes(tensor.kind):
             raise UnsupportedModel(
                 f"{model.path} holds {shown(tensor.name)} in numbers or blocks of kind "
-                f"{tensor.kind}, which the installed gguf library does not widen: use a Q4_K_M or "
-                "Q8_0 file of the model, or a newer gguf library."
+                f"{tensor.kind}, which the installed gguf library does not dequantise: use a "
+                "Q4_K_M or Q8_0 file of the model, or a newer gguf library."
             )

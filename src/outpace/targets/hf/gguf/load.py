@@ -32,12 +32,12 @@ def read_gguf_tokenizer(path: str) -> Any:
     return tokenizer_of(read_model(Path(path)))
 
 
-def read_widened(path: str, kept: Sequence[int] | None = None) -> nn.Module:
+def read_dequantized(path: str, kept: Sequence[int] | None = None) -> nn.Module:
     """Returns the model of a GGUF file with all weights as numbers in float32, in transformers' own
     layers: to learn from there, which blocks cannot.
 
     kept: the numbers of its layers that the model has, in their order; None: all. The blocks of
-    others are not widened. Raises ``UnsupportedModel`` for a model that cannot do without them.
+    others are not dequantised. Raises ``UnsupportedModel`` for a model that cannot do without them.
     """
     model = read_model(Path(path))
     config = config_of(model)
@@ -77,9 +77,9 @@ def load_gguf(
     """Returns the model of a GGUF file, and its tokenizer unless one is given.
 
     dtype: of the activations, and of weights that are in no blocks. On a CPU, weights in blocks
-    stay so, in memory that the file is mapped to; on a GPU they are widened. check: raises what a
-    configuration shows to be wrong, before the weights are read. adapter: is merged into the
-    weights, of which those that it changes are widened.
+    stay so, in memory that the file is mapped to; on a GPU they are dequantised. check: raises what
+    a configuration shows to be wrong, before the weights are read. adapter: is merged into the
+    weights, of which those that it changes are dequantised.
     """
     config = config_of(model)
     check(config)
@@ -102,7 +102,7 @@ def load_gguf(
         raise no_such_model(model, error) from error
     if packed and model.packed:  # and now that its sizes are known to be those of its weights
         _try_likeness(model, config, kind)
-    _say_what_is_widened(model, built, packed, adapter is not None)
+    _say_what_is_dequantized(model, built, packed, adapter is not None)
     return built.to(device), known
 
 
@@ -128,7 +128,9 @@ def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> 
     return dtype
 
 
-def _say_what_is_widened(model: GGUFModel, built: nn.Module, packed: bool, merged: bool) -> None:
+def _say_what_is_dequantized(
+    model: GGUFModel, built: nn.Module, packed: bool, merged: bool
+) -> None:
     """Warns where weights in blocks take several times the memory of the file."""
     inside = {kind: nbytes for kind, nbytes in model.kinds.items() if kind not in PLAIN}
     held, whole = sum(block_bytes(built).values()), sum(inside.values())
@@ -140,7 +142,8 @@ def _say_what_is_widened(model: GGUFModel, built: nn.Module, packed: bool, merge
         why = f", because outpace has no products of {' and '.join(others)}" if others else ""
         why = ", because the adapter changes them" if merged else why
     LOGGER.warning(
-        "outpace: weights of %s are widened from %.2f GB of blocks to numbers, %.2f GB in all%s.",
+        "outpace: weights of %s are dequantised from %.2f GB of blocks to numbers, %.2f GB in all"
+        "%s.",
         model.path,
         (whole - held) / 1e9,
         sum(p.nbytes for p in built.parameters()) / 1e9,

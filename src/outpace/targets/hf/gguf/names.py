@@ -59,8 +59,8 @@ class Arrangement:
         self, model: GGUFModel, packable: Mapping[str, bool]
     ) -> Iterator[tuple[str, Blocks | Tensor]]:
         """Yields each weight by its name in the model: in blocks where it is in the file and can
-        stay so, in the layout ``[N, K]`` of a linear layer, else widened to numbers as the model
-        holds them.
+        stay so, in the layout ``[N, K]`` of a linear layer, else dequantised to numbers as the
+        model holds them.
 
         packable: the names of weights that may stay in blocks, and whether the model holds them
         turned, ``[K, N]``.
@@ -153,8 +153,8 @@ def numbers_of(stored: Stored) -> Any:
         return stored.raw.numpy().view("<f4").reshape(stored.shape)
     if stored.kind == "F16":
         return stored.raw.numpy().view("<f2").reshape(stored.shape).astype(np.float32)
-    widen: Any = gguf.quants.dequantize
-    return widen(stored.raw.numpy().reshape(shape), kind)
+    dequantize: Any = gguf.quants.dequantize
+    return dequantize(stored.raw.numpy().reshape(shape), kind)
 
 
 def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:

@@ -44,7 +44,7 @@ from outpace.targets.hf.loading.placing import (
     pick_places,
 )
 from outpace.targets.hf.loading.prepare import prepare, set_up
-from outpace.targets.hf.loading.quantized import check_readable, widened
+from outpace.targets.hf.loading.quantized import check_readable, dequantized
 from outpace.targets.hf.loading.reading import (
     read_config,
     read_tokenizer_of,
@@ -356,7 +356,7 @@ def _from_path(
         read = partial(read_weights, source, path, config, dtype, trust)
         laid_out = read_laid_out(read, looked.device_map)
         return Loaded(laid_out.eval(), known, path, processor=processor)
-    model = widened(read_weights(source, path, config, dtype, trust), method, path, dtype)
+    model = dequantized(read_weights(source, path, config, dtype, trust), method, path, dtype)
     if adapter is not None:
         report("merging the adapter", 0.3)
         merge(adapter, model)

@@ -349,7 +349,7 @@ def _note_untied(model: nn.Module) -> None:
     """Says in the configuration where embedding and head have become two weights."""
     whole: Any = model
     table, head = whole.get_input_embeddings(), whole.get_output_embeddings()
-    # Not ``.weight``: of layers in blocks that would be widened for a look.
+    # Not ``.weight``: of layers in blocks that would be dequantised for a look.
     if head is not None and head._parameters.get("weight") is not table._parameters.get("weight"):
         for config in (whole.config, whole.config.get_text_config()):
             config.tie_word_embeddings = False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.errors import ModelLoadError, UnsupportedModel, reason_of
 from outpace.targets.hf.loading.files import headers, weight_files
-from outpace.targets.hf.loading.quantized import fp8_block, scale_of, widened_fp8
+from outpace.targets.hf.loading.quantized import dequantized_fp8, fp8_block, scale_of
 
 LIBRARY = "speculators_model_type"
 """The entry that says what a folder of the library `speculators` holds."""
@@ -33,7 +33,7 @@ class StoredWeights:
         self._block = fp8_block(about)
 
     def read(self, name: str) -> Tensor:
-        """Returns the numbers of a weight: those in FP8 are widened with their scales."""
+        """Returns the numbers of a weight: those in FP8 are dequantised with their scales."""
         found, scale = self._tensor(name), scale_of(name, self.where)
         if scale is None and found.is_floating_point() and found.element_size() > 1:
             return found
@@ -45,7 +45,7 @@ class StoredWeights:
                 f"is one of its weights), and is read in plain numbers and in FP8 only: {TRAIN}."
             )
         try:
-            return widened_fp8(found, scales, self._block)
+            return dequantized_fp8(found, scales, self._block)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ModelLoadError(
                 f"the scales {scale!r} in {self.folder.name} do not fit their weight "

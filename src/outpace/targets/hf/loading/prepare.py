@@ -12,7 +12,7 @@ from torch import nn
 from outpace.core.progress import Progress
 from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.native import native
-from outpace.targets.cpu.native_layers.blocks import use_block_kernels, widen_blocks
+from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
 from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
     NativeLinear,
@@ -75,7 +75,7 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
         trials.probe(model)
     in_blocks = _replace_layers(model, plan)
     if in_blocks and not _in_native_code(model):
-        _widen(loaded, plan.kernels)
+        _dequantize(loaded, plan.kernels)
         in_blocks = False
     report("checking that drafts are scored as plain text is", 0.7)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
@@ -137,7 +137,7 @@ def _replace_layers(model: Any, plan: _Plan) -> bool:
     else:
         plain = embedding_dtype(model.get_input_embeddings()) == torch.float32
         held = any(isinstance(module, BlockLinear) for module in model.modules())
-        # Next to blocks all other products have to be our own, or the whole would be widened.
+        # Next to blocks all other products have to be our own, or the whole would be dequantised.
         native_only = ours and plain and held and native() is not None
         speed_up(model, "native" if native_only else plan.kernels)
         in_blocks = ours and plain and use_block_kernels(model) > 0
@@ -157,7 +157,7 @@ def _in_native_code(model: nn.Module) -> bool:
     return use_native_model(model)
 
 
-def _widen(loaded: Loaded, kernels: Kernels) -> None:
+def _dequantize(loaded: Loaded, kernels: Kernels) -> None:
     """Puts float32 weights in the place of those in blocks.
 
     Products of blocks round their inputs. Where attention is not our own it adds up in another
@@ -166,10 +166,10 @@ def _widen(loaded: Loaded, kernels: Kernels) -> None:
     """
     leave_native_layers(loaded.model)
     LOGGER.warning(
-        "outpace: the weights of %s are widened from blocks to float32 (%.2f GB), because models "
-        "of this kind are not wholly computed by outpace's own code.",
+        "outpace: the weights of %s are dequantised from blocks to float32 (%.2f GB), because "
+        "models of this kind are not wholly computed by outpace's own code.",
         loaded.name,
-        widen_blocks(loaded.model) / 1e9,
+        dequantize_blocks(loaded.model) / 1e9,
     )
     speed_up(loaded.model, kernels)
     lay_out_weights(loaded.model, tune=kernels == "tune")

@@ -1,7 +1,7 @@
 """Checkpoints whose weights others have quantised: GPTQ, AWQ, FP8, compressed-tensors and so on.
 
 Their config.json has a ``quantization_config``, and transformers has a quantiser for each method.
-On a CPU, weights that a quantiser can widen are widened to numbers when they are read, so that the
+On a CPU, weights that a quantiser can dequantise become numbers when they are read, so that the
 model is one like any other. Whether a quantiser finds here what it needs (a package, a GPU) is
 asked before the weights are read.
 """
@@ -61,7 +61,7 @@ def _given(config: Any) -> dict[str, Any] | None:
 
 
 def check_readable(config: Any, name: str, device: torch.device) -> str | None:
-    """Asks for weights that are quantised as a configuration says to be widened on a CPU, where
+    """Asks for weights that are quantised as a configuration says to be dequantised on a CPU, where
     that can be done; returns the method then. Raises ``UnsupportedModel`` where transformers does
     not read them."""
     method, given = method_of(config), _given(config)
@@ -72,11 +72,11 @@ def check_readable(config: Any, name: str, device: torch.device) -> str | None:
             f"the weights in {name!r} are quantised with {shown(method)}, which transformers "
             f"{INSTALLED} does not know: {REMEDY}."
         )
-    widens = device.type == "cpu" and method == BITSANDBYTES
+    dequantizes = device.type == "cpu" and method == BITSANDBYTES
     try:
         known: Any = AutoQuantizationConfig.from_dict(dict(given))
         if device.type == "cpu" and hasattr(known, "dequantize"):
-            given["dequantize"] = known.dequantize = widens = True
+            given["dequantize"] = known.dequantize = dequantizes = True
         reader: Any = AutoHfQuantizer.from_config(known, pre_quantized=True)
         reader.validate_environment(device_map=None, weights_only=True)
     except Exception as error:  # each quantiser raises what it likes
@@ -84,10 +84,10 @@ def check_readable(config: Any, name: str, device: torch.device) -> str | None:
             f"the weights in {name!r} are quantised with {method}, which transformers does not "
             f"read here ({reason_of(error).rstrip('.')}): do what it asks for, or {REMEDY}."
         ) from error
-    return method if widens else None
+    return method if dequantizes else None
 
 
-def widened(model: Any, method: str | None, name: str, dtype: str | torch.dtype) -> nn.Module:
+def dequantized(model: Any, method: str | None, name: str, dtype: str | torch.dtype) -> nn.Module:
     """Returns a model that was read, with plain weights where `check_readable` asked for them; a
     warning says how much memory they take. dtype: that it was read in, "auto" for the files'."""
     if method is None:
@@ -97,7 +97,7 @@ def widened(model: Any, method: str | None, name: str, dtype: str | torch.dtype)
     own = model.get_input_embeddings().weight.dtype
     _convert(model, own if isinstance(dtype, str) else dtype)
     LOGGER.warning(
-        "outpace: the weights of %s are widened from %s to numbers, %.2f GB in all.",
+        "outpace: the weights of %s are dequantised from %s to numbers, %.2f GB in all.",
         name,
         method,
         weight_bytes(model) / 1e9,
@@ -140,7 +140,7 @@ def fp8_block(about: Mapping[str, Any]) -> Sequence[int] | None:
     return (given or {}).get("weight_block_size")
 
 
-def widened_fp8(codes: Tensor, scale: Tensor, block: Sequence[int] | None) -> Tensor:
+def dequantized_fp8(codes: Tensor, scale: Tensor, block: Sequence[int] | None) -> Tensor:
     """Returns the numbers, in float32, of float8 codes ``[..., O, I]``.
 
     scale: one for each block, ``[..., O / block, I / block]`` with part of a block at the ends, for
