@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,11 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 FILES = sorted(ROOT.rglob("*.py"))
-IMPORTS = [(path, line, name) for path in FILES for line, name in imports_of(path)]
+
+
+@cache
+def all_imports() -> list[tuple[Path, int, str]]:
+    return [(path, line, name) for path in FILES for line, name in imports_of(path)]
 
 
 def where(path: Path, line: int, name: str) -> str:
@@ -102,7 +107,7 @@ def where(path: Path, line: int, name: str) -> str:
 
 def test_each_room_imports_only_the_rooms_below_it() -> None:
     wrong = []
-    for path, line, name in IMPORTS:
+    for path, line, name in all_imports():
         here, there = room_of(module_of(path)), room_of(name)
         if name.partition(".")[0] != "outpace" or here in ("", there) or there in ("", "errors"):
             continue
@@ -147,7 +152,7 @@ def test_the_engine_the_rules_and_the_audit_know_models_through_the_protocol_onl
     asked = {("outpace.engine.capture", "outpace.targets.hf.fixed")}
     wrong = [
         where(path, line, name)
-        for path, line, name in IMPORTS
+        for path, line, name in all_imports()
         if room_of(module_of(path)) in ("verify", "policy", "engine", "audit")
         and name.startswith("outpace.targets")
         and name != "outpace.targets.base"
@@ -160,7 +165,7 @@ def test_core_imports_torch_numpy_and_little_else() -> None:
     allowed = {*CORE_PACKAGES, *sys.stdlib_module_names}
     wrong = [
         where(path, line, name)
-        for path, line, name in IMPORTS
+        for path, line, name in all_imports()
         if room_of(module_of(path)) == "core"
         and name.partition(".")[0] not in allowed
         and not name.startswith(("outpace.core", "outpace.errors"))
@@ -171,7 +176,7 @@ def test_core_imports_torch_numpy_and_little_else() -> None:
 def test_only_models_and_the_faces_to_it_import_transformers() -> None:
     wrong = [
         where(path, line, name)
-        for path, line, name in IMPORTS
+        for path, line, name in all_imports()
         if name.partition(".")[0] == "transformers"
         and room_of(module_of(path)) not in MAY_IMPORT_TRANSFORMERS
     ]

@@ -60,9 +60,9 @@ def test_our_own_rule_passes_over_siblings_that_cannot_have_been_drawn() -> None
         assert audit_law([rule], {"repeated": iid_as_if_without}, shapes=siblings, pairs=10).passed
 
 
-def test_a_hundred_clean_runs_raise_no_alarm() -> None:
+def test_clean_runs_raise_no_alarm() -> None:
     cheap = [name for name in LOSSLESS if name != "canonical"]
-    for seed in range(100):
+    for seed in range(30):  # a hundred of everything are slow: see the next one
         way, shape = ("iid", "without", "point")[seed % 3], (FAST[1], FAST[3])[seed % 2]
         report = audit_law(cheap, [way], shapes=[shape], pairs=10, seed=seed)
         assert report.passed, report.failures

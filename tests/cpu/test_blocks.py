@@ -217,9 +217,14 @@ extern "C" void product(int kind, const float *x, long rows, long k, const uint8
 """
 
 
-def compiled_for(flags: str, folder: Path, source: str = PRODUCT) -> Any:
-    """A library with some of our functions, as another processor of the same family has them."""
+def compiled_for(flags: str, needs: str, folder: Path, source: str = PRODUCT) -> Any:
+    """A library with some of our functions, as another processor of the same family has them, or a
+    skipped test where this one could not run it."""
+    if platform.machine() != "x86_64":
+        pytest.skip("for x86-64")
     found = find_compiler()
+    if needs not in found.identity.decode(errors="replace"):
+        pytest.skip(f"this processor lacks {needs}")
     kept = [word for word in found.command if not word.startswith(("-march", "-mcpu", "-O"))]
     sources = f"-I{building.SOURCE.parent}"
     compiler = Compiler((*kept, "-O1", sources, *flags.split()), found.version)
@@ -228,7 +233,6 @@ def compiled_for(flags: str, folder: Path, source: str = PRODUCT) -> Any:
     return ctypes.CDLL(str(folder / "some.so"))
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="for x86-64")
 @pytest.mark.parametrize(
     ("flags", "needs", "same"),
     [
@@ -243,9 +247,7 @@ def compiled_for(flags: str, folder: Path, source: str = PRODUCT) -> Any:
 @torch.inference_mode()
 def test_processors_agree(flags: str, needs: str, same: bool, tmp_path: Path) -> None:
     """To the last bit where they round a multiplication and addition once."""
-    if needs not in building.find_compiler().identity.decode(errors="replace"):
-        pytest.skip(f"this processor lacks {needs}")
-    product = compiled_for(flags, tmp_path).product
+    product = compiled_for(flags, needs, tmp_path).product
     rows = 40  # so many that AMX computes them, where there is AMX
     x, y = torch.randn(rows, 768), torch.empty(rows, 37)
     x[0] *= 1e30
@@ -527,9 +529,10 @@ def test_a_pass_that_hands_out_states_has_the_same_bits() -> None:
 
 def drafts_change_no_word(path: Path, config: dict[str, Any]) -> None:
     """Asserts that a file's model writes with drafts what it writes without."""
-    prompts, params = [[5, 6, 7, 5, 6, 7, 5], [9, 9, 9]], {"temperature": 0, "max_tokens": 40}
+    prompts, llm = [[5, 6, 7, 5, 6, 7, 5], [9, 9, 9]], LLM(path, speculative_config=config)
+    params = {"temperature": 0, "max_tokens": 40}
     drafted, plain = (
-        [out.token_ids for out in LLM(path, speculative_config=each).generate(prompts, params)]
-        for each in (config, {"method": "none"})
+        [out.token_ids for out in llm.generate(prompts, {**params, **more})]
+        for more in ({}, {"speculative": "off"})
     )
     assert drafted == plain
