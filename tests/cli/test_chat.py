@@ -260,7 +260,6 @@ def at_a_terminal(
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
     variables = {
-        "OMP_NUM_THREADS": "1",
         "TERM": "xterm",
         "XDG_STATE_HOME": str(folder),
     }

@@ -46,7 +46,7 @@ def start(
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **variables},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **variables},
         ) as process,
         killed_after(START_SECONDS, process),
     ):

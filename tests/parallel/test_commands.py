@@ -32,7 +32,7 @@ def words(verb: str, folder: Path, *more: object) -> list[str]:
 
 @contextmanager
 def started(*command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     pipe = subprocess.PIPE
     with (
         subprocess.Popen(
