@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import _thread
 import json
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import chain, repeat
 from pathlib import Path
-from threading import Thread
+from threading import Thread, Timer
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from outpace import LLM
+from outpace.bench import serving
 from outpace.bench.serving import (
     Clients,
     Load,
@@ -26,6 +30,7 @@ from outpace.bench.serving import (
     run_load,
     summary,
 )
+from outpace.cli.bench_serve import AddressFlags
 from outpace.cli.main import app
 from outpace.errors import ConfigError
 
@@ -197,6 +202,25 @@ def test_what_goes_wrong_is_told_in_one_sentence(url: str) -> None:
             run_clients(Clients(["a"], 1), Server(address))
     with pytest.raises(ConfigError, match="positive"):
         Load(["a"], rate=float("nan"))
+
+
+def test_ctrl_c_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "TIMEOUT", 20.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begin = time.perf_counter()
+        Timer(0.2, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            run_clients(Clients(["a"] * 3, 2), Server(url))
+        assert time.perf_counter() - begin < 10
+
+
+def test_each_request_shows_the_first_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OUTPACE_API_KEY", " one , two")
+    headers = AddressFlags().server().headers
+    assert headers == {"Content-Type": "application/json", "Authorization": "Bearer one"}
+    monkeypatch.delenv("OUTPACE_API_KEY")
+    assert "Authorization" not in AddressFlags().server().headers
 
 
 TOKEN = b'data: {"choices": [{"text": "a"}]}\n\n'

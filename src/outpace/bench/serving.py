@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,24 +24,30 @@ import numpy as np
 from outpace.bench.statistics import Interval, interval_of
 from outpace.errors import ConfigError
 
-KEY_VARIABLE = "OUTPACE_API_KEY"
 TIMEOUT = 600.0
 """Seconds without a sign of life after which a request counts as failed."""
 
 
 @dataclass(frozen=True)
-class Load:
-    """What is sent: one request per prompt, ``rate`` of them per second on average.
+class Requests:
+    """What is asked for: one text per prompt."""
+
+    prompts: Sequence[str]
+    _: KW_ONLY
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Load(Requests):
+    """``rate`` requests are sent per second on average.
 
     The gaps between them are exponential and follow from the seed, so that two runs see the same
     arrivals.
     """
 
-    prompts: Sequence[str]
     rate: float
-    max_tokens: int = 64
-    temperature: float = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not self.rate > 0:  # nor NaN
@@ -56,14 +60,10 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Clients:
+class Clients(Requests):
     """``count`` clients that share the prompts; each has one request open at any time."""
 
-    prompts: Sequence[str]
     count: int
-    max_tokens: int = 64
-    temperature: float = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.count <= 0:
@@ -77,6 +77,13 @@ class Server:
     url: str
     first_seconds: float = 1.0
     token_seconds: float = 0.1
+    api_key: str | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What comes with each request."""
+        key = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
+        return {"Content-Type": "application/json", **key}
 
     def connect(self) -> http.client.HTTPConnection:
         """Returns a connection; ``ConfigError`` for what is no address."""
@@ -99,7 +106,7 @@ class Server:
         """
         connection = self.connect()
         try:
-            connection.request("POST", "/forget", "{}", _headers())
+            connection.request("POST", "/forget", "{}", self.headers)
             answer = connection.getresponse()
             said = answer.read(300).decode(errors="replace")
         except (OSError, UnicodeError, http.client.HTTPException) as error:
@@ -175,41 +182,48 @@ def run_load(load: Load, server: Server, speculative: str = "auto") -> Run:
     threads = []
     for at, prompt in zip(load.arrivals(), load.prompts, strict=True):
         time.sleep(max(0.0, answers.begin + at - time.perf_counter()))
-        threads.append(threading.Thread(target=answers.ask, args=(prompt,), daemon=True))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    return answers.all()
+        threads.append(_started(answers.ask, [prompt]))
+    return answers.all(threads)
 
 
 def run_clients(clients: Clients, server: Server, speculative: str = "auto") -> Run:
     """The same for clients that wait for their answers."""
     answers = _Answers(server, clients, speculative)
-    with ThreadPoolExecutor(clients.count) as pool:
-        list(pool.map(answers.ask, clients.prompts))
-    return answers.all()
+    prompts = iter(clients.prompts)  # each goes to the client that asks for one first
+    return answers.all([_started(answers.ask, prompts) for _ in range(clients.count)])
+
+
+def _started(ask: Callable[[Iterable[str]], None], prompts: Iterable[str]) -> threading.Thread:
+    """Returns a thread that asks. Nothing waits for it to end, so that Ctrl-C does not either."""
+    thread = threading.Thread(target=ask, args=(prompts,), daemon=True)
+    thread.start()
+    return thread
 
 
 class _Answers:
     """Asks one prompt after another, from any thread, and collects what came of it."""
 
-    def __init__(self, server: Server, load: Load | Clients, speculative: str) -> None:
+    def __init__(self, server: Server, load: Requests, speculative: str) -> None:
         self._server, self._load, self._speculative = server, load, speculative
         self._found: list[Served] = []
         self._problems: list[str] = []
         self._unreachable = False
         self.begin = time.perf_counter()
 
-    def ask(self, prompt: str) -> None:
-        try:
-            body = _body(self._load, prompt, self._speculative)
-            self._found.append(_served(self._server, body, self.begin))
-        except (OSError, http.client.HTTPException, ConfigError) as error:
-            self._problems.append(str(error))
-            self._unreachable |= isinstance(error, OSError)
+    def ask(self, prompts: Iterable[str]) -> None:
+        for prompt in prompts:
+            try:
+                body = _body(self._load, prompt, self._speculative)
+                self._found.append(_served(self._server, body, self.begin))
+            except (OSError, http.client.HTTPException, ConfigError) as error:
+                self._problems.append(str(error))
+                self._unreachable |= isinstance(error, OSError)
 
-    def all(self) -> Run:
-        """Returns what came of the requests; ``ConfigError`` if none was answered."""
+    def all(self, threads: Iterable[threading.Thread]) -> Run:
+        """Returns what came of the requests, once the threads that ask have ended;
+        ``ConfigError`` if none was answered."""
+        for thread in threads:
+            thread.join()
         remedy = (
             f"start a server at {self._server.url} with 'outpace serve', or give its address."
             if self._unreachable
@@ -277,7 +291,7 @@ class Turns:
         }
 
 
-def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]:
+def _body(load: Requests, prompt: str, speculative: str) -> dict[str, Any]:
     return {
         "prompt": prompt,
         "max_tokens": load.max_tokens,
@@ -290,18 +304,11 @@ def _body(load: Load | Clients, prompt: str, speculative: str) -> dict[str, Any]
     }
 
 
-def _headers() -> dict[str, str]:
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get(KEY_VARIABLE):
-        headers["Authorization"] = f"Bearer {key.split(',')[0].strip()}"
-    return headers
-
-
 def _served(server: Server, body: dict[str, Any], begin: float) -> Served:
     connection = server.connect()
     try:
         sent = time.perf_counter() - begin
-        connection.request("POST", "/v1/completions", json.dumps(body), _headers())
+        connection.request("POST", "/v1/completions", json.dumps(body), server.headers)
         answer = connection.getresponse()
         if answer.status != 200:
             raise ConfigError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -43,8 +43,10 @@ class AddressFlags:
 
     def server(self) -> Server:
         from outpace.bench.serving import Server
+        from outpace.serve.settings import read_keys
 
-        return Server(self.url, self.first_seconds, self.token_seconds)
+        key = next(iter(read_keys(None)), None)
+        return Server(self.url, self.first_seconds, self.token_seconds, key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,11 @@ class AskedFlags:
     max_tokens: Annotated[int, typer.Option(min=1, help="New tokens per text.")] = 64
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0
     seed: Annotated[int, typer.Option(help="Seed of the arrivals and of sampled texts.")] = 0
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What is the same in each request."""
+        return {"max_tokens": self.max_tokens, "temperature": self.temperature, "seed": self.seed}
 
     def texts(self) -> list[str]:
         """Returns a prompt for each request; ``ConfigError`` for more requests than prompts: a
@@ -145,7 +152,7 @@ def _by_rate(
     from outpace.bench.serving import Load, run_load
 
     server = address.server()
-    load = Load(asked.texts(), rate, asked.max_tokens, asked.temperature, asked.seed)
+    load = Load(asked.texts(), rate, **asked.options)
     found = _in_turns(speculative, repeats, server, partial(run_load, load, server))
     _show(f"{address.url}, {rate:g} requests/s", found)
     _write(json_file, found.figures)
@@ -173,7 +180,7 @@ def _by_clients(
     turns: dict[str, dict[int, Sequence[Mapping[str, float]]]] = {}
     medians: dict[str, dict[int, Mapping[str, float]]] = {}
     for count in numbers(clients, int, "--clients"):
-        load = Clients(texts, count, asked.max_tokens, asked.temperature, asked.seed)
+        load = Clients(texts, count, **asked.options)
         found = _in_turns(speculative, repeats, server, partial(run_clients, load, server))
         _show(f"{address.url}, {count} clients", found)
         for kind, one in found.medians().items():
