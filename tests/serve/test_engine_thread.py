@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outpace import LLM, SamplingParams
+from outpace.draft.rounds import Outcome
 from outpace.serve.engine_thread import Delta, EngineThread, Job, OutOfTime, QueueFull, ShuttingDown
 from outpace.serve.observers import ServerMetrics, Tracer
 
@@ -57,19 +59,42 @@ def test_deltas_are_the_text(llm: LLM, thread: EngineThread) -> None:
     assert one.ended().finish_reason == "length"
     assert len(one.deltas) > 1
     assert sum(len(delta.tokens) for delta in one.deltas) == 20
-    assert one.job.arrived <= one.job.began <= one.job.first_token <= one.job.last_seen
+    assert one.job.arrived <= one.job.began <= one.job.first_token <= one.job.ended
     assert one.text == one.job.requests[0].text
 
 
 def test_tokens_that_came_first_are_no_part_of_the_time_between_tokens(llm: LLM) -> None:
     requests = llm.requests("One day", {"max_tokens": 20})
     requests[0].output_ids[:] = range(11)
-    job = Job(requests, lambda deltas: None, 60, arrived=0.0, first_token=1.0, last_seen=2.0)
+    job = Job(requests, lambda deltas: None, 60, arrived=0.0, first_token=1.0, ended=2.0)
     job.first_counts = [6]
     metrics = ServerMetrics("tiny", lambda: 0, lambda: 0, 1)
     metrics.observe_job(job)
     told = 'outpace:inter_token_latency_seconds_sum{model_name="tiny"} 0.2'
     assert told in metrics.exposition().decode()
+
+
+def test_what_a_round_counts(llm: LLM) -> None:
+    def outcome(drafted: int, accepted: int, emitted: int) -> Outcome:
+        return Outcome(drafted, drafted, accepted=accepted, emitted=emitted, tokens=[])
+
+    metrics = ServerMetrics("tiny", lambda: 0, lambda: 0, 1)
+    rounds = [[(0, 0, 1), (3, 2, 3)], [(4, 0, 1), (3, 1, 2), (2, 2, 2)], [(0, 0, 1)]]
+    for each in rounds:
+        metrics.observe_round(SimpleNamespace(outcomes=[outcome(*one) for one in each]))  # type: ignore[arg-type]
+    lines = metrics.exposition().decode().splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines if line.startswith("outpace:"))
+    counted = {
+        "generation_tokens_total": 10,
+        "spec_decode_num_drafts_total": 4,
+        "spec_decode_num_draft_tokens_total": 12,
+        "spec_decode_num_accepted_tokens_total": 5,
+    }
+    for name, count in counted.items():
+        assert float(found[f'outpace:{name}{{model_name="tiny"}}']) == count
+    by_depth = "outpace:spec_decode_num_accepted_tokens_per_pos_total"
+    depths = [f'{by_depth}{{model_name="tiny",position="{at}"}}' for at in range(3)]
+    assert [found.get(one) for one in depths] == ["3.0", "2.0", None]
 
 
 def test_what_was_learned_is_written_when_nobody_waits(
@@ -130,6 +155,31 @@ def test_more_than_may_wait_are_refused(llm: LLM, thread: EngineThread) -> None:
     again = Listener(llm)
     thread.submit(again.job)
     assert again.ended().finish_reason == "length"
+
+
+def test_a_job_that_waits_is_left_alone_and_keeps_its_time(llm: LLM, thread: EngineThread) -> None:
+    rows = llm.engine.target.rows
+    jobs = [Listener(llm, max_tokens=400, ignore_eos=True) for _ in range(rows)]
+    for one in jobs:
+        thread.submit(one.job)
+    wait_for(lambda: thread.running == rows)
+    looked: list[int] = []
+    late, left = Listener(llm, seconds=0.3), Listener(llm)
+    for one in (late, left):
+        request = one.job.requests[0]
+        text = request.new_text
+        request.new_text = lambda text=text: (looked.append(1), text())[1]  # type: ignore[method-assign,misc]
+        thread.submit(one.job)
+    assert isinstance(late.ended().error, OutOfTime)
+    assert late.job.ended - late.job.arrived >= 0.3
+    thread.cancel(left.job)
+    assert left.ended().finish_reason == "abort"
+    assert left.job.ended - left.job.arrived > 0
+    assert len(looked) == 2, "nobody asks for the text of one that waits"
+    assert late.job.began is left.job.began is None
+    for one in jobs:
+        thread.cancel(one.job)
+        one.ended()
 
 
 def test_time_is_limited(llm: LLM, thread: EngineThread) -> None:

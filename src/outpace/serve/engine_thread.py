@@ -4,6 +4,7 @@ texts of one call in the making."""
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 from collections import Counter
@@ -37,7 +38,7 @@ class Job:
 
     client: who asks, as far as it is known. Times are those of ``perf_counter``; None until it
     happens. first_counts: how many tokens each text had when the first one came: a round may
-    bring several. last_seen: when the engine last looked at the job.
+    bring several. ended: when the engine let go of the job.
     """
 
     requests: Sequence[Request]
@@ -48,7 +49,7 @@ class Job:
     began: float | None = None
     first_token: float | None = None
     first_counts: Sequence[int] = ()
-    last_seen: float | None = None
+    ended: float | None = None
     _sent: list[int] = field(default_factory=list)
     _done: list[bool] = field(default_factory=list)
 
@@ -57,6 +58,16 @@ class Job:
         self._done = [False] * len(self.requests)
         for request in self.requests:
             request.client = self.client
+
+    @property
+    def deadline(self) -> float:
+        """When its time is over."""
+        return self.arrived + self.seconds
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is no news of any text: none has had a row, and none has ended."""
+        return not any(one.began_with or one.finished for one in self.requests)
 
     @property
     def finished(self) -> bool:
@@ -156,6 +167,7 @@ class EngineThread:
         self._idle = threading.Event()
         self._idle.set()
         self._jobs: list[Job] = []
+        self._deadline = math.inf  # no job's comes earlier
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
 
@@ -275,12 +287,13 @@ class EngineThread:
 
     def _take(self, job: Job) -> None:
         self._jobs.append(job)
+        self._deadline = min(self._deadline, job.deadline)
         for request in job.requests:
             try:
                 self.engine.add(request)
             except Exception as error:
                 request.fail(error)
-        if perf_counter() - job.arrived >= job.seconds:
+        if perf_counter() >= job.deadline:
             self._stop(job, OutOfTime())
 
     def _abort(self, job: Job) -> None:
@@ -312,11 +325,17 @@ class EngineThread:
             elif self._failures >= ATTEMPTS:
                 self._give_up(_fault(error), self.engine.target.rows)
         now = perf_counter()
-        for job in self._jobs:
+        if now > self._deadline:
+            for job in self._jobs:
+                if now > job.deadline:
+                    self._stop(job, OutOfTime())
+            self._deadline = min(
+                (one.deadline for one in self._jobs if now <= one.deadline), default=math.inf
+            )
+        known = [job for job in self._jobs if not job.waits]  # many may wait
+        for job in known:
             self._note_times(job, now)
-            if now - job.arrived > job.seconds:
-                self._stop(job, OutOfTime())
-        self._settle(self._jobs)
+        self._settle(known)
 
     def _give_up(self, error: Exception, count: int) -> None:
         """Ends the requests that the engine cannot get on with, which are the first in its order:
@@ -330,10 +349,9 @@ class EngineThread:
     def _note_times(self, job: Job, now: float) -> None:
         if job.began is None and any(request.began_with for request in job.requests):
             job.began = now
-        if job.tokens and job.first_token is None:
+        if job.first_token is None and job.tokens:
             job.first_token = now
             job.first_counts = [len(request.output_ids) for request in job.requests]
-        job.last_seen = now
 
     def _settle(self, jobs: Sequence[Job]) -> None:
         """Lets go of the jobs that have ended, and delivers news: whoever hears of the end of a
@@ -363,7 +381,9 @@ class EngineThread:
 
     def _let_go(self, ended: Sequence[Job]) -> None:
         self._jobs = [job for job in self._jobs if job not in ended]
+        now = perf_counter()
         for job in ended:
+            job.ended = now
             self._ended(job)
         with self._lock:
             for job in ended:

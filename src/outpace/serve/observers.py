@@ -41,14 +41,15 @@ class ServerMetrics:
         self._prompt = self._counter("prompt_tokens", "Prompt tokens that were read.")
         self._cached = self._counter("prefix_cache_hits", "Prompt tokens that were cached.")
         self._generated = self._counter("generation_tokens", "Generated tokens.")
-        self._ended = self._counter("request_success", "Texts by their end.", "finished_reason")
+        self._ended = self._counters("request_success", "Texts by their end.", "finished_reason")
         self._preemptions = self._counter("num_preemptions", "Texts that were preempted.")
         self._drafts = self._counter("spec_decode_num_drafts", "Drafts.")
         self._drafted = self._counter("spec_decode_num_draft_tokens", "Drafted tokens.")
         self._accepted = self._counter("spec_decode_num_accepted_tokens", "Accepted tokens.")
-        self._by_depth = self._counter(
+        self._by_depth = self._counters(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by depth.", "position"
         )
+        self._depths: list[Counter] = []
         self._first = self._histogram(
             "time_to_first_token_seconds", "Seconds from arrival to the first token."
         )
@@ -72,50 +73,55 @@ class ServerMetrics:
 
     def observe_round(self, round: Round) -> None:
         """Counts a round; an observer of the engine."""
-        for outcome in round.outcomes:
-            kept = outcome.accepted
-            self._generated.labels(self._model).inc(outcome.emitted)
-            if not outcome.drafted:
-                continue
-            self._drafts.labels(self._model).inc()
-            self._drafted.labels(self._model).inc(outcome.drafted)
-            self._accepted.labels(self._model).inc(kept)
-            for position in range(kept):
-                self._by_depth.labels(self._model, str(position)).inc()
+        self._generated.inc(sum(one.emitted for one in round.outcomes))
+        drafted = [one for one in round.outcomes if one.drafted]
+        if not drafted:
+            return
+        self._drafts.inc(len(drafted))
+        self._drafted.inc(sum(one.drafted for one in drafted))
+        accepted = [one.accepted for one in drafted]
+        self._accepted.inc(sum(accepted))
+        for depth in range(max(accepted)):
+            if depth == len(self._depths):  # found by its label once: that takes a lock
+                self._depths.append(self._by_depth.labels(self._model, str(depth)))
+            self._depths[depth].inc(sum(depth < count for count in accepted))
 
     def observe_job(self, job: Job) -> None:
         """Counts a job that has ended."""
         for request in job.requests:
             self._ended.labels(self._model, request.finish_reason or "abort").inc()
-            self._preemptions.labels(self._model).inc(request.preemptions)
+            self._preemptions.inc(request.preemptions)
             if request.began_with:  # others have ended while they waited, and nobody read them
-                self._prompt.labels(self._model).inc(len(request.prompt_ids))
-                self._cached.labels(self._model).inc(request.cached_tokens)
-            self._lengths.labels(self._model).observe(len(request.prompt_ids))
-            self._outputs.labels(self._model).observe(len(request.output_ids))
-        last = job.last_seen or job.arrived
-        self._whole.labels(self._model).observe(last - job.arrived)
+                self._prompt.inc(len(request.prompt_ids))
+                self._cached.inc(request.cached_tokens)
+            self._lengths.observe(len(request.prompt_ids))
+            self._outputs.observe(len(request.output_ids))
+        last = job.ended or job.arrived
+        self._whole.observe(last - job.arrived)
         if job.began is not None:
-            self._queued.labels(self._model).observe(job.began - job.arrived)
+            self._queued.observe(job.began - job.arrived)
         if job.first_token is None:
             return
-        self._first.labels(self._model).observe(job.first_token - job.arrived)
+        self._first.observe(job.first_token - job.arrived)
         longest = job.longest
         later = len(job.requests[longest].output_ids) - job.first_counts[longest]
         if later > 0:
-            self._gap.labels(self._model).observe((last - job.first_token) / later)
+            self._gap.observe((last - job.first_token) / later)
 
     def _gauge(self, name: str, text: str, value: Callable[[], int]) -> None:
         gauge = Gauge(f"outpace:{name}", text, ["model_name"], registry=self._registry)
         gauge.labels(self._model).set_function(value)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+    def _counters(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"outpace:{name}", text, ["model_name", *labels], registry=self._registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return self._counters(name, text).labels(self._model)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...] = LATENCIES) -> Histogram:
         return Histogram(
             f"outpace:{name}", text, ["model_name"], buckets=buckets, registry=self._registry
-        )
+        ).labels(self._model)
 
 
 # -- how each token came about ---------------------------------------------------------------------
