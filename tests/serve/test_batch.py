@@ -21,7 +21,7 @@ import pytest
 
 from outpace import LLM
 from outpace.errors import ConfigError, ProcessLost
-from outpace.serve import batch
+from outpace.serve import batch, in_process
 from outpace.serve.batch import Answers, Line, Requests, in_order, run
 from outpace.serve.in_process import Answered, InProcess
 from processes import killed_after, python
@@ -127,10 +127,29 @@ def test_lines_are_answered_as_the_server_answers(tmp_path: Path) -> None:
     assert found.failed == 7
 
 
+def test_each_line_is_sent_once_however_many_texts_it_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that found no room would be parsed again and again until it does."""
+    llm = LLM(dtype="float64", device="cpu", max_num_seqs=4, max_model_len=64)
+    body = {"prompt": "A cat", "max_tokens": 1, "n": 64, "speculative": "off"}
+    path = written(tmp_path, [line(str(at), {**body, "seed": at}) for at in range(8)])
+    sent: list[bytes] = []
+    post = in_process.post
+    monkeypatch.setattr(
+        in_process, "post", lambda app, path, body: (sent.append(body), post(app, path, body))[1]
+    )
+    assert answered(path, tmp_path / "out.jsonl", InProcess(llm, MODEL, LONGEST)).failed == 0
+    assert len(sent) == 8
+
+
 def test_a_line_that_cannot_be_sent_has_an_error_that_names_it(tmp_path: Path) -> None:
     good = line("good", {"prompt": "p"})
     bad = {
-        "invalid_json_line": ["nonsense", "[1]", "{" * 2000, '{"a": 1, "a": 2}', "\x00"],
+        "invalid_json_line": [
+            *("nonsense", "[1]", "{" * 2000, '{"a": 1, "a": 2}', "\x00", '{"a": 1} x'),
+            *('{"a": 1,}', '{"a" 1}', "{1: 2}", '{"a": 1', '{"a": NaN, }'),
+        ],
         "unknown_parameter": [line("a", {"prompt": "p"}, more=1)],
         "invalid_custom_id": [line(None, {}), line(7, {}), line("", {}), line("\ud800", {})],
         "invalid_method": [line("b", {}).replace("POST", "GET")],
@@ -156,6 +175,17 @@ def test_a_line_that_cannot_be_sent_has_an_error_that_names_it(tmp_path: Path) -
     assert {number: error["code"] for number, error in errors.items()} == expected
     assert all(error["message"].endswith(".") for error in errors.values())
     assert found.failed == len(errors) == found.count - 1
+
+
+def test_a_line_is_read_once_when_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    members = batch.members
+    monkeypatch.setattr(
+        batch, "members", lambda text, *more: (read.append(text), members(text, *more))[1]
+    )
+    one = Line(1, line("a", {"prompt": "p"}).encode())
+    asyncio.run(batch.answer(Echo(), one, False, LONGEST))  # type: ignore[arg-type]
+    assert read == [one.raw.decode()]
 
 
 def test_lines_are_ordered_by_their_prompts() -> None:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -21,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
+from outpace.core.strict_json import members
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ProcessLost
 from outpace.heads.folder import saving
@@ -36,7 +37,8 @@ LONGEST_ENVELOPE = 1 << 16
 
 FIELDS = frozenset({"custom_id", "method", "url", "body"})
 BOM = b"\xef\xbb\xbf"
-_BLANKS = re.compile(r"[ \t\r\n]*")
+_AS_WRITTEN = json.JSONDecoder()
+"""Takes NaN too: what a body may hold, the server says."""
 _ID = re.compile(r"batch_req_([0-9]+)_([0-9a-f]{16})")
 
 
@@ -72,78 +74,62 @@ class Line:
         """64 bits that another line has with a probability of 2^-64."""
         return hash_of(self.raw)
 
-    def fields(self) -> dict[str, str]:
-        """Returns what was written for each field; raises `BadLine`."""
+    def fields(self) -> Fields:
+        """Returns what is written in it; raises `BadLine`."""
         try:
-            text = self.raw.decode()
-            json.loads(text)
-            pairs = list(_members(text))
+            found = list(members(self.raw.decode(), _AS_WRITTEN))
         except (ValueError, RecursionError) as error:
             reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
             raise BadLine("invalid_json_line", f"the line is no JSON object: {reason}.") from error
-        fields = dict(pairs)
-        if len(fields) < len(pairs):
+        fields = Fields({name: (value, written) for name, value, written in found})
+        if len(fields.members) < len(found):
             raise BadLine("invalid_json_line", "the line holds a field twice: send it once.")
-        for name in fields.keys() - FIELDS:
+        for name in fields.members.keys() - FIELDS:
             raise BadLine(
                 "unknown_parameter", f"{shown(name)} is no field of a line: leave it out."
             )
         return fields
 
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a line: by name, the value of each, and how that is written."""
+
+    members: Mapping[str, tuple[Any, str]]
+
     def custom_id(self) -> str:
         """Returns how its user calls it; raises `BadLine`."""
-        found = json.loads(self.fields().get("custom_id", "null"))
+        found = self._value("custom_id")
         if not (isinstance(found, str) and found and _is_text(found)):
             raise BadLine("invalid_custom_id", "custom_id has to be a text.", "custom_id")
         return found
 
     def request(self) -> tuple[str, bytes]:
         """Returns the endpoint and the body; raises `BadLine`."""
-        fields = self.fields()
-        if fields.get("method") != '"POST"':
+        if self._value("method") != "POST":
             raise BadLine("invalid_method", 'method has to be "POST".', "method")
-        url = json.loads(fields.get("url", "null"))
+        url = self._value("url")
         if not (isinstance(url, str) and url.startswith("/") and _is_text(url)):
             raise BadLine(
                 "invalid_url", "url has to be a path, such as /v1/chat/completions.", "url"
             )
-        body = fields.get("body", "null")
-        if not body.startswith("{"):
+        body = self._value("body")
+        if not isinstance(body, dict):
             raise BadLine("invalid_body", "body has to be an object.", "body")
-        if dict(_members(body)).get("stream") == "true":
+        if body.get("stream") is True:
             raise BadLine("invalid_body", "a batch is answered whole: leave stream out.", "stream")
-        return url, body.encode()
+        return url, self.members["body"][1].encode()
 
     def prompt(self) -> str:
         """Returns what its text goes on from, as written; "" where that is not known."""
-        try:
-            body = dict(_members(self.fields().get("body", "{}")))
-        except (BadLine, ValueError):
+        body, written = self.members.get("body", (None, ""))
+        if not isinstance(body, dict):
             return ""
-        return "".join(body.get(name, "") for name in ("tools", "messages", "prompt"))
+        found = {name: text for name, _, text in members(written, _AS_WRITTEN)}
+        return "".join(found.get(name, "") for name in ("tools", "messages", "prompt"))
 
-
-def _members(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the names of an object and what is written for each, in a text that is JSON;
-    ``ValueError`` for another value."""
-    decode = json.JSONDecoder().raw_decode
-    at = _past_blanks(text, 0)
-    if text[at] != "{":
-        raise ValueError("it is another value")
-    at = _past_blanks(text, at + 1)
-    while text[at] != "}":
-        name, at = decode(text, at)
-        begin = _past_blanks(text, _past_blanks(text, at) + 1)  # after the colon
-        _, at = decode(text, begin)
-        yield name, text[begin:at]
-        at = _past_blanks(text, at)
-        at = _past_blanks(text, at + (text[at] == ","))
-
-
-def _past_blanks(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    assert found is not None
-    return found.end()
+    def _value(self, name: str) -> Any:
+        return self.members.get(name, (None, ""))[0]
 
 
 def _is_text(text: str) -> bool:
@@ -178,7 +164,7 @@ class Requests:
             hashes.append(line.hash)
             self.total += 1
             with suppress(BadLine):
-                name = hash_of(line.custom_id().encode())
+                name = hash_of(line.fields().custom_id().encode())
                 names.extend([line.number, name])
         if not self.total:
             raise ConfigError(f"{str(path)!r} holds no request: give one a line.")
@@ -255,10 +241,17 @@ def in_order(lines: Sequence[Line]) -> Iterator[Line]:
     """Yields lines, those with long prompts first, so that at the end short texts are left, and
     those whose prompts begin alike after each other, so that the prefix cache holds the beginning.
     """
-    prompts = sorted(((line.prompt(), line) for line in lines), key=lambda pair: pair[0])
+    prompts = sorted(((_prompt(line), line) for line in lines), key=lambda pair: pair[0])
     alike = [list(group) for _, group in groupby(prompts, key=lambda pair: pair[0][:ALIKE])]
     for group in sorted(alike, key=lambda group: -max(len(prompt) for prompt, _ in group)):
         yield from (line for _, line in group)
+
+
+def _prompt(line: Line) -> str:
+    try:
+        return line.fields().prompt()
+    except BadLine:
+        return ""
 
 
 def _repeated(named: np.ndarray) -> set[int]:  # [N, 2]: number, hash of the name
@@ -379,10 +372,11 @@ async def answer(server: InProcess, line: Line, repeats: bool, longest: int) -> 
     try:
         if len(line.raw) > longest:
             raise BadLine("line_too_long", f"the line is longer than {longest} bytes: send less.")
-        name = line.custom_id()
+        fields = line.fields()
+        name = fields.custom_id()
         if repeats:
             raise BadLine("duplicate_custom_id", "an earlier line has its custom_id.", "custom_id")
-        path, body = line.request()
+        path, body = fields.request()
         answered = await server.ask(path, body)
         if answered.status == 503:
             raise ProcessLost(answered.body["error"]["message"])

@@ -42,6 +42,7 @@ class InProcess:
         settings = Settings(
             model_name=model_name,
             max_body_bytes=max_body_bytes,
+            max_waiting=1 << 30,  # whoever asks here waits for its answers
             request_seconds=YEARS,
             drain_seconds=0.0,  # what is open when the work ends was given up
             playground=False,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.core.strict_json import STRICT
+from outpace.core.strict_json import STRICT, members
 from outpace.core.unicode import is_unicode
 from outpace.serve.openai.errors import ApiError
 
@@ -184,14 +184,14 @@ _IN_STRING = re.compile(r'["\\\x00-\x1f]')
 def _read(text: str) -> ToolCall | None:
     """The call that a model wrote as an object, None for what is none."""
     try:
-        members = _members(text)
+        found = {name: (value, written) for name, value, written in members(text)}
     except (ValueError, RecursionError):
         return None
-    name, _ = members.get("name", (None, ""))
+    name, _ = found.get("name", (None, ""))
     if not isinstance(name, str) or not is_unicode(name):
         return None
     nothing = (None, "")
-    arguments, written = members.get("arguments", members.get("parameters", nothing))
+    arguments, written = found.get("arguments", found.get("parameters", nothing))
     return ToolCall(name, _as_object(arguments, written))
 
 
@@ -212,37 +212,6 @@ def _as_object(arguments: Any, written: str) -> str:
 
 _SURPLUS = re.compile(r"\A[\s}]+")
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_BLANKS = re.compile(r"[ \t\r\n]*")
-
-
-def _members(text: str) -> dict[str, tuple[Any, str]]:
-    """Returns the members of a JSON object by name: each value, and how it is written; a
-    ``ValueError`` for what is no object."""
-    found: dict[str, tuple[Any, str]] = {}
-    at = _after(text, _after(text, 0), "{")
-    if text[at:] == "}":
-        return found
-    while True:
-        name, at = STRICT.raw_decode(text, at)
-        if not isinstance(name, str):
-            raise ValueError("a member has no name")
-        begin = _after(text, at, ":")
-        value, end = STRICT.raw_decode(text, begin)
-        found[name] = (value, text[begin:end])
-        at = _after(text, end)
-        if text[at:] == "}":
-            return found
-        at = _after(text, at, ",")
-
-
-def _after(text: str, at: int, mark: str = "") -> int:
-    """Returns where a text goes on after a mark, and the blanks before and after it."""
-    blanks = _BLANKS.match(text, at)
-    at = blanks.end() if blanks else at
-    if not text.startswith(mark, at):
-        raise ValueError(f"{mark} is missing")
-    blanks = _BLANKS.match(text, at + len(mark))
-    return blanks.end() if blanks else at + len(mark)
 
 
 # -- the grammar of a call -------------------------------------------------------------------------
