@@ -15,7 +15,6 @@ from lab.options.reference import OF_TWO_TOKENS, RAGGED, Case, Prompts, Referenc
 from outpace.core.logits_pipeline import RowFault, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Round
-from outpace.engine.verifier import branches_of
 from outpace.errors import ParamsError
 from outpace.llm import LLM
 from outpace.outputs import RequestOutput
@@ -53,7 +52,7 @@ class Spy:
         probs, proposal = trace.verdict.probs, trace.proposal
         if probs is None:
             return
-        branches = branches_of(proposal)
+        branches = proposal.branches
         root = proposal.valid.new_ones(proposal.tree.rows, 1)
         prompts = trace.rows.history.prompts
         committed = [trace.rows.since(row, len(prompt)) for row, prompt in enumerate(prompts)]

@@ -214,13 +214,13 @@ def padding_not_cut(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def stale_penalties(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    right = judging.branches_of
+    right = Proposal.branches.func
 
     def ignored(proposal):
         branches = right(proposal)
         return Branches(branches.tokens, torch.zeros_like(branches.valid))
 
-    monkeypatch.setattr(judging, "branches_of", ignored)
+    monkeypatch.setattr(Proposal, "branches", property(ignored))
 
 
 def min_p_ignored(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -288,7 +288,7 @@ def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def best(self, scores, proposal, rows):
-        branches = judging.branches_of(proposal)
+        branches = proposal.branches
         best = rows.pipeline.best(scores.logits, branches, rows.history)
         return walk(best, proposal)
 
@@ -306,7 +306,7 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
             return torch.where(bonus, rows_of(self.raw, node).to(p.dtype), warped)
 
     def call(self, scores, proposal, rows):
-        branches = judging.branches_of(proposal)
+        branches = proposal.branches
         p = rows.pipeline(scores.logits, branches, rows.history)
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
         verdict = draw(Raw(raw), p, proposal, rows.seeds, rows.positions)

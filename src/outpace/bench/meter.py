@@ -23,7 +23,7 @@ from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, Rows
 from outpace.engine.rounds import deliver_part, deliver_round
-from outpace.engine.verifier import branches_of, on_host
+from outpace.engine.verifier import on_host
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
@@ -102,7 +102,7 @@ class Rehearsal:
         self._target.commit([[]] * len(pending))
         probs = None
         if self._drafter.needs.probs:
-            probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
+            probs = rows.pipeline.soft(scores.logits, proposal.branches, rows.history)
         token = token_at(rows.lengths[0], self._vocabulary)
         root = torch.zeros_like(rows.positions)
         refused = Verdict(root, torch.full_like(root, token))

@@ -28,6 +28,37 @@ from outpace.errors import ParamsError
 __all__ = ["Branches", "Contradiction", "History", "LogitsPipeline", "RowFault", "RowOptions"]
 
 
+def static_bias(rows: Sequence[RowOptions], vocabulary: int) -> Tensor | None:
+    """Returns ``[B, V]``: what logit_bias and allowed_token_ids add to the scores of each row, on
+    the host; None where no row has such options.
+
+    Raises ``ParamsError`` for tokens outside the vocabulary, and where no token is left.
+    """
+    if not any(row.params.logit_bias or row.allowed is not None for row in rows):
+        return None
+    bias = torch.zeros(len(rows), vocabulary, dtype=torch.float64)
+    for own, options in zip(bias, rows, strict=True):
+        (tokens, values), allowed = options.biased, options.allowed
+        _check_tokens("logit_bias", tokens, vocabulary)
+        own[tokens] = values
+        if allowed is not None:
+            _check_tokens("allowed_token_ids", allowed, vocabulary)
+            kept = own[allowed]
+            own[:] = NEVER
+            own[allowed] = kept
+        if bool(own.isneginf().all()):
+            raise ParamsError("logit_bias and allowed_token_ids forbid every token: allow one.")
+    return bias
+
+
+def _check_tokens(name: str, tokens: Tensor, vocabulary: int) -> None:
+    outside = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(outside):
+        raise ParamsError(
+            f"{name} names token {int(outside[0])}; the vocabulary has 0 to {vocabulary - 1}."
+        )
+
+
 class LogitsPipeline:
     """Makes the distributions of B rows; build a new one when the rows change.
 
@@ -63,7 +94,8 @@ class LogitsPipeline:
         self._min_p = column([p.min_p for p in params], 0.0, self.device)
         self._typical_p = column([p.typical_p for p in params], 1.0, self.device)
         self._penalties = Penalties(params, vocabulary, self.device)
-        self._bias = self._static_bias()
+        bias = static_bias(self.rows, vocabulary)
+        self._bias = None if bias is None else bias.to(self.device)
         every = (Constraints(at, row, vocabulary, self.device) for at, row in enumerate(self.rows))
         self._constraints = [constraints for constraints in every if constraints.possible]
         self._greedy = torch.tensor([p.greedy for p in params], device=self.device)
@@ -139,32 +171,6 @@ class LogitsPipeline:
             return None
         clipped = [min(value, self.vocabulary) for value in values]
         return torch.tensor(clipped, device=self.device)[:, None, None]
-
-    def _static_bias(self) -> Tensor | None:
-        params = [row.params for row in self.rows]
-        if not any(p.logit_bias or p.allowed_token_ids is not None for p in params):
-            return None
-        bias = torch.zeros(len(self.rows), self.vocabulary, dtype=torch.float64)
-        for row, options in enumerate(self.rows):
-            (tokens, values), allowed = options.biased, options.allowed
-            self._check_tokens("logit_bias", tokens)
-            bias[row, tokens] = values
-            if allowed is not None:
-                self._check_tokens("allowed_token_ids", allowed)
-                kept = bias[row, allowed]
-                bias[row] = NEVER
-                bias[row, allowed] = kept
-            if bool(bias[row].isneginf().all()):
-                raise ParamsError("logit_bias and allowed_token_ids forbid every token: allow one.")
-        return bias.to(self.device)
-
-    def _check_tokens(self, name: str, tokens: Tensor) -> None:
-        outside = tokens[(tokens < 0) | (tokens >= self.vocabulary)]
-        if len(outside):
-            raise ParamsError(
-                f"{name} names token {int(outside[0])}; the vocabulary has 0 to "
-                f"{self.vocabulary - 1}."
-            )
 
     # -- scores --------------------------------------------------------------------------------
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outpace.core.logits.branches import Branches
 from outpace.core.trees.tree import Tree
 
 
@@ -122,6 +124,12 @@ class Proposal:
         """``[B, N]`` bool: the nodes that are not padding."""
         nodes = torch.arange(self.tokens.shape[1], device=self.tokens.device)
         return nodes < self.counts[:, None]
+
+    @cached_property
+    def branches(self) -> Branches:
+        """The drafted tokens that lead to each node: its ancestors, in order."""
+        tokens = self.tokens[:, None, :].expand(-1, self.tree.size + 1, -1)
+        return Branches(tokens, self.tree.ancestors[:, :, 1:])
 
     def within(self, vocabulary: int) -> Proposal:
         """Returns the proposal with each row cut before its first token outside the vocabulary;

@@ -90,6 +90,8 @@ class Batch:
     def hand_over(self, controller: Controller) -> None:
         """Lets samples that wait join while the last row with their prompt is still there, if its
         own text has just ended: they fork from it, and the prompt is not read again."""
+        if not any(one.finished for one in self.running):
+            return
         first = self.waiting.first
         source = None if first is None else self._row_to_fork(first)
         if source is None or not self.running[source].finished:

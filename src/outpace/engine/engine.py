@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from outpace.core.logits_pipeline import LogitsPipeline, RowFault
+from outpace.core.logits_pipeline import RowFault, static_bias
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter
 from outpace.draft.rounds import Round, Rows
@@ -20,7 +20,7 @@ from outpace.engine.request import Request
 from outpace.engine.rounds import Stopwatch, count, deliver_round, emit
 from outpace.engine.scheduler import RequestQueue, TokenLimit
 from outpace.engine.scheduling_policies import SchedulingPolicy
-from outpace.engine.verifier import Verifier, branches_of, logprobs_of, on_host
+from outpace.engine.verifier import Verifier, logprobs_of, on_host
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller, affordable, check_requested_budget
 from outpace.targets.base import Plan, Scores, Target
@@ -106,7 +106,7 @@ class Engine:
         Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
         """
         check_requested_budget(request, self.target.most_nodes)
-        LogitsPipeline([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
+        static_bias([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
         drafts_matter = bool(self.drafter.longest) and not self.verifier.coupled
         request.repeatable = request.params.seeded or request.params.greedy or not drafts_matter
         request.reproducible = request.params.seeded and not self.verifier.coupled
@@ -289,7 +289,7 @@ class Engine:
         reported = logprobs_of(scores.logits, proposal, rows, played, outcomes)
         probs = None
         if self.drafter.needs.probs:
-            probs = rows.pipeline.soft(scores.logits, branches_of(proposal), rows.history)
+            probs = rows.pipeline.soft(scores.logits, proposal.branches, rows.history)
 
         self.target.commit([outcome.path for outcome in outcomes])
         emit(played, outcomes, reported, dead_ends)

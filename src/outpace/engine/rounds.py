@@ -67,11 +67,12 @@ def emit(
     After a node that left no token to go on with, nothing is the target's.
     """
     for row, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
-        dead = dead_ends.get(row, {})
-        end = next((at for at, node in enumerate(outcome.path, 1) if node in dead), None)
+        dead, end = dead_ends.get(row), None
+        if dead:
+            end = next((at for at, node in enumerate(outcome.path, 1) if node in dead), None)
         outcome.emitted = request.extend(outcome.tokens[:end], reported[row])
         outcome.accepted = min(outcome.emitted, len(outcome.path))
-        if end is not None and not request.finished:
+        if dead and end is not None and not request.finished:
             request.fail(dead[outcome.path[end - 1]])
 
 

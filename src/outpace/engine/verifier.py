@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NoReturn
 
 import torch
@@ -19,14 +20,7 @@ from outpace.draft.rounds import Outcome, Rows
 from outpace.engine.request import Logprob, Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
-from outpace.verify.base import Evidence, Rule, RuleNeeds, draw, walk
-
-
-def branches_of(proposal: Proposal) -> Branches:
-    """Returns the drafted tokens that lead to each node: its ancestors, in order."""
-    tree = proposal.tree
-    tokens = proposal.tokens[:, None, :].expand(-1, tree.size + 1, -1)
-    return Branches(tokens, tree.ancestors[:, :, 1:])
+from outpace.verify.base import NO_NEEDS, Evidence, Rule, RuleNeeds, draw, walk
 
 
 @dataclass(frozen=True)
@@ -46,21 +40,24 @@ class Verifier:
         position only."""
         return self.rule.coupled
 
-    @property
+    @cached_property
     def terms(self) -> DraftingTerms:
         """What the rule asks of the drafter."""
-        needs = self.rule.needs
-        return DraftingTerms(self.coupled, needs.draft_probs, needs.keeps_drafting)
+        return DraftingTerms(self.coupled, self._needs.draft_probs, self._needs.keeps_drafting)
+
+    @cached_property
+    def _needs(self) -> RuleNeeds:
+        return self.rule.needs
 
     @property
     def layers(self) -> frozenset[int]:
         """The layers whose hidden states the rule looks at."""
-        return frozenset(self.rule.needs.states)
+        return frozenset(self._needs.states)
 
     def aux_tokens(self, proposal: Proposal) -> AuxTokens | None:
         """Returns what has to be scored besides the draft: the drafter's own columns and, for a
         rule that wants it, the second copy of the draft after the text."""
-        if self.rule.needs.second_pass is None:
+        if self._needs.second_pass is None:
             return proposal.aux_tokens
         if proposal.aux_tokens is not None:
             self._refuse_aux_tokens()
@@ -70,7 +67,7 @@ class Verifier:
         """Raises ``ConfigError`` where the rule cannot verify what a drafter proposes."""
         for drawn in [Drawn.DETERMINISTIC] if self.coupled else drafter.draws:
             self.rule.check(drawn, drafter.trees)
-        if drafter.capabilities.uses_aux_tokens and self.rule.needs.second_pass is not None:
+        if drafter.capabilities.uses_aux_tokens and self._needs.second_pass is not None:
             self._refuse_aux_tokens()
 
     def _refuse_aux_tokens(self) -> NoReturn:
@@ -81,7 +78,7 @@ class Verifier:
 
     def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Verdict:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
-        logits, branches = scores.logits, branches_of(proposal)
+        logits, branches = scores.logits, proposal.branches
         if rows.pipeline.all_greedy and self.rule.lossless:
             best = rows.pipeline.best(logits, branches, rows.history)
             return walk(best, proposal)
@@ -95,8 +92,8 @@ class Verifier:
 
     def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
         """The rule with the evidence that it asked for; most rules ask for none."""
-        needs = self.rule.needs
-        if needs == RuleNeeds():
+        needs = self._needs
+        if needs == NO_NEEDS:
             return self.rule
         soft = second = None
         if needs.soft:
@@ -165,8 +162,7 @@ def logprobs_of(
     """
     if all(request.params.logprobs is None for request in requests):
         return [[] for _ in requests]
-    branches = branches_of(proposal)
-    table = rows.pipeline.reported(logits, branches, rows.history)  # [B, M, V]
+    table = rows.pipeline.reported(logits, proposal.branches, rows.history)  # [B, M, V]
     found: list[list[dict[int, Logprob]]] = []
     for row, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
         count = request.params.logprobs

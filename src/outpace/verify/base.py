@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.core.logits.pieces import pieces
 from outpace.core.options import read_options
 from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled, Verdict
-from outpace.core.rng import Role, inverse_cdf, uniforms
+from outpace.core.rng import Role, inverse_cdf, uniform, uniforms
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule
 
@@ -40,6 +40,9 @@ class RuleNeeds:
     keeps_drafting: Callable[[Tensor], Tensor] | None = None
     """Whether a chain goes on, from its next distribution alone: see `DraftingTerms`. Chains
     only."""
+
+
+NO_NEEDS = RuleNeeds()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +109,7 @@ class Rule(ABC):
     @property
     def needs(self) -> RuleNeeds:
         """What the rule asks of each round beyond p and the proposal."""
-        return RuleNeeds()
+        return NO_NEEDS
 
     @abstractmethod
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
@@ -185,9 +188,10 @@ def draw(rule: Rule, p: Tensor, proposal: Proposal, seeds: Tensor, positions: Te
 
     seeds, positions: ``[B]``, the keys of each row's streams for this round.
     """
-    u = uniforms(seeds, positions, (Role.STOP, Role.NEXT), 1)[..., 0]  # [B, 2]
     if rule.lossless and not proposal.tree.size:  # plain decoding
-        return Verdict(torch.zeros_like(positions), inverse_cdf(p[:, 0], u[:, 1]))
+        u = uniform(seeds, positions, Role.NEXT, 1)[:, 0]  # [B]
+        return Verdict(torch.zeros_like(positions), inverse_cdf(p[:, 0], u))
+    u = uniforms(seeds, positions, (Role.STOP, Role.NEXT), 1)[..., 0]  # [B, 2]
     rule = rule.prepared(p, proposal)
     node = inverse_cdf(rule.stop(p, proposal), u[:, 0])
     token = inverse_cdf(rule.next(p, proposal, node), u[:, 1])
@@ -259,16 +263,16 @@ def at_drafted(p: Tensor, proposal: Proposal) -> Tensor:
     return p[rows, proposal.tree.parents, proposal.tokens].double()
 
 
-def in_pieces(of: Callable[..., Tensor], probs: Tensor, *beside: Tensor) -> Tensor:
-    """Returns ``of(probs, *beside)``, computed for a few nodes at a time.
+def in_pieces(of: Callable[..., Tensor], probs: Tensor, *others: Tensor) -> Tensor:
+    """Returns ``of(probs, *others)``, computed for a few nodes at a time.
 
     What ``of`` holds in between then stays small, however many nodes there are.
 
     of: takes parts of all arguments and returns ``[B, n]`` for n nodes; probs: ``[B, N, V]``;
-    beside: ``[B, N, ...]`` each.
+    others: ``[B, N, ...]`` each.
     """
     rows, nodes, vocabulary = probs.shape
-    given = (probs, *beside)
+    given = (probs, *others)
     parts = list(pieces(nodes, rows * vocabulary, probs.device))
     if len(parts) <= 1:
         return of(*given)

@@ -127,8 +127,9 @@ class Constraints:
         prompt, output = history.prompts[self.row], history.outputs[self.row]
         reach = self._reach
         tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
-        banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
-        if self._mask is not None:
+        if self._mask is None:
+            banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
+        else:
             banned = ~self._allowed(self._mask, output, paths, faults)
         if len(self._bad_tokens):
             banned[:, self._bad_tokens] = True
