@@ -101,6 +101,16 @@ def test_two_slashes_ask_a_question_that_begins_with_one(session: Session) -> No
     assert said(session)[0][0] == "/w1"
 
 
+def test_what_was_learned_is_written_after_each_answer(
+    session: Session, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[bool] = []
+    monkeypatch.setattr(llm.engine, "flush", lambda: flushed.append(llm.engine.busy))
+    session.ask("w1 w2")
+    session.ask("w3")
+    assert flushed == [False, False]
+
+
 def test_a_stopped_answer_is_kept_and_marked(session: Session) -> None:
     paper_of(session).interrupt_after = 2
     run_command(session, "w1")

@@ -136,6 +136,7 @@ class Session:
         finally:
             screen.working("")
             engine.remove(request)
+            engine.flush()
         if request.error is not None:
             raise request.error
         reason = None if stopped else request.finish_reason
