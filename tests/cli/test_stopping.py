@@ -160,14 +160,3 @@ def test_sigterm_cancels_in_an_event_loop() -> None:
         verb()
     assert raised.value.exit_code == 143
     assert seen == ["went on to its next step", "cancelled", "interrupted"]
-
-
-@pytest.mark.parametrize(
-    "verb", [("audit", "model"), ("tune", "layers"), ("tune", "tree")], ids=" ".join
-)
-def test_the_old_name_of_max_tokens_is_told_in_a_sentence(run: Run, verb: tuple[str, str]) -> None:
-    result = run(*verb, "--tokens", 8)
-    assert result.exit_code == 2
-    words = "--tokens is called --max-tokens now, as in the other verbs: write --max-tokens."
-    assert result.stderr == f"outpace: {words}\n"
-    assert "--tokens" not in run(*verb, "--help").stdout.replace("--max-tokens", "")

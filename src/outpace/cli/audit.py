@@ -125,7 +125,6 @@ def model(
         int | None,
         typer.Option(min=1, help="Longest text. Unset: two rounds' worth.", show_default=False),
     ] = None,
-    tokens: opt.OldTokens = None,
     alpha: Annotated[
         float, typer.Option(help="Share of clean runs that may raise a false alarm.")
     ] = 1e-3,

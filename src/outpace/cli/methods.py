@@ -32,7 +32,7 @@ def methods(
 ) -> None:
     """List the methods and rules, or the options of one, with their defaults.
 
-    Options stand in --speculative-config, beside "method": {"method": "ngram",
+    Options stand in --speculative-config, with "method": {"method": "ngram",
     "prompt_lookup_max": 5}; those of a rule or a length policy in its own entry: "verify":
     {"name": "ears", "tolerance": 0.1}.
     """

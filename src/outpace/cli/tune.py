@@ -71,11 +71,10 @@ def layers(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where the search is kept, to be resumed. Unset: beside --out, as *.study.",
+            help="Where the search is kept, to be resumed. Unset: next to --out, as *.study.",
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=8, help="Longest text of a prompt.")] = 48,
-    tokens: opt.OldTokens = None,
     at_most: Annotated[
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 6,
@@ -92,8 +91,7 @@ def layers(
 
     Then: `--speculative-config '{"method": "layer_skip", "layers": "layers.json"}'`
     """
-    texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
-    _check_out(out, prompts or ())
+    texts = _prompts_for(prompts or (), out, at_most)
     kept_in = study or out.with_suffix(".study")
     if kept_in.resolve() == out.resolve():
         raise ConfigError(
@@ -107,9 +105,7 @@ def layers(
     from outpace.draft.fingerprint import Fingerprint
     from outpace.tune.layers import LayerSearch, LayerTrials
 
-    played = LayerTrials(
-        llm, (texts or _built_in_prompts())[:at_most], max_tokens, temperature or 0.0
-    )
+    played = LayerTrials(llm, texts, max_tokens, temperature or 0.0)
     search = LayerSearch(played, Fingerprint.of(llm.target), kept_in, seed)
     complete = _search(search, trials)
     found = search.chosen()
@@ -159,7 +155,6 @@ def tree(
     nodes: Annotated[int, typer.Option(min=1, max=MOST_NODES, help="Nodes at most.")] = 24,
     levels: Annotated[int, typer.Option(min=1, max=MOST_LEVELS, help="Levels at most.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=8, help="Longest text of a prompt.")] = 64,
-    tokens: opt.OldTokens = None,
     at_most: Annotated[
         int, typer.Option("--at-most", min=1, help="Prompts to use of those given.")
     ] = 8,
@@ -174,16 +169,14 @@ def tree(
 
     Then: `--speculative-config tree.json`
     """
-    texts = [entry.text for file in prompts or () for entry in read_prompts(None, file)]
-    _check_out(out, prompts or ())
+    texts = _prompts_for(prompts or (), out, at_most)
     config = tree_config(draft, speculative_config)
     engine = {**model.arguments(), "speculative_config": config}
     llm, _ = load_llm(model.model, engine, {}, texts=1)
 
     from outpace.tune.tree import TreeTrials
 
-    used = (texts or _built_in_prompts())[:at_most]
-    played = TreeTrials(llm, used, max_tokens, temperature or 0.0)
+    played = TreeTrials(llm, texts, max_tokens, temperature or 0.0)
     with working(Console(stderr=True), "tune tree") as report:
         for share in played.play(nodes, levels):
             report("playing rounds", share)
@@ -254,11 +247,14 @@ def router(
     )
 
 
-def _built_in_prompts() -> list[str]:
-    """Prompts of different kinds, for where none are given."""
+def _prompts_for(files: Sequence[Path], out: Path, at_most: int) -> list[str]:
+    """Returns the prompts of the files, or some of different kinds where none are given; raises
+    ``ConfigError`` where what is found cannot be written to ``out``."""
     from outpace.bench.builtin import BUILT_IN
 
-    return list({task: text for _, task, text in BUILT_IN}.values())
+    texts = [entry.text for file in files for entry in read_prompts(None, file)]
+    _check_out(out, files)
+    return (texts or list({task: text for _, task, text in BUILT_IN}.values()))[:at_most]
 
 
 def _check_out(out: Path, inputs: Sequence[Path] = ()) -> None:

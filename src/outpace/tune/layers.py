@@ -20,7 +20,7 @@ import json
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -185,10 +185,6 @@ GUESSES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4)
 """Shares of the attention parts that are left out in the first trials; of the MLPs, a third of
 that. Drawn evenly, half of all parts would be, and nothing would be accepted."""
 
-VALUES = "speed-up over plain decoding"
-"""What a study keeps of its trials. Tokens per second of another day would be compared with those
-of a machine that is faster or busier today."""
-
 
 INTERRUPTED = "interrupted"
 """Marks a trial that Ctrl-C ended: it counts as none, and its choice is tried again."""
@@ -247,26 +243,21 @@ class LayerSearch:
                 "name another file with --study."
             )
         if own is not None:
-            self._check_setting(setting, path)
+            self._check_setting(setting or {}, path)
         if not known or own is None:
-            study.set_user_attr("model", vars(self._model))
             study.set_user_attr("setting", self._setting)
+            study.set_user_attr("model", vars(self._model))
             for guess in self._guesses():
                 study.enqueue_trial(guess)
         return study
 
     @property
     def _setting(self) -> dict[str, Any]:
-        return {**self._trials.setting, "seed": self._seed, "values": VALUES}
+        return {**self._trials.setting, "seed": self._seed}
 
-    def _check_setting(self, kept: dict[str, Any] | None, path: Path) -> None:
+    def _check_setting(self, kept: Mapping[str, Any], path: Path) -> None:
         """Raises ``ConfigError`` for a study whose trials played other prompts, or with other
         options, than those of this run."""
-        if kept is None or kept.get("values") != VALUES:
-            raise ConfigError(
-                f"the study in {str(path)!r} does not say what its trials can be compared with, "
-                "since an earlier version has made it: name another file with --study."
-            )
         changed = sorted(name for name, value in self._setting.items() if kept.get(name) != value)
         if changed:
             raise ConfigError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -12,7 +11,6 @@ from outpace.arguments import EngineArgs
 from outpace.cli.flags.grouped import flag_of
 from outpace.cli.flags.names import LOSSLESS, LOSSY, METHODS, complete_method, complete_rule
 from outpace.core.params import SamplingParams
-from outpace.errors import ConfigError
 
 MODEL = "Model"
 SPECULATION = "Speculation"
@@ -130,21 +128,6 @@ Verify = Annotated[
 # -- audits ------------------------------------------------------------------------------------
 
 Workers = Annotated[int, typer.Option(min=0, help="Processes at once. 0: one for each processor.")]
-
-
-def _renamed(old: str, new: str) -> Callable[[Any], None]:
-    def refuse(value: Any) -> None:
-        if value is not None:
-            raise ConfigError(f"{old} is called {new} now, as in the other verbs: write {new}.")
-
-    return refuse
-
-
-OldTokens = Annotated[
-    int | None,
-    typer.Option("--tokens", hidden=True, callback=_renamed("--tokens", "--max-tokens")),
-]
-"""What `--max-tokens` of some verbs was called once."""
 
 # -- output ------------------------------------------------------------------------------------
 
