@@ -30,7 +30,7 @@ from outpace.llm import LLM
 from outpace.outputs import CompletionOutput
 
 Mode = Literal["greedy", "coupled"]
-Tell = Callable[[str, int], None]
+Report = Callable[[str, int], None]
 """Is called with each step that is done, and with the number of all."""
 
 SHORT = 2
@@ -119,22 +119,23 @@ def audit_diff(
     params: SamplingParams | None = None,
     tolerance: float | None = None,
     skipped: str | None = None,
-    tell: Tell = lambda done, steps: None,
+    report: Report = lambda done, steps: None,
 ) -> DiffReport:
     """Returns the differences between texts with and without speculation; at Ctrl-C those of the
     texts that were compared, or ``KeyboardInterrupt`` where there are none.
 
     engines: one whose rule is meant to be audited under greedy decoding, and the same with
     ``verify="coupled"``. tolerance: in logits; unset: measured on this model, see `noise.measure`.
-    tell: is called with each step that is done, and with the number of all. Raises ``ConfigError``
-    where there is no prompt or no engine to compare texts of.
+    report: is called with each step that is done, and with the number of all.
+
+    Raises ``ConfigError`` where there is no prompt or no engine to compare texts of.
     """
     if not engines or not prompts or not all(prompts):
         raise ConfigError("an audit needs an engine and prompts of one token or more.")
     params = params or SamplingParams(max_tokens=64)
     prompts = [*prompts, *([*prompt][:SHORT] for prompt in prompts if len(prompt) > SHORT)]
     llm = next(iter(engines.values()))
-    steps = _Steps(len(prompts), len(engines), tell)
+    steps = _Steps(len(prompts), len(engines), report)
     noise = _noise(llm, prompts, tolerance, steps)
     found = _Comparison({mode: 0 for mode in engines}, {mode: 0 for mode in engines})
     stopped = False
@@ -179,11 +180,11 @@ class _Steps:
 
     prompts: int
     modes: int
-    tell: Tell
+    report: Report
 
     def done(self, what: str) -> None:
         """Learns that one more step is done."""
-        self.tell(what, self.prompts * (1 + 3 * self.modes))
+        self.report(what, self.prompts * (1 + 3 * self.modes))
 
 
 def _compare(

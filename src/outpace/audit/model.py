@@ -29,7 +29,7 @@ from time import perf_counter
 import torch
 
 from outpace.audit.bets import ClaimTest, PlainProbs, TextTest
-from outpace.audit.diff import Tell, drafted
+from outpace.audit.diff import Report, drafted
 from outpace.audit.noise import Noise, measure
 from outpace.audit.plain import Ending
 from outpace.audit.power import detectable
@@ -128,13 +128,13 @@ def audit_model(
     llm: LLM,
     plan: AuditPlan,
     params: SamplingParams | None = None,
-    tell: Tell = lambda done, steps: None,
+    report: Report = lambda done, steps: None,
 ) -> ModelReport:
     """Returns the findings on an engine; stops early once the distribution is refuted, and at
     Ctrl-C.
 
     params: the sampling options to test under (not greedy: a greedy text has no distribution to
-    test). tell: is called with each step that is done, and with the number of all.
+    test). report: is called with each step that is done, and with the number of all.
     ``KeyboardInterrupt`` where Ctrl-C comes before the first texts.
     """
     begin = perf_counter()
@@ -148,15 +148,15 @@ def audit_model(
         with llm.engine.observing(session.claims):
             for turn, first in enumerate(range(0, plan.samples, size)):
                 session.sample(range(first, min(plan.samples, first + size)), turn)
-                tell(f"{session.samples} texts", steps)
+                report(f"{session.samples} texts", steps)
                 if session.text.test.alarm:  # a lying drafter is worth the rest: is the text wrong?
                     break
     except KeyboardInterrupt:
         if not session.samples:
             raise
         stopped = True
-    report = session.report(tokens, perf_counter() - begin)
-    return replace(report, stopped_of=plan.samples) if stopped else report
+    found = session.report(tokens, perf_counter() - begin)
+    return replace(found, stopped_of=plan.samples) if stopped else found
 
 
 def _sampled(llm: LLM, plan: AuditPlan, params: SamplingParams) -> tuple[SamplingParams, int]:

@@ -14,10 +14,10 @@ from outpace.bench.contest import (
     Contestant,
     Ours,
     Tick,
-    ignore,
 )
 from outpace.bench.prompts import Prompt, batches
 from outpace.bench.setting import Instruments, MeasuredSetting, Setting, Work
+from outpace.core.progress import silent
 from outpace.errors import ConfigError, PromptError
 
 
@@ -43,7 +43,7 @@ class Benchmark:
     bandwidth: float | None = None
     """Bytes per second, None where it was not measured."""
     clock: Clock = perf_counter
-    tick: Tick = ignore
+    tick: Tick = silent
 
     def run(self) -> list[MeasuredSetting]:
         """Runs all settings one after another, the sweep at the first. After Ctrl-C those that

@@ -14,6 +14,7 @@ from typing import Literal
 
 from outpace.bench.roofline import peak_of
 from outpace.core.params import SamplingParams
+from outpace.core.progress import silent
 from outpace.core.stats import Metrics
 from outpace.errors import ConfigError
 from outpace.llm import LLM
@@ -219,12 +220,8 @@ class Stopped(KeyboardInterrupt):
         self.runs = runs
 
 
-def ignore(what: str) -> None:
-    """A `Tick` that shows nothing."""
-
-
 def warm_up(
-    contestants: Sequence[Contestant], job: BatchJob, pace: Pace, tick: Tick = ignore
+    contestants: Sequence[Contestant], job: BatchJob, pace: Pace, tick: Tick = silent
 ) -> dict[str, int]:
     """Runs the job untimed, ``warmup`` times with each contestant.
 
@@ -245,7 +242,7 @@ def run_interleaved(
     jobs: Sequence[BatchJob],
     pace: Pace,
     clock: Clock = perf_counter,
-    tick: Tick = ignore,
+    tick: Tick = silent,
 ) -> list[TimedRun]:
     """Returns the timed runs of all jobs by all contestants.
 

@@ -164,7 +164,7 @@ class Replay:
 
     @property
     def sentence(self) -> str:
-        """What is to be said beside the speed."""
+        """What is to be said with the speed."""
         if self.divergence is not None:
             return f"verify={self.rule} is lossy: {self.divergence.phrase}"
         if self.blocked:

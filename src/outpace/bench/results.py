@@ -32,8 +32,8 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The decode speed-up that follows from the times of a round's parts, beside the measured
-    one."""
+    """The decode speed-up that follows from the times of a round's parts, and the
+    measured one."""
 
     predicted: float
     measured: float

@@ -14,7 +14,7 @@ import torch
 
 from outpace.arguments import bundled_drafter, speculation
 from outpace.bench.benchmark import Benchmark, Broken
-from outpace.bench.contest import BASELINE, BenchmarkPlan, Contestant, Ours, Tick, ignore
+from outpace.bench.contest import BASELINE, BenchmarkPlan, Contestant, Ours, Tick
 from outpace.bench.peers.registry import Models, check_peers, peers
 from outpace.bench.prompts import Prompt
 from outpace.bench.provenance import provenance
@@ -22,6 +22,7 @@ from outpace.bench.results import Report
 from outpace.bench.roofline import read_bandwidth
 from outpace.bench.setting import MeasuredSetting
 from outpace.config import SpeculativeConfig
+from outpace.core.progress import silent
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
 from outpace.heads.checkpoint import kind_in
@@ -156,7 +157,7 @@ def _speculating(engines: Engines, plain: LLM, rows: int) -> tuple[list[LLM], di
         if config.method == "none":
             continue
         try:
-            llm = _beside(plain, engines, config, rows)
+            llm = _with_target_of(plain, engines, config, rows)
             llm.forget_texts()  # refused now where it cannot be done between runs
         except OutpaceError as error:
             if engines.all_required:
@@ -245,7 +246,7 @@ OF_LOADING = (
 """Arguments of `LLM` that say how a model is loaded."""
 
 
-def _beside(first: LLM, engines: Engines, config: SpeculativeConfig, rows: int) -> LLM:
+def _with_target_of(first: LLM, engines: Engines, config: SpeculativeConfig, rows: int) -> LLM:
     """Returns the engine of another configuration over the same target: its weights are in memory
     once, however many engines there are."""
     options = {k: v for k, v in engines.options.items() if k not in OF_LOADING}
@@ -304,32 +305,28 @@ class Given:
         return lambda text: llm.chat_ids([{"role": "user", "content": text}])
 
 
-def silent(line: str) -> None:
-    """Takes a line about an engine and does nothing with it."""
-
-
 @dataclass(frozen=True)
-class Onlooker:
+class Listener:
     """Who hears about a run while it goes on."""
 
-    progress: Callable[[int], Tick] = lambda total: ignore
+    progress: Callable[[int], Tick] = lambda total: silent
     """Is given the number of steps at most, and returns what to call after each."""
     say: Callable[[str], None] = silent
     """Is given a line about each engine: how its models are computed, and what is slow and why."""
 
 
 def run(
-    engines: Engines, plan: BenchmarkPlan, given: Given, onlooker: Onlooker | None = None
+    engines: Engines, plan: BenchmarkPlan, given: Given, listener: Listener | None = None
 ) -> Finished:
     """Runs a whole benchmark, or what there was until Ctrl-C (`Finished.stopped`) or an error
     (`Finished.error`)."""
-    onlooker = onlooker or Onlooker()
+    listener = listener or Listener()
     facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
     taking_part = lineup(engines, max(plan.batches))
     competing = taking_part.contestants
     llm = next(c.llm for c in competing if isinstance(c, Ours))
     for name, known in _engines_of(competing).items():
-        onlooker.say(f"{name}: {known.describe()}")
+        listener.say(f"{name}: {known.describe()}")
     benchmark = Benchmark(
         plan=plan,
         prompts=given.prompts,
@@ -340,7 +337,7 @@ def run(
     )
     error: BaseException | None = None
     try:
-        measured = replace(benchmark, tick=onlooker.progress(benchmark.ticks())).run()
+        measured = replace(benchmark, tick=listener.progress(benchmark.ticks())).run()
     except Broken as broken:
         measured, error = broken.found, broken.__cause__
     facts |= {

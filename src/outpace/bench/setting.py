@@ -21,7 +21,6 @@ from outpace.bench.contest import (
     Stopped,
     Tick,
     TimedRun,
-    ignore,
     run_interleaved,
     warm_up,
 )
@@ -39,6 +38,7 @@ from outpace.bench.summary import (
     summarise,
 )
 from outpace.bench.theory import Times, acceptance_of, expected_tokens, speedup_from_times
+from outpace.core.progress import silent
 
 Texts = list[list[list[int]]]
 """By job, the tokens of each of its texts."""
@@ -189,7 +189,7 @@ class Instruments:
     bandwidth: float | None = None
     """Bytes of memory that are read per second; None where it was not measured."""
     clock: Clock = perf_counter
-    tick: Tick = ignore
+    tick: Tick = silent
 
 
 @dataclass(frozen=True)
@@ -247,16 +247,16 @@ class Setting:
             except KeyboardInterrupt:
                 self._work = self._work.first(len(jobs))
         methods = tuple(
-            summarise(runs, c, self._beside(c, untimed.get(c.name), peaks))
+            summarise(runs, c, self._besides(c, untimed.get(c.name), peaks))
             for c in self._taking_part
         )
         return MeasuredSetting(self._result(methods, sweep), runs)
 
     def _untimed(self, engine: Ours) -> Untimed:
         context = round(self._runs([]).context)
-        priced = roofline.has_one_price(engine.llm) and has_parts(engine.llm)
+        modelled = roofline.has_one_price(engine.llm) and has_parts(engine.llm)
         work = self._work
-        meter = Meter(engine.llm, work.batch, context, work.temperature) if priced else None
+        meter = Meter(engine.llm, work.batch, context, work.temperature) if modelled else None
         return Untimed(engine, work.jobs, self._baseline, meter)
 
     def _runs(self, timed: Sequence[TimedRun]) -> SettingRuns:
@@ -271,7 +271,7 @@ class Setting:
 
     # -- what was found --------------------------------------------------------------------------
 
-    def _beside(
+    def _besides(
         self, contestant: Contestant, untimed: Untimed | None, peaks: Mapping[str, int]
     ) -> SideMeasurements:
         """What was measured of a contestant besides its timed runs. untimed: of an engine that

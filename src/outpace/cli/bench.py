@@ -27,6 +27,7 @@ from outpace.cli.loading import starting
 from outpace.cli.printing import table
 from outpace.cli.progress import Steps, counting, working
 from outpace.cli.signals import sigterm_as_ctrl_c
+from outpace.core.progress import silent
 from outpace.errors import OutpaceError
 
 app = typer.Typer(
@@ -117,8 +118,8 @@ def run_benchmark(
     files = output.files()
     console = Console()
     with counting(Console(stderr=True), "bench run") as steps, quiet():
-        say = steps.say if output.verbose else session.silent
-        looking = session.Onlooker(lambda total: _ticker(steps, total), say)
+        say = steps.say if output.verbose else silent
+        looking = session.Listener(lambda total: _ticker(steps, total), say)
         done = session.run(engines, plan, given, looking)
     for cell in done.report.cells:
         console.print(table(title(cell), *narrow_by_method(cell)))

@@ -8,7 +8,7 @@ Progress = Callable[[str, float], None]
 """Is called with what is being done, and how much of the whole is done, from 0 to 1."""
 
 
-def silent(_: str, __: float) -> None:
+def silent(*_: object) -> None:
     """Reports nothing."""
 
 

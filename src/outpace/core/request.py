@@ -21,7 +21,7 @@ State = TypeVar("State")
 
 
 @dataclass(frozen=True, eq=False)
-class Illustrated:
+class MultiModalPrompt:
     """A text and its images as they were given, before any processor has seen them."""
 
     text: str
@@ -43,7 +43,7 @@ class Media:
     pixels: Mapping[str, Any] | None = None
     """The same as another model with this processor takes it, where that is not ``inputs``: the
     target's own features are of no use to any other model."""
-    given: Illustrated | None = None
+    given: MultiModalPrompt | None = None
     """What all this was made of, for a drafter with a processor of its own. Kept only where `Needs`
     ask for it."""
 

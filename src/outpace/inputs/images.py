@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 from urllib.request import url2pathname
 
-from outpace.core.request import Illustrated, Media
+from outpace.core.request import Media, MultiModalPrompt
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError, reason_of
 from outpace.inputs import chats
@@ -180,7 +180,7 @@ class Processed(dict[str, Any]):
     """
 
     def __init__(
-        self, made: Mapping[str, Any], given: Illustrated, ends: tuple[int, ...] | None = None
+        self, made: Mapping[str, Any], given: MultiModalPrompt, ends: tuple[int, ...] | None = None
     ) -> None:
         super().__init__(made)
         self.given = given
@@ -207,7 +207,7 @@ class ImagePrompts:
         ids: Sequence[int],
         inputs: Mapping[str, Any],
         pixels: Mapping[str, Any] | None = None,
-        given: Illustrated | None = None,
+        given: MultiModalPrompt | None = None,
     ) -> Media | None:
         """Returns what comes with a prompt as the target takes it, None for nothing.
 
@@ -279,7 +279,7 @@ class ImagePrompts:
         """Returns what the processor makes of a text and its images, which are `decoded`."""
         whole = self._needs_processor()
         self._check_count(text, len(pixels))
-        given = Illustrated(text, list(pixels), options)
+        given = MultiModalPrompt(text, list(pixels), options)
         with self._shared.processor(whole) as processor:
             return Processed(prepared(processor, self._loaded.name, given), given)
 

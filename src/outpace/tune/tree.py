@@ -106,18 +106,18 @@ class TreeTrials:
         chances, scored = self.chances(levels), self._scored()
         level = median(self._levels)
 
-        def price(count: int, depth: int) -> float:
+        def cost(count: int, depth: int) -> float:
             return depth * level + float(np.interp(count, list(scored), list(scored.values())))
 
         def speed(shape: TreeShape) -> float:
             tokens = 1 + sum(shape.reached(chances))
-            return tokens / price(shape.size, shape.height)
+            return tokens / cost(shape.size, shape.height)
 
         chains = [TreeShape.chain(count) for count in range(1, min(nodes, levels) + 1)]
-        chain, shape = max(chains, key=speed), best_shape(nodes, chances, price)
+        chain, shape = max(chains, key=speed), best_shape(nodes, chances, cost)
         shape = shape if shape.size else chain
         tokens = 1 + sum(shape.reached(chances))
-        return FoundTree(shape, tokens, speed(shape), speed(chain), 1 / price(0, 0))
+        return FoundTree(shape, tokens, speed(shape), speed(chain), 1 / cost(0, 0))
 
     def chances(self, levels: int) -> Chances:
         """Returns the chances of siblings by depth and rank, as far as they were seen."""

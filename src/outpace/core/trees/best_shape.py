@@ -1,4 +1,4 @@
-"""The best shape that a draft can have at given prices, by dynamic programming.
+"""The best shape that a draft can have at given costs, by dynamic programming.
 
 Chen et al. 2024, "Sequoia" (arXiv 2402.12374), section 3.1, with chances that may differ by depth.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from outpace.core.trees.tree_shape import Chances, TreeShape
 
-Price = Callable[[int, int], float]
+Cost = Callable[[int, int], float]
 """What a round costs, by its nodes and its levels."""
 
 
@@ -54,22 +54,22 @@ class BestShapes:
         """Returns that shape, the more probable nodes first."""
         parents: list[int] = []
         heap: list[tuple[float, int, int, int, int, int, float]] = []
-        offered = 0
+        pushed = 0
 
-        def offer(depth: int, rank: int, nodes: int, parent: int, chance: float) -> None:
-            nonlocal offered
+        def push(depth: int, rank: int, nodes: int, parent: int, chance: float) -> None:
+            nonlocal pushed
             if nodes and depth < self.levels and rank < len(self.chances[depth]):
-                offered += 1
+                pushed += 1
                 reached = chance * self.chances[depth][rank]
-                heappush(heap, (-reached, offered, depth, rank, nodes, parent, chance))
+                heappush(heap, (-reached, pushed, depth, rank, nodes, parent, chance))
 
-        offer(0, 0, nodes, 0, 1.0)
+        push(0, 0, nodes, 0, 1.0)
         while heap:
             reached, _, depth, rank, nodes, parent, chance = heappop(heap)
             own = int(self._tables[depth][rank][1][nodes])
             parents.append(parent)
-            offer(depth + 1, 0, own - 1, len(parents), -reached)
-            offer(depth, rank + 1, nodes - own, parent, chance + reached)
+            push(depth + 1, 0, own - 1, len(parents), -reached)
+            push(depth, rank + 1, nodes - own, parent, chance + reached)
         return TreeShape(tuple(parents))
 
 
@@ -93,8 +93,8 @@ def _best_split(
     return worth[chosen, totals], chosen
 
 
-def best_shape(nodes: int, chances: Chances, price: Price) -> TreeShape:
-    """Returns the shape with most tokens for its price, of up to n nodes; the chances bound
+def best_shape(nodes: int, chances: Chances, cost: Cost) -> TreeShape:
+    """Returns the shape with most tokens for its cost, of up to n nodes; the chances bound
     its depth and its siblings.
 
     >>> best_shape(4, [[0.9, 0.5]] * 4, lambda nodes, levels: 1 + 0.1 * (nodes + levels)).parents
@@ -102,11 +102,11 @@ def best_shape(nodes: int, chances: Chances, price: Price) -> TreeShape:
     >>> best_shape(4, [[0.5, 0.4]] * 4, lambda nodes, levels: 1 + 0.1 * (nodes + levels)).parents
     (0, 0)
     """
-    best, rate = TreeShape(()), 1 / price(0, 0)
+    best, rate = TreeShape(()), 1 / cost(0, 0)
     for levels in range(1, len(chances) + 1):
         tables = BestShapes(nodes, levels, chances)
         for count in range(1, nodes + 1):
-            promised = (1 + tables.expected(count)) / price(count, levels)
+            promised = (1 + tables.expected(count)) / cost(count, levels)
             if promised > rate:
                 best, rate = tables.shape(count), promised
     return best

@@ -1,7 +1,7 @@
 """The shape of a draft before anything is drawn: who is whose parent, the same in every row.
 
 Which shape is best depends on two things only: how likely a node's children are to be accepted, and
-what a node and a level cost (Chen et al. 2024, "Sequoia", solve it exactly for equal prices).
+what a node and a level cost (Chen et al. 2024, "Sequoia", solve it exactly for equal costs).
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class TreeShape:
     @classmethod
     def grown(cls, nodes: int, chances: Chances, level: float, node: float) -> TreeShape:
         """Returns the shape to which, time and again, the node was added that promises most for its
-        price: its first n nodes are then about the best n.
+        cost: its first n nodes are then about the best n.
 
-        level: price of one level more, that is of a drafter's pass; node: of one node more to
+        level: cost of one level more, that is of a drafter's pass; node: of one node more to
         score. The chances bound depth and siblings.
 
         >>> TreeShape.grown(4, [[0.9, 0.5]] * 4, level=0.1, node=0.1).parents

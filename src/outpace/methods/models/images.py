@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outpace.core.request import Illustrated, Media
+from outpace.core.request import Media, MultiModalPrompt
 from outpace.errors import ConfigError, OutpaceError, PromptError
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.targets.hf.vision.processor import mark_of, prepare_alike, prepared
@@ -116,7 +116,7 @@ class ImageAccess:
             )
         mark, own = mark_of(self._target.processor), mark_of(self._drafter.processor)
         text = given.text if None in (mark, own) else given.text.replace(str(mark), str(own))
-        again = Illustrated(text, given.images, given.options)
+        again = MultiModalPrompt(text, given.images, given.options)
         made = prepared(self._drafter.processor, self._drafter.name, again)
         made.pop("attention_mask", None)
         ids = made.pop("input_ids")[0].tolist()

@@ -10,7 +10,7 @@ from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer
 from transformers.models.auto import processing_auto
 from transformers.utils import import_utils
 
-from outpace.core.request import Illustrated
+from outpace.core.request import MultiModalPrompt
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, PromptError, reason_of
 from outpace.targets.hf.kinds import INSTALLED, older_than, placeholders
@@ -92,7 +92,7 @@ def mark_of(processor: Any) -> str | None:
     return None if found is None else str(found)
 
 
-def prepared(processor: Any, name: str, given: Illustrated) -> dict[str, Any]:
+def prepared(processor: Any, name: str, given: MultiModalPrompt) -> dict[str, Any]:
     """Returns what a processor makes of a text and its images, as tensors of one row.
 
     name: what the model is called in errors. Raises ``PromptError`` where the processor refuses.
