@@ -43,7 +43,7 @@ ray: $(STAMP)  ## the tests that need Ray, which dev does not install: it is lar
 	$(BIN)/pytest -q tests/on_ray
 
 audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pair; the slow tests; a long fuzz
-	$(BIN)/outpace audit law --full
+	$(BIN)/outpace audit distributions --full
 	$(BIN)/outpace audit options
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95

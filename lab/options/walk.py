@@ -3,7 +3,7 @@
 An option that reaches the distribution is honoured if the distribution that enters the rule at
 every node of every draft is the one that plain decoding has after the same tokens. That is checked
 in float64 to 1e-12 on runs with real drafts, rejections and ragged batches (`Spy`). What the rule
-makes of p is enumerated elsewhere (`law`), so that together the option is proved for the pair.
+makes of p is enumerated elsewhere (`distributions`), so that together the option is proved for the pair.
 Where no distribution enters a rule, because greedy and coupled rows are walked, the whole text must
 be the one of a loop of plain forwards.
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lab.gate_table import HEAD, markdown
 
-from outpace.audit.gate.enumeration import _rules, audit_law
+from outpace.audit.gate.enumeration import _rules, audit_distributions
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.core.options import options_of
@@ -100,7 +100,7 @@ def test_every_rule_has_its_section() -> None:
 
 
 def test_the_table_is_the_gates() -> None:
-    report = audit_law(["token", "ears"], ["iid"], shapes=FAST[:3], pairs=5)
+    report = audit_distributions(["token", "ears"], ["iid"], shapes=FAST[:3], pairs=5)
     head, rule, token, ears = markdown(report).splitlines()
     assert head == f"| {' | '.join(HEAD)} |"
     assert rule.count("|") == token.count("|") == ears.count("|") == len(HEAD) + 1

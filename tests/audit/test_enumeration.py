@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from outpace.audit.gate.drafting import BUILT_IN, ENDING
-from outpace.audit.gate.enumeration import audit_law
+from outpace.audit.gate.enumeration import audit_distributions
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.world import KINDS, make_world, with_small_numbers
 from outpace.audit.report import distribution_findings
@@ -26,7 +26,7 @@ LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
 @pytest.mark.parametrize("defect", DEFECTS.values(), ids=DEFECTS)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_defect_is_caught(defect: Defect, seed: int) -> None:
-    report = audit_law(
+    report = audit_distributions(
         [defect.rule], {"defect": defect.drafting}, shapes=defect.shapes, pairs=10, seed=seed
     )
     assert not report.passed
@@ -35,21 +35,25 @@ def test_every_defect_is_caught(defect: Defect, seed: int) -> None:
 
 @pytest.mark.parametrize("drafted", ["point", "iid"])
 def test_the_gate_as_it_runs_catches_a_mistake_that_begins_below_depth_3(drafted: str) -> None:
-    report = audit_law([ForgetfulBelow(TOKEN)], [drafted])
+    report = audit_distributions([ForgetfulBelow(TOKEN)], [drafted])
     assert [row.shape for row in report.failures] == ["chain 6"]
 
 
 def test_deep_trees_are_enumerated_with_few_pairs_of_models() -> None:
     deep = [shape for shape in FAST if shape.most_pairs]
-    pairs = {row.pairs for row in audit_law(["token"], ["iid"], shapes=[*deep, FAST[0]]).rows}
+    pairs = {
+        row.pairs for row in audit_distributions(["token"], ["iid"], shapes=[*deep, FAST[0]]).rows
+    }
     assert pairs == {5, 10}
-    assert {row.pairs for row in audit_law(["token"], ["iid"], shapes=deep, pairs=2).rows} == {2}
+    assert {
+        row.pairs for row in audit_distributions(["token"], ["iid"], shapes=deep, pairs=2).rows
+    } == {2}
 
 
 def test_the_written_out_siblings_are_exact_without_a_defect() -> None:
     """So that it is the defect that is caught."""
     siblings = [shape for shape in FAST if set(shape.parents) == {0}]
-    report = audit_law([Siblings()], ["without"], shapes=siblings, pairs=10)
+    report = audit_distributions([Siblings()], ["without"], shapes=siblings, pairs=10)
     assert report.passed, report.failures
 
 
@@ -57,25 +61,27 @@ def test_our_own_rule_passes_over_siblings_that_cannot_have_been_drawn() -> None
     """Which makes repeated siblings harmless: independent draws, taken for distinct ones."""
     siblings = [shape for shape in FAST if set(shape.parents) == {0}]
     for rule in ("recursive", "traversal"):
-        assert audit_law([rule], {"repeated": iid_as_if_without}, shapes=siblings, pairs=10).passed
+        assert audit_distributions(
+            [rule], {"repeated": iid_as_if_without}, shapes=siblings, pairs=10
+        ).passed
 
 
 def test_clean_runs_raise_no_alarm() -> None:
     cheap = [name for name in LOSSLESS if name != "canonical"]
     for seed in range(30):  # a hundred of everything are slow: see the next one
         way, shape = ("iid", "without", "point")[seed % 3], (FAST[1], FAST[3])[seed % 2]
-        report = audit_law(cheap, [way], shapes=[shape], pairs=10, seed=seed)
+        report = audit_distributions(cheap, [way], shapes=[shape], pairs=10, seed=seed)
         assert report.passed, report.failures
 
 
 @pytest.mark.slow
 def test_a_hundred_clean_runs_of_everything() -> None:
     for seed in range(100):
-        assert audit_law(LOSSLESS, shapes=FAST[1:5], seed=seed, pairs=4).passed
+        assert audit_distributions(LOSSLESS, shapes=FAST[1:5], seed=seed, pairs=4).passed
 
 
 def test_the_report_is_json_and_says_what_was_seen() -> None:
-    report = audit_law(["token", "lenient"], ["iid"], shapes=FAST[:2], pairs=4)
+    report = audit_distributions(["token", "lenient"], ["iid"], shapes=FAST[:2], pairs=4)
     found = json.loads(json.dumps(report.as_dict()))
     assert found["passed"] is True
     assert [row["rule"] for row in found["rows"]] == ["token"] * 2 + ["lenient"] * 2
@@ -94,7 +100,7 @@ def test_a_lossy_rule_that_calls_itself_lossless_fails() -> None:
             stop = super().stop(p, proposal)  # type: ignore[arg-type]
             return torch.cat([stop[:, :1] / 2, stop[:, 1:] + stop[:, :1] / 2], 1)
 
-    assert not audit_law([Bold()], ["iid"], shapes=FAST[:1], pairs=10).passed
+    assert not audit_distributions([Bold()], ["iid"], shapes=FAST[:1], pairs=10).passed
 
 
 def test_what_is_lost_in_rounding_shows_with_small_numbers(
@@ -107,9 +113,9 @@ def test_what_is_lost_in_rounding_shows_with_small_numbers(
         passed = block.quotient(left, left + 1 - joint)
         return torch.where((left <= 0) & (joint >= 1), 1.0, passed)
 
-    assert audit_law(["block"], ["iid"], shapes=FAST[1:3]).passed
+    assert audit_distributions(["block"], ["iid"], shapes=FAST[1:3]).passed
     monkeypatch.setattr(block, "_pass", careless)
-    assert not audit_law(["block"], ["iid"], shapes=FAST[1:3]).passed
+    assert not audit_distributions(["block"], ["iid"], shapes=FAST[1:3]).passed
 
 
 def test_nan_fails() -> None:
@@ -120,7 +126,7 @@ def test_nan_fails() -> None:
         def next(self, p: torch.Tensor, *_: object) -> torch.Tensor:
             return p[:, 0] * float("nan")
 
-    assert not audit_law([Undefined()], ["iid"], shapes=FAST[:1], pairs=3).passed
+    assert not audit_distributions([Undefined()], ["iid"], shapes=FAST[:1], pairs=3).passed
 
 
 @pytest.mark.parametrize("function", ["stop", "next"])
@@ -136,7 +142,7 @@ def test_what_has_not_the_shape_of_a_distribution_fails_by_its_name(function: st
             found = super().next(p, proposal, node)
             return found[:, :-1] if function == "next" else found
 
-    report = audit_law([Narrow()], ["iid", "stopping"], shapes=FAST[1:2], pairs=3)
+    report = audit_distributions([Narrow()], ["iid", "stopping"], shapes=FAST[1:2], pairs=3)
     assert [row.passed for row in report.rows] == [False, False]
     assert all(row.fault.startswith(f"`{function}` returns the shape [") for row in report.rows)
     console = Console(width=200, record=True, file=io.StringIO())
@@ -146,15 +152,15 @@ def test_what_has_not_the_shape_of_a_distribution_fails_by_its_name(function: st
 
 def test_what_cannot_be_audited_is_refused() -> None:
     with pytest.raises(ConfigError, match="did you mean 'iid'"):
-        audit_law(["token"], ["idd"])
+        audit_distributions(["token"], ["idd"])
     with pytest.raises(ConfigError, match="did you mean 'token'"):
-        audit_law(["tokn"])
+        audit_distributions(["tokn"])
     with pytest.raises(ConfigError, match=r"Siblings is a class.* such as Siblings\(\)"):
-        audit_law([Siblings])  # type: ignore[list-item]
+        audit_distributions([Siblings])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="an object of one, not 3"):
-        audit_law([3])  # type: ignore[list-item]
+        audit_distributions([3])  # type: ignore[list-item]
     with pytest.raises(IncompatibleRule, match="without replacement"):
-        audit_law(["kseq"], ["without"], shapes=FAST[:1])
+        audit_distributions(["kseq"], ["without"], shapes=FAST[:1])
 
 
 def test_a_stop_head_ends_chains_of_every_length() -> None:
@@ -204,4 +210,4 @@ def test_what_was_not_enumerated_has_not_passed() -> None:
         (["token"], ["stopping"], lone),  # which needs a chain of two
     ):
         with pytest.raises(ConfigError, match="nothing to enumerate"):
-            audit_law(rules_asked, drafters, shapes=shapes)
+            audit_distributions(rules_asked, drafters, shapes=shapes)

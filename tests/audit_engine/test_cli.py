@@ -152,7 +152,7 @@ def test_options_prints_proofs_and_refusals() -> None:
 
 
 def test_distribution_is_the_enumeration() -> None:
-    done = CliRunner().invoke(app, ["law", "--rule", "match"])
+    done = CliRunner().invoke(app, ["distributions", "--rule", "match"])
     assert done.exit_code == 0, done.output
     assert "exact" in done.output
 

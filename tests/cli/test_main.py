@@ -54,7 +54,8 @@ def test_help_of_generate_has_examples_and_every_group(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "verb", ["", "generate", "bench", "bench run", "bench pair make", "audit law", "audit model"]
+    "verb",
+    ["", "generate", "bench", "bench run", "bench pair make", "audit distributions", "audit model"],
 )
 def test_flags_take_no_value_in_the_help(run: Run, verb: str) -> None:
     shown = run(*verb.split(), "--help").stdout
@@ -108,7 +109,7 @@ def test_every_verb_can_be_loaded() -> None:
 def test_a_verb_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     nested = typer.Typer()
 
-    @nested.command("law")
+    @nested.command("distributions")
     def distribution() -> None:
         raise ConfigError("no distribution.")
 
@@ -125,7 +126,7 @@ def test_a_verb_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(main.VERBS, "audit", "somewhere:app")
     runner = CliRunner()
     assert runner.invoke(main.app, ["hello", "--name", "me"]).stdout == "hello me\n"
-    result = runner.invoke(main.app, ["audit", "law"])
+    result = runner.invoke(main.app, ["audit", "distributions"])
     assert (result.exit_code, result.stderr) == (2, "outpace: no distribution.\n")
 
 

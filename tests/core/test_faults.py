@@ -44,7 +44,7 @@ CALLS: list[Callable[[LogitsPipeline, Tensor], Tensor]] = [
 ]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=["law", "best", "soft", "adjusted"])
+@pytest.mark.parametrize("call", CALLS, ids=["distribution", "best", "soft", "adjusted"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_logits_that_are_no_numbers_name_the_row_and_the_model(
@@ -58,7 +58,7 @@ def test_logits_that_are_no_numbers_name_the_row_and_the_model(
     assert isinstance(caught.value, ParamsError)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=["law", "best", "soft", "adjusted"])
+@pytest.mark.parametrize("call", CALLS, ids=["distribution", "best", "soft", "adjusted"])
 def test_a_drafters_logits_that_are_no_numbers_name_the_drafter(
     call: Callable[[LogitsPipeline, Tensor], Tensor],
 ) -> None:

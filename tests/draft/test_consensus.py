@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.test_law import FALSE_ALARM, exact, p_value
+from engine.test_distribution import FALSE_ALARM, exact, p_value
 from outpace import LLM, SamplingParams
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.request import Request

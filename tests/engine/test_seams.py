@@ -14,7 +14,7 @@ from audit_engine.pairs import PROMPTS as LETTERS_IN
 from devices import on_device
 from outpace import LLM, SamplingParams
 from outpace.audit.gate.drafting import Drafts, iid
-from outpace.audit.gate.enumeration import audit_law
+from outpace.audit.gate.enumeration import audit_distributions
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.gate.world import World
 from outpace.audit.letters import LetterTokenizer, letter_model
@@ -337,7 +337,7 @@ def one_stream(world: World, parents: list[int]) -> Drafts:
 def test_the_gate_finds_equal_siblings_wrong() -> None:
     siblings = [shape for shape in FAST if shape.name == "2 siblings"]
     drafted = {"independent": iid, "one random stream": one_stream}
-    report = audit_law(["recursive", "kseq"], drafted, shapes=siblings, pairs=10)
+    report = audit_distributions(["recursive", "kseq"], drafted, shapes=siblings, pairs=10)
     verdicts = {(row.rule, row.drafted): row.passed for row in report.rows}
     assert verdicts == {
         ("recursive", "independent"): True,

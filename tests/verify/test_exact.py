@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.audit.gate.drafting import BUILT_IN, iid
-from outpace.audit.gate.enumeration import audit_law, measure
+from outpace.audit.gate.enumeration import audit_distributions, measure
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
 from outpace.audit.gate.oracle import best_acceptance, best_of_several
 from outpace.audit.gate.world import World, make_world, with_small_numbers
@@ -30,7 +30,7 @@ QUICK = [shape for shape in FAST if len(shape.parents) < 4]
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_the_joint_distribution_is_the_targets(name: str) -> None:
-    report = audit_law([name], shapes=QUICK, pairs=5, seed=1)
+    report = audit_distributions([name], shapes=QUICK, pairs=5, seed=1)
     assert report.passed, report.failures
     assert {row.drafted for row in report.rows} - {"stopping", "unsure", "doubting"} == {
         NAMES[drawn] for drawn in rules()[name].takes
@@ -55,7 +55,7 @@ def test_the_joint_distribution_is_the_targets_however_small_probabilities_are(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_the_whole_matrix(name: str) -> None:
-    report = audit_law([name], fast=False, seed=1)
+    report = audit_distributions([name], fast=False, seed=1)
     assert report.passed, report.failures
 
 
@@ -63,7 +63,7 @@ def test_the_whole_matrix(name: str) -> None:
 def test_canonical_is_exact_however_short_the_alphabet(alphabet: int) -> None:
     rule = make_rule("canonical", alphabet=alphabet)
     siblings = [shape for shape in QUICK if not shape.is_chain]
-    report = audit_law([rule], ["iid"], shapes=siblings, pairs=6, seed=2)
+    report = audit_distributions([rule], ["iid"], shapes=siblings, pairs=6, seed=2)
     assert report.passed, report.failures
 
 
@@ -131,7 +131,9 @@ def test_the_optimum_of_several_distributions_that_are_the_same_is_that_of_one(d
 
 
 def test_no_exact_rule_accepts_more_of_several_distributions_than_the_optimum() -> None:
-    (row,) = audit_law(["recursive"], ["several"], shapes=[FAST[3]], pairs=20, seed=3).rows
+    (row,) = audit_distributions(
+        ["recursive"], ["several"], shapes=[FAST[3]], pairs=20, seed=3
+    ).rows
     assert row.optimum - 0.1 < row.one_step < row.optimum
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace import LLM, SamplingParams
 from outpace.audit.gate.drafting import BUILT_IN, iid
-from outpace.audit.gate.enumeration import audit_law, measure
+from outpace.audit.gate.enumeration import audit_distributions, measure
 from outpace.audit.gate.gate_trees import FAST, GateTree
 from outpace.audit.gate.world import World
 from outpace.core.proposal import Deterministic, Proposal, Sampled
@@ -40,7 +40,7 @@ def stops(rule: Rule, p: list[list[float]], proposal: Proposal) -> list[float]:
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_every_lossy_rule_still_emits_a_distribution_and_not_the_targets(name: str) -> None:
-    report = audit_law([name], shapes=FAST[:3], pairs=10)
+    report = audit_distributions([name], shapes=FAST[:3], pairs=10)
     assert report.passed, report.failures
     assert max(row.worst_tv for row in report.rows) > 1e-3
 
@@ -56,7 +56,7 @@ def test_every_lossy_rule_still_emits_a_distribution_and_not_the_targets(name: s
     ids=lambda rule: rule.name,
 )
 def test_at_the_exact_end_of_its_knob_it_is_the_token_rule(rule: Rule) -> None:
-    report = audit_law([rule], shapes=FAST[:3], pairs=10, seed=1)
+    report = audit_distributions([rule], shapes=FAST[:3], pairs=10, seed=1)
     assert max(row.worst_tv for row in report.rows) < 1e-12
 
 

@@ -25,14 +25,14 @@ def outpace_audit() -> Callable[..., DistributionReport]:
     rule says.
 
     It takes one rule or several (objects or names), then what
-    `outpace.audit.gate.enumeration.audit_law` takes, and returns its report. A lossless rule must
-    have the target's distribution to 1e-12, a lossy one a distribution.
+    `outpace.audit.gate.enumeration.audit_distributions` takes, and returns its report. A lossless
+    rule must have the target's distribution to 1e-12, a lossy one a distribution.
     """
-    from outpace.audit.gate.enumeration import audit_law
+    from outpace.audit.gate.enumeration import audit_distributions
 
     def audit(rules: Rule | str | Iterable[Rule | str], **options: Any) -> DistributionReport:
         chosen = [rules] if isinstance(rules, str) or not isinstance(rules, Iterable) else rules
-        report = audit_law(chosen, **options)
+        report = audit_distributions(chosen, **options)
         if not report.passed:
             pytest.fail(_story(report), pytrace=False)
         return report

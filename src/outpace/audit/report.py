@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
 
 
 def distribution_findings(report: DistributionReport) -> Group:
-    """Returns what `audit law` prints."""
+    """Returns what `audit distributions` prints."""
     title = f"joint distribution of the next tokens, exact to {report.tolerance:g}"
     table = Table(title=title, box=SIMPLE_HEAD)  # without lines it fits into 80 columns
     names = ("rule", "drafts", "shape", "worst TV", "accepted", "one step", "optimum", "verdict")

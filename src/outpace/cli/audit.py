@@ -63,8 +63,8 @@ Chat = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")]
 
 
-@app.command("law")
-def audit_distributions(
+@app.command()
+def distributions(
     rule: Rules = None,
     drafter: Drafters = None,
     full: Annotated[bool, typer.Option("--full", help="All shapes of drafts.")] = False,
@@ -72,9 +72,9 @@ def audit_distributions(
 ) -> None:
     """Enumerate every outcome of every rule on small vocabularies: total variation to 1e-12."""
     with starting():
-        from outpace.audit.gate.enumeration import audit_law
+        from outpace.audit.gate.enumeration import audit_distributions
 
-    conclude(audit_law(rule or None, drafter or None, fast=not full), as_json)
+    conclude(audit_distributions(rule or None, drafter or None, fast=not full), as_json)
 
 
 @dataclass(frozen=True, kw_only=True)

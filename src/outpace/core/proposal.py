@@ -261,7 +261,7 @@ EndsAfter = Callable[[Tensor, Tensor], Tensor]
 tokens ``[B]`` that were drawn from them, to bool ``[B]``. It is asked once for each token, in
 order. The token stays in the draft, and what is decided follows from tokens before the end, so that
 each follows its distribution (proved by enumeration for every rule: "stopping" in `outpace audit
-law`)."""
+distributions`)."""
 
 
 @dataclass(frozen=True)

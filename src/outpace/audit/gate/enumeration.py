@@ -98,7 +98,7 @@ class DistributionReport:
         }
 
 
-def audit_law(
+def audit_distributions(
     rules: Iterable[Rule | str] | None = None,
     drafters: Iterable[str] | dict[str, Drafting] | None = None,
     fast: bool = True,
