@@ -12,8 +12,18 @@ import pytest
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from outpace.bench.diagnosis import Diagnosis, verdict, why
-from outpace.bench.doctor import COLUMNS, Asked, Candidate, Measured, TextRound, measure, play
+from outpace.bench.doctor import (
+    COLUMNS,
+    FOUND,
+    Asked,
+    Candidate,
+    Measured,
+    TextRound,
+    measure,
+    play,
+)
 from outpace.bench.findings import findings
+from outpace.bench.machines import OTHERS
 from outpace.bench.meter import Meter
 from outpace.bench.prompts import EACH, KINDS, prompts_of_kinds
 from outpace.bench.roofline import target_traffic
@@ -99,10 +109,24 @@ def test_passes_and_drafted_tokens_have_their_costs(found: Diagnosis) -> None:
     assert [cost.of_memory_bound for cost in look_ups.costs] == [None] * len(look_ups.costs)
 
 
-def test_the_roofline_is_that_of_models(found: Diagnosis) -> None:
-    look_ups, drafter = found.drafters
-    assert [kind.roofline for kind in look_ups.kinds] == [None] * 3
-    assert all(kind.roofline is not None and kind.roofline >= 1 for kind in drafter.kinds)
+def test_every_drafter_of_chains_has_its_roofline(found: Diagnosis) -> None:
+    for drafter in found.drafters:
+        assert all(kind.roofline is not None and kind.roofline >= 1 for kind in drafter.kinds)
+
+
+def test_nothing_is_predicted_for_weights_that_are_not_in_blocks(found: Diagnosis) -> None:
+    assert [each.elsewhere for each in found.drafters] == [{}, {}]
+
+
+def test_what_blocks_would_bring_elsewhere_is_predicted(
+    measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in measured.others:
+        monkeypatch.setattr(each.llm, "target", replace(each.llm.target, packed=True))
+    look_ups, drafter = findings(measured).drafters
+    assert list(look_ups.elsewhere) == list(drafter.elsewhere) == list(OTHERS)
+    assert all(1 <= each < 1 + FOUND for each in look_ups.elsewhere.values())
+    assert all(1 <= each < 4 for each in drafter.elsewhere.values())  # of three drafted tokens
 
 
 def test_each_part_of_the_model_has_its_kernels_and_bytes(found: Diagnosis) -> None:

@@ -5,78 +5,12 @@ from __future__ import annotations
 import pytest
 
 from outpace.bench.theory import (
-    Machine,
-    PassWork,
     PlayedDraft,
     Times,
     acceptance_by_depth,
-    best_k_from_times,
     best_payoff,
-    pass_seconds,
     payoff,
-    predicted_payoff,
-    roofline_times,
-    speedup_from_times,
-    tokens_of_round,
 )
-
-# 1 GB at 20 GB/s: 50 ms. 1.5 G multiply-adds on 2 cores of 75 G: 10 ms a column.
-WORK, MACHINE = PassWork(1e9, 1.5e9), Machine(20e9, 75e9, 2)
-
-
-def test_a_pass_takes_the_slower_of_reading_and_computing() -> None:
-    seconds = [pass_seconds(WORK, MACHINE, n) for n in (1, 5, 6, 8)]
-    assert seconds == pytest.approx([0.05, 0.05, 0.06, 0.08])
-    one_core = Machine(20e9, 75e9, 1)
-    assert pass_seconds(WORK, one_core, 6) == pytest.approx(0.12)
-    fast_memory = Machine(200e9, 75e9, 2)
-    assert pass_seconds(WORK, fast_memory, 1) == pytest.approx(0.01)
-
-
-def test_tokens_of_a_round_by_depth() -> None:
-    assert tokens_of_round([0.8, 0.5, 0.5], 0) == 1
-    assert tokens_of_round([0.8, 0.5, 0.5], 1) == pytest.approx(1.8)
-    assert tokens_of_round([0.8, 0.5, 0.5], 3) == pytest.approx(1 + 0.8 + 0.4 + 0.2)
-
-
-def test_the_best_length_on_a_machine() -> None:
-    # Four columns cost what one does. k: 1.8 / 1.2, 2.2 / 1.4, 2.4 / 1.6.
-    found = predicted_payoff(WORK, MACHINE, 0.2, [0.8, 0.5, 0.5])
-    assert found.length == 2
-    assert found.speedup == pytest.approx(2.2 / 1.4)
-    assert found.cost == pytest.approx(0.2)
-    assert found.acceptance == pytest.approx(0.6)
-
-
-def test_columns_that_cost_end_drafts_sooner() -> None:
-    # 50 ms of reading, 40 ms a column: two take 1.6 passes, three 2.4.
-    slow = Machine(20e9, 18.75e9, 2)
-    assert pass_seconds(WORK, slow, 2) == pytest.approx(0.08)
-    found = predicted_payoff(WORK, slow, 0.05, [0.9, 0.9, 0.9])
-    assert found.length == 1
-    assert found.speedup == pytest.approx(1.9 / 1.65)
-    assert predicted_payoff(WORK, slow, 0.4, [0.9, 0.9, 0.9]).length == 0
-
-
-def test_the_desktop_of_the_documentation() -> None:
-    """.98 GB at 60 GB/s: 16.3 ms, in which 8 cores of 77 G compute 6.5 columns of 1.54 G. k: 1.8 /
-    1.35, 2.4 / 1.7, 2.82 / 2.05."""
-    desktop = Machine(60e9, 77e9, 8)
-    found = predicted_payoff(PassWork(0.98e9, 1.54e9), desktop, 0.35, [0.8, 0.75, 0.7])
-    assert found.length == 2
-    assert found.speedup == pytest.approx(2.4 / 1.7)
-
-
-def test_a_machine_that_cannot_gain_decodes_plainly() -> None:
-    found = predicted_payoff(WORK, MACHINE, 0.7, [0.6, 0.6])
-    assert (found.length, found.tokens, found.speedup) == (0, 1, 1)
-
-
-def test_the_same_acceptance_at_all_depths_is_the_published_formula() -> None:
-    times = roofline_times(WORK, MACHINE, 0.1, 8)
-    found = predicted_payoff(WORK, MACHINE, 0.1, [0.7] * 8)
-    assert found.length == best_k_from_times(0.7, times)
-    assert found.speedup == pytest.approx(speedup_from_times(0.7, found.length, times))
 
 
 def test_when_a_drafted_token_is_too_dear() -> None:

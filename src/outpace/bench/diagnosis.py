@@ -69,7 +69,8 @@ class PassCost:
     of_memory_bound: float | None
     """The time in which its bytes are read at the measured bandwidth, over its time."""
     roofline: float | None
-    """As ``over_one``, by the roofline of this machine."""
+    """As ``over_one``, by the model of this machine that the passes over the fewest and the most
+    columns make (`outpace.bench.machines`)."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class KindResult:
     speedup: Interval
     """Over plain decoding, with drafts of that length, over prompts."""
     roofline: float | None
-    """The same by the roofline alone: from bytes, bandwidth, multiply-adds, the cost of a drafted
-    token, and the acceptance by depth."""
+    """The same by measured drafts and the passes that `roofline` of `PassCost` is of; None for
+    trees."""
     verdict: Verdict
     why: str
 
@@ -132,6 +133,9 @@ class DrafterResult:
     speedup: Interval
     """Over all prompts; 1 for those of kinds that it brings nothing for, where it drafts
     nothing."""
+    elsewhere: Mapping[str, float]
+    """By other machines, what is predicted for them, the mean of all kinds of prompts; nothing for
+    trees, and for weights that are not in blocks."""
 
 
 @dataclass(frozen=True)

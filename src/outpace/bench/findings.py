@@ -18,18 +18,17 @@ from outpace.bench.diagnosis import (
     why,
 )
 from outpace.bench.doctor import COLUMNS, Candidate, Measured, TextRound
-from outpace.bench.statistics import interval_of
-from outpace.bench.theory import (
+from outpace.bench.machines import (
+    OTHERS,
     Machine,
     PassWork,
-    PlayedDraft,
-    Times,
-    acceptance_by_depth,
-    best_payoff,
+    fitted,
     pass_seconds,
-    payoff,
-    predicted_payoff,
+    predicted_times,
+    tile_of,
 )
+from outpace.bench.statistics import geometric_mean, interval_of
+from outpace.bench.theory import PlayedDraft, Times, acceptance_by_depth, best_payoff, payoff
 from outpace.targets.cpu.library.processor import this_processor
 from outpace.targets.cpu.prebuilt import LEVELS
 from outpace.targets.cpu.threads import processors, wanted_threads
@@ -88,22 +87,15 @@ def _roof(measured: Measured) -> _Roof | None:
         return None
     verify = measured.plain.meter.times.verify
     nbytes = roofline.target_traffic(llm).of_pass(1, measured.plain.meter.context)
-    numbers = float(roofline.traffic_of(llm.target.model.config, 1).weights)
+    work = PassWork(nbytes, float(roofline.traffic_of(llm.target.model.config, 1).weights))
     cores = wanted_threads() if llm.target.device.type == "cpu" else 1
-    most = max(COLUMNS)
-    return _Roof(
-        Machine(
-            # Passes may read faster than what the bandwidth is measured with, or from a cache.
-            bandwidth=max(measured.bandwidth, nbytes / min(verify.values())),
-            multiply_adds=most * numbers / verify[most] / cores,
-            cores=cores,
-        ),
-        PassWork(nbytes, numbers),
-    )
+    like = Machine(measured.bandwidth, 0.0, cores, tile_of(this_processor().flags))
+    return _Roof(fitted(work, {n: verify[n] for n in COLUMNS}, like), work)
 
 
 def _machine(measured: Measured, roof: _Roof | None) -> MachineFacts:
     processor, facts = this_processor(), measured.facts
+    most, verify = max(COLUMNS), measured.plain.meter.times.verify
     return MachineFacts(
         processor=facts["cpu"],
         instructions=processor.instructions,
@@ -114,7 +106,9 @@ def _machine(measured: Measured, roof: _Roof | None) -> MachineFacts:
         load=facts["load"],
         gpu=facts["gpu"],
         bandwidth=measured.bandwidth,
-        multiply_adds=None if roof is None else roof.machine.multiply_adds,
+        multiply_adds=most * roof.work.multiply_adds / verify[most] / roof.machine.cores
+        if roof
+        else None,
     )
 
 
@@ -150,6 +144,7 @@ def _drafter(found: Candidate, measured: Measured, roof: _Roof | None) -> Drafte
         reading_seconds=found.reading_seconds,
         kinds=tuple(kinds),
         speedup=interval_of(ratios),
+        elsewhere=_elsewhere(found, roof),
     )
 
 
@@ -222,7 +217,7 @@ def _kind(
         affordable=best.affordable,
         needed=best.needed if with_draft else None,
         speedup=shown,
-        roofline=_by_the_roofline(rounds, found, measured, roof),
+        roofline=_by_the_roofline(rounds, found, roof),
         verdict=means,
         why=why(best, len(rounds), with_draft, has_model, means),
     )
@@ -234,16 +229,39 @@ def _has_model(found: Candidate) -> bool:
 
 
 def _by_the_roofline(
-    rounds: Sequence[PlayedDraft], found: Candidate, measured: Measured, roof: _Roof | None
+    rounds: Sequence[PlayedDraft], found: Candidate, roof: _Roof | None
 ) -> float | None:
-    """The speed-up that follows from the roofline; None for look-ups, which do not draft in every
-    round, for trees, and where nothing bounds a pass."""
-    costs = _draft_costs(found, measured)
-    chains = all(each.is_chain for each in found.rounds)
-    if roof is None or not costs or not chains or not _has_model(found):
+    """The speed-up by predicted passes and measured drafts; None for trees, and where nothing
+    bounds a pass."""
+    if roof is None or not all(each.is_chain for each in found.rounds):
         return None
-    by_depth = acceptance_by_depth(rounds)
-    return predicted_payoff(roof.work, roof.machine, costs[-1].of_a_pass, by_depth).speedup
+    longest = max(found.lengths)
+    verify = predicted_times(roof.work, None, roof.machine, longest).verify
+    times = Times(found.meter.times.draft, verify)
+    return max(1.0, best_payoff(rounds, times, verify[1], found.lengths).speedup)
+
+
+def _elsewhere(found: Candidate, roof: _Roof | None) -> dict[str, float]:
+    """The speed-up that is predicted for other machines, the mean of all kinds of prompts. Nothing
+    for what this model does not predict: trees, and weights that are not in blocks."""
+    chains = all(each.is_chain for each in found.rounds)
+    if roof is None or not found.llm.target.packed or not chains:
+        return {}
+    nbytes, loaded = _level_bytes(found) or 0.0, found.llm.engine.drafter.loaded
+    layers = 1 if loaded is None else int(loaded.config.get_text_config().num_hidden_layers)
+    numbers = roof.work.multiply_adds * nbytes / roof.work.nbytes  # as many bits each
+    draft = PassWork(nbytes, numbers, layers) if nbytes else None
+    predicted = {}
+    for name, machine in OTHERS.items():
+        times = predicted_times(roof.work, draft, machine, max(found.lengths))
+        by_kind = [
+            best_payoff(
+                [r.draft for text in texts for r in text], times, times.verify[1], found.lengths
+            )
+            for texts in found.texts.values()
+        ]
+        predicted[name] = geometric_mean([max(1.0, each.speedup) for each in by_kind])
+    return predicted
 
 
 def _best(drafters: Sequence[DrafterResult]) -> str | None:

@@ -201,6 +201,10 @@ def show(found: Diagnosis, advice: Advice) -> None:
     out.print(table(title, gains, _gain_rows(found)))
     for drafter in found.drafters:
         say(out, *(f"{named[drafter.name]}, {each.kind}: {each.why}." for each in drafter.kinds))
+    others = [each for each in found.drafters if each.elsewhere]
+    if others:
+        title = "What they would bring elsewhere: predicted, not measured"
+        out.print(table(title, ["", *(named[each.name] for each in others)], _other_rows(others)))
     say(out, "", advice.reason, "What to type:", f"    {advice.command}")
     say(out, "To be surer, measure whole texts:", f"    {advice.benchmark}")
 
@@ -300,6 +304,11 @@ def _gain_rows(found: Diagnosis) -> Iterator[list[str]]:
         yield from (_gain_row(label, kind) for kind in drafter.kinds)
         gains = any(kind.verdict != "no gain" for kind in drafter.kinds)
         yield [f"{label}, all", str(drafter.speedup) if gains else "no gain", "", "", ""]
+
+
+def _other_rows(drafters: Sequence[DrafterResult]) -> Iterator[list[str]]:
+    for machine in drafters[0].elsewhere:
+        yield [machine, *(f"{each.elsewhere[machine]:.2f}" for each in drafters)]
 
 
 def _gain_row(drafter: str, kind: KindResult) -> list[str]:
