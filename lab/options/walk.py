@@ -45,6 +45,7 @@ from lab.options.trial import Trial
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
 from outpace.core.logits.truncation import NEVER
 from outpace.core.params import SamplingParams
+from outpace.core.progress import silent
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
 from outpace.heads.classifiers import JudgeHead
@@ -183,11 +184,11 @@ def audit_options(
     rule_names: Sequence[str] | None = None,
     family: str = "llama",
     workers: int = 1,
-    tell: Callable[[str, int], None] = lambda method, methods: None,
+    report: Callable[[str, int], None] = silent,
 ) -> OptionsReport:
     """Returns the table for these drafters and rules (default: all that are registered).
 
-    workers: processes at once, each of which takes one drafter after another; tell: is called with
+    workers: processes at once, each of which takes one drafter after another; report: is called with
     each drafter that is done, and with the number of all. Raises ``ConfigError`` for a name that
     nobody has: what does not exist is not refused.
     """
@@ -199,9 +200,9 @@ def audit_options(
     for rule in named:
         find_rule(rule)
     found = OptionsReport([], 0, 0.0)
-    for method, report in zip(chosen, _reports(chosen, named, family, workers), strict=True):
-        found += report
-        tell(method, len(chosen))
+    for method, of_one in zip(chosen, _reports(chosen, named, family, workers), strict=True):
+        found += of_one
+        report(method, len(chosen))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from transformers.utils import logging
 
 from outpace import LLM
 from outpace.llm import BUNDLED
@@ -37,6 +38,7 @@ def test_ready_is_told_when_all_models_are_loaded(
 
 
 def test_without_progress_transformers_shows_one_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    logging.enable_progress_bar()  # a command that ran in this process may have hidden it
     LLM(speculative_config={"method": "draft_model", "model": DRAFTER})
     bars = [line for line in capfd.readouterr().err.split("\n") if "Loading weights" in line]
     assert len(bars) == 1

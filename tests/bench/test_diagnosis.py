@@ -127,6 +127,8 @@ def test_what_blocks_would_bring_elsewhere_is_predicted(
     assert list(look_ups.elsewhere) == list(drafter.elsewhere) == list(OTHERS)
     assert all(1 <= each < 1 + FOUND for each in look_ups.elsewhere.values())
     assert all(1 <= each < 4 for each in drafter.elsewhere.values())  # of three drafted tokens
+    # A GPU's time goes to launching layers, of which the draft model has one in twenty.
+    assert drafter.elsewhere["H100, bfloat16"] > 1.2
 
 
 def test_each_part_of_the_model_has_its_kernels_and_bytes(found: Diagnosis) -> None:

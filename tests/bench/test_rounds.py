@@ -18,7 +18,7 @@ from outpace.bench.prompts import Prompt
 from outpace.bench.roofline import (
     bound_seconds,
     drafter_traffic,
-    has_one_price,
+    has_one_cost,
     peak_of,
     read_bandwidth,
     reads_a_part,
@@ -117,7 +117,7 @@ def test_drafters_of_several_prices_have_no_prediction_and_no_bound(
     inner = [each or named for each in config.get("drafters", [])]
     given = {**config, "drafters": inner} if inner else {**named, **config}
     llm = LLM(pair.target, speculative_config={**given, "num_speculative_tokens": 2})
-    assert has_one_price(llm) == one
+    assert has_one_cost(llm) == one
     plan = BenchmarkPlan(temperatures=(0.0,), max_tokens=32, sweep=(2,))
     takers = [Ours(llm, "plain", "off"), Ours(llm, "drafted")]
     texts = [Prompt("a", "t", "one"), Prompt("b", "t", "two")]

@@ -25,6 +25,7 @@ from torch import Tensor
 from outpace.audit.noise import Noise, measure, score_as_drafted
 from outpace.audit.plain import Choice, Deviation, Ending, deviations
 from outpace.core.params import SamplingParams
+from outpace.core.progress import silent
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.outputs import CompletionOutput
@@ -119,7 +120,7 @@ def audit_diff(
     params: SamplingParams | None = None,
     tolerance: float | None = None,
     skipped: str | None = None,
-    report: Report = lambda done, steps: None,
+    report: Report = silent,
 ) -> DiffReport:
     """Returns the differences between texts with and without speculation; at Ctrl-C those of the
     texts that were compared, or ``KeyboardInterrupt`` where there are none.

@@ -35,6 +35,7 @@ from outpace.audit.plain import Ending
 from outpace.audit.power import detectable
 from outpace.audit.sequential import SequentialTest
 from outpace.core.params import SamplingParams
+from outpace.core.progress import silent
 from outpace.errors import ConfigError, ParamsError
 from outpace.llm import LLM
 from outpace.outputs import CompletionOutput
@@ -128,7 +129,7 @@ def audit_model(
     llm: LLM,
     plan: AuditPlan,
     params: SamplingParams | None = None,
-    report: Report = lambda done, steps: None,
+    report: Report = silent,
 ) -> ModelReport:
     """Returns the findings on an engine; stops early once the distribution is refuted, and at
     Ctrl-C.

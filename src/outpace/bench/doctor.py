@@ -163,7 +163,7 @@ class Asked:
     """Tokens of a text, at most; None: as many as `SECONDS` allow."""
 
     def engines(self) -> Engines:
-        """Returns the engines that take part beside plain decoding."""
+        """Returns the engines that take part besides plain decoding."""
         drafting: list[dict[str, Any]] = [
             {"method": kind_in(draft) or "draft_model", "model": draft} for draft in self.drafts
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from outpace.bench import roofline
 from outpace.bench.diagnosis import (
@@ -87,9 +88,13 @@ def _roof(measured: Measured) -> _Roof | None:
         return None
     verify = measured.plain.meter.times.verify
     nbytes = roofline.target_traffic(llm).of_pass(1, measured.plain.meter.context)
-    work = PassWork(nbytes, float(roofline.traffic_of(llm.target.model.config, 1).weights))
-    cores = wanted_threads() if llm.target.device.type == "cpu" else 1
-    like = Machine(measured.bandwidth, 0.0, cores, tile_of(this_processor().flags))
+    config: Any = llm.target.model.config
+    on_cpu = llm.target.device.type == "cpu"
+    layers = int(config.get_text_config().num_hidden_layers)
+    work = PassWork(nbytes, float(roofline.traffic_of(config, 1).weights), layers)
+    cores = wanted_threads() if on_cpu else 1
+    tile = tile_of(this_processor().flags) if on_cpu else max(COLUMNS)
+    like = Machine(measured.bandwidth, 0.0, cores, tile)
     return _Roof(fitted(work, {n: verify[n] for n in COLUMNS}, like), work)
 
 

@@ -156,7 +156,7 @@ def reads_a_part(llm: LLM) -> bool:
     )
 
 
-def has_one_price(llm: LLM) -> bool:
+def has_one_cost(llm: LLM) -> bool:
     """Returns whether drafts of one length always cost the same. Of several drafters that read
     more weights or less, or none, the number of drafted tokens does not say who drafted them, and
     so neither how long that took nor what was read."""

@@ -121,7 +121,7 @@ ONCE = Pace(1, 0)
 
 
 class LengthSweep:
-    """Runs of one engine with each of some fixed draft lengths, beside the baseline."""
+    """Runs of one engine with each of some fixed draft lengths, and of the baseline."""
 
     def __init__(self, engine: Ours, baseline: Contestant, lengths: Sequence[int]) -> None:
         self._engine, self._lengths = engine, lengths
@@ -254,7 +254,7 @@ class Setting:
 
     def _untimed(self, engine: Ours) -> Untimed:
         context = round(self._runs([]).context)
-        modelled = roofline.has_one_price(engine.llm) and has_parts(engine.llm)
+        modelled = roofline.has_one_cost(engine.llm) and has_parts(engine.llm)
         work = self._work
         meter = Meter(engine.llm, work.batch, context, work.temperature) if modelled else None
         return Untimed(engine, work.jobs, self._baseline, meter)

@@ -30,7 +30,7 @@ from outpace.core.account import Account
 
 LONG_ENOUGH = 8
 """Tokens of a job that says how fast decoding is, if any job has as many: one of two or three is a
-round or two, and may take no time at all beside its prompt's pass."""
+round or two, and may take no time at all besides its prompt's pass."""
 
 Seconds = Callable[[TimedRun], float]
 """Which of a run's times is meant: `all_seconds` or `decode_seconds`."""
@@ -201,7 +201,7 @@ def identity(
 
 def decoding_jobs(runs: SettingRuns, name: str) -> list[int]:
     """Returns the jobs that say how fast a contestant decodes: those of `LONG_ENOUGH` tokens or
-    more where there are any, without those that took no time beside their first token."""
+    more where there are any, without those that took no time besides their first token."""
     least = min(LONG_ENOUGH, max(job.max_tokens for job in runs.jobs))
     return [
         number
@@ -283,7 +283,9 @@ class SideMeasurements:
     """Names of the contestants that are other programs."""
 
 
-def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurements) -> MethodResult:
+def summarise(
+    runs: SettingRuns, contestant: Contestant, measured: SideMeasurements
+) -> MethodResult:
     """Returns all that a report says about one contestant at one batch size and temperature."""
     name = contestant.name
     own = runs.of(name)
@@ -302,16 +304,16 @@ def summarise(runs: SettingRuns, contestant: Contestant, beside: SideMeasurement
         tasks=tasks(runs, name),
         acceptance=counted(own),
         split=split((run.seconds, run.made.metrics) for run in own),
-        identity=identity(runs, contestant, beside.gap, beside.own_plain),
-        divergence=beside.divergence,
-        peak_bytes=(beside.peaks or {}).get(name),
+        identity=identity(runs, contestant, measured.gap, measured.own_plain),
+        divergence=measured.divergence,
+        peak_bytes=(measured.peaks or {}).get(name),
         own_bytes=contestant.nbytes,
         over_peers={
             peer: ratio
-            for peer in beside.peers
+            for peer in measured.peers
             if (ratio := speedup(runs, name, all_seconds, over=peer)) is not None
         },
-        prediction=prediction(runs, name, beside.times, decoding, long),
-        roof=roof(runs, name, beside.bandwidth, beside.target, beside.drafter),
+        prediction=prediction(runs, name, measured.times, decoding, long),
+        roof=roof(runs, name, measured.bandwidth, measured.target, measured.drafter),
         account=None if contestant.rule is None else account(own),
     )

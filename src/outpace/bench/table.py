@@ -145,7 +145,7 @@ def notes(cell: SettingResult) -> Iterator[str]:
 
 
 def _against(peer: str, ratio: Interval) -> str:
-    """Returns how fast a method is beside another program.
+    """Returns how fast a method is compared with another program.
 
     >>> _against("hf", Interval(1.5, 1.4, 1.6, 9)), _against("hf", Interval(0.98, 0.9, 1.1, 9))
     ('1.50 [1.40, 1.60] x hf', 'no difference [0.90, 1.10] to hf')

@@ -215,7 +215,7 @@ def options(
 
     with counting(console, "audit options") as steps:
         report = walk.audit_options(
-            drafter or None, rule or None, workers=workers or processors(), tell=steps.counted
+            drafter or None, rule or None, workers=workers or processors(), report=steps.counted
         )
     conclude(report, as_json, walk.findings)
 

@@ -57,7 +57,7 @@ class StateFile:
         self._whose = {"method": method, "drafters": list(drafters), "models": list(models)}
         self._warned = False
         self._state: Callable[[], Mapping[str, Any]] = dict
-        self._behind = False
+        self._unwritten = False
         self._written = time.monotonic()
         self._writing: threading.Thread | None = None
 
@@ -68,7 +68,7 @@ class StateFile:
 
     def changed(self) -> None:
         """Notes, between rounds, that more is known than is written."""
-        self._behind = True
+        self._unwritten = True
         busy = self._writing is not None and self._writing.is_alive()
         if not busy and time.monotonic() - self._written > SECONDS:
             state = self._taken()
@@ -80,11 +80,11 @@ class StateFile:
         if self._writing is not None:
             self._writing.join()
             self._writing = None
-        if self._behind:
+        if self._unwritten:
             self.save(self._taken())
 
     def _taken(self) -> Mapping[str, Any]:
-        self._behind, self._written = False, time.monotonic()
+        self._unwritten, self._written = False, time.monotonic()
         return self._state()
 
     def load(self) -> Mapping[str, Any] | None:
@@ -134,19 +134,19 @@ class StateFile:
         """Replaces the file, whole or not at all. Where that fails, as on a full disk, a warning
         says so once: texts go on, and the next save may succeed."""
         written = False
-        beside = self._path.with_name(f".{self._path.name}.{uuid4().hex}")
+        part = self._path.with_name(f".{self._path.name}.{uuid4().hex}")
         try:
-            beside.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
-            os.replace(beside, self._path)
+            part.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
+            os.replace(part, self._path)
             written = True
         except OSError as error:
             if not self._warned:
                 warnings.warn(f"state: cannot write {self._path} ({error.strerror}).", stacklevel=2)
             self._warned = True
         finally:  # also where Ctrl-C or a full disk came between
-            self._behind |= not written
+            self._unwritten |= not written
             with suppress(OSError):
-                beside.unlink(missing_ok=True)
+                part.unlink(missing_ok=True)
 
 
 def _flush_at_exit(file: weakref.ref[StateFile]) -> None:

@@ -34,8 +34,9 @@ def naming(where: str) -> Iterator[None]:
 
 
 def named_text(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """Returns the first of these names under which a record has a text."""
-    return next((name for name in names if isinstance(record.get(name), str)), None)
+    """Returns the first of these names under which a record has a text that is not empty."""
+    texts = ((name, record.get(name)) for name in names)
+    return next((name for name, text in texts if isinstance(text, str) and text), None)
 
 
 def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:

@@ -96,7 +96,8 @@ class ServerMetrics:
                 self._cached.inc(request.cached_tokens)
             self._lengths.observe(len(request.prompt_ids))
             self._outputs.observe(len(request.output_ids))
-        last = job.ended or job.arrived
+        assert job.ended is not None  # it is set before anybody hears of it
+        last = job.ended
         self._whole.observe(last - job.arrived)
         if job.began is not None:
             self._queued.observe(job.began - job.arrived)

@@ -152,10 +152,9 @@ def classifier_student(loaded: Loaded, settings: TrainSettings) -> ClassifierStu
     check_same_vocabulary(loaded, draft)
     config = sizes_of(find_classifier(settings.method).Config, settings.head)
     try:
-        found: ClassifierStudent = STUDENTS[settings.method](loaded, draft, config)
+        return STUDENTS[settings.method](loaded, draft, config)
     except ValueError as error:
         raise ConfigError(f"no {settings.method} of these sizes can be made: {error}.") from error
-    return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -125,7 +125,7 @@ class StateCache:
     def _begin(self, origin: Origin) -> None:
         _write(self._folder / PROBE, {"probe_states": origin.probe_states.cpu()})
         header = json.dumps({"target": origin.shape.name}) + "\n"
-        with saving(self._folder / HEADER), _beside(self._folder / HEADER) as part:
+        with saving(self._folder / HEADER), _replacing(self._folder / HEADER) as part:
             part.write_text(header, encoding="utf-8")
 
     def _check(self, origin: Origin) -> None:
@@ -160,12 +160,12 @@ def _swept(folder: Path) -> int:
 
 def _write(path: Path, values: Mapping[str, Tensor]) -> None:
     """Writes a file of tensors; ``OSError`` where it cannot be written."""
-    with saving(path), _beside(path) as part:
+    with saving(path), _replacing(path) as part:
         save_file({name: value.contiguous() for name, value in values.items()}, part)
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
+def _replacing(path: Path) -> Iterator[Path]:
     """Returns a context that yields where to write a file, which takes its place when the context
     ends: a reader never finds half of one. The place has a name of its own, since several processes
     may write the same file."""

@@ -236,7 +236,7 @@ def _files_of(method: str, text: TextFlags) -> dict[str, list[Path]]:
             )
         if task in (ROUTER, ROUTES):
             raise ConfigError(
-                f"--for {task}=...: a file beside the drafters has that name: choose another."
+                f"--for {task}=...: a file in the drafters' folder has that name: choose another."
             )
         found.setdefault(task, []).append(Path(file))
     if len(found) == 1:

@@ -271,10 +271,10 @@ class Several(Drafter):
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = guesses_of(made)
-        beside_drawn = self._samples and not (rows.coupled or rows.pipeline.all_greedy)
+        with_drawn = self._samples and not (rows.coupled or rows.pipeline.all_greedy)
         guessed = self._samples and self.children[child].draws == {Drawn.DETERMINISTIC}
         fixed = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
-        if fixed and (guessed or beside_drawn):
+        if fixed and (guessed or with_drawn):
             chains = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
             made = replace(chains, predicted=made.predicted)
             nodes = guesses_of(made)

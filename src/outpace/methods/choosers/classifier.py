@@ -109,7 +109,8 @@ class TaskClassifier:
     def load(cls, path: str | os.PathLike[str]) -> TaskClassifier:
         """Returns the classifier in a file; ``ConfigError`` if it holds none."""
         try:
-            with np.load(path, allow_pickle=False) as found:
+            # numpy closes a file that it has opened itself, but not where it turns out to be damaged.
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
                 if str(found["format"]) != FORMAT:
                     raise ConfigError(f"{path} is a router of another version: train it anew.")
                 temperature, accuracy = found["numbers"].tolist()

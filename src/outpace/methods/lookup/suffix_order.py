@@ -24,9 +24,9 @@ def suffix_order(
     rank, order = _ranked(tokens.astype(np.int64))
     known, rounds = 1, max(1, (depth - 1).bit_length())
     while known < depth and len(tokens) and rank.max() + 1 < len(tokens):
-        behind = np.zeros_like(rank)  # 0: the text has ended
-        behind[:-known] = rank[known:] + 1
-        rank, order = _ranked(rank * (len(tokens) + 1) + behind)
+        after = np.zeros_like(rank)  # 0: the text has ended
+        after[:-known] = rank[known:] + 1
+        rank, order = _ranked(rank * (len(tokens) + 1) + after)
         known *= 2
         if progress is not None:
             progress((known.bit_length() - 1) / rounds)

@@ -26,7 +26,7 @@ def load_draft_model(
     compiled: bool = False,
     progress: Progress = silent,
 ) -> Loaded:
-    """Returns the draft model that a user's options ask for, beside a target.
+    """Returns the draft model that a user's options ask for, with a target.
 
     kernels: those of the target, which it has as well unless it learns or its weights are rounded
     in a way of its own. compiled: whether its passes will be compiled. One that learns online has
