@@ -227,7 +227,7 @@ def compiled_for(flags: str, needs: str, folder: Path, source: str = PRODUCT) ->
         pytest.skip(f"this processor lacks {needs}")
     kept = [word for word in found.command if not word.startswith(("-march", "-mcpu", "-O"))]
     sources = f"-I{building.SOURCE.parent}"
-    compiler = Compiler((*kept, "-O1", sources, *flags.split()), found.version)
+    compiler = Compiler((*kept, "-O0", sources, *flags.split()), found.version)
     (folder / "some.cpp").write_text(source)
     compiler.compile(folder / "some.cpp", folder / "some.so")
     return ctypes.CDLL(str(folder / "some.so"))
