@@ -4,6 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Tests start many processes, and each of them would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test docs gpu oldest ray audit check clients heads clean
 .DEFAULT_GOAL := demo
 
@@ -19,10 +22,10 @@ demo: $(STAMP)  ## write a text with the bundled pair, then race it against plai
 check: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 
 test: check  ## everything CI runs; what depends on the processor also as on weaker ones
-	$(BIN)/python -m tests.lowered -n 2 --dist worksteal
+	$(BIN)/python -m tests.lowered -n 2
 	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
 
 docs: $(STAMP)  ## the site, in build/site: no link leads nowhere, every example runs; less than a minute
@@ -47,7 +50,7 @@ audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pai
 	$(BIN)/outpace audit options
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
-	$(BIN)/python -m tests.lowered --all -n 2 --dist worksteal
+	$(BIN)/python -m tests.lowered --all -n 2
 	$(BIN)/pytest -q -n 2 -m slow
 	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
 
