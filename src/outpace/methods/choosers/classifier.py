@@ -109,7 +109,7 @@ class TaskClassifier:
     def load(cls, path: str | os.PathLike[str]) -> TaskClassifier:
         """Returns the classifier in a file; ``ConfigError`` if it holds none."""
         try:
-            # numpy closes a file that it has opened itself, but not where it turns out to be damaged.
+            # numpy leaves a file open that it has opened itself and that is damaged.
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
                 if str(found["format"]) != FORMAT:
                     raise ConfigError(f"{path} is a router of another version: train it anew.")
