@@ -32,9 +32,9 @@ def test_a_drafter_that_brings_nothing_is_told_with_its_cost_and_its_chance() ->
     account = played(auto, late, draft=0.6, chance=0.3)
     drafter = only(account)
     assert (account.mode, account.rounds, drafter.reason) == (Mode.MEASURED, 300, Reason.NO_GAIN)
-    assert drafter.cost == pytest.approx(0.62, rel=0.1)  # drafting and scoring of a token
+    assert drafter.cost == pytest.approx(0.62, abs=0.1)  # drafting and scoring of a token
     assert drafter.chance == pytest.approx(0.3, abs=0.15)
-    assert drafter.rounds <= 12, "trials only"
+    assert drafter.rounds <= 15, "trials only"
 
 
 def test_a_drafter_that_pays_is_told_with_what_it_drafted() -> None:

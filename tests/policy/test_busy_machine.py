@@ -9,7 +9,7 @@ import pytest
 from outpace.core.stats import Seconds
 from outpace.draft.rounds import Outcome
 from outpace.policy.base import Controller, affordable
-from outpace.policy.costs import CONFIRMED, RUN, CostTable, Place
+from outpace.policy.costs import ENOUGH, RUN, CostTable, Place
 from outpace.policy.exploration import Exploration
 from outpace.policy.lengths.adaptive import Constant
 
@@ -70,7 +70,7 @@ def test_a_new_width_that_is_too_fast_lets_plain_rounds_tell_why() -> None:
     costs = slow_table(place)
     assert not costs.doubted(place)
     costs.add(place, NAME, 8, Seconds(0, 0.9, 0))
-    for _ in range(CONFIRMED):
+    for _ in range(ENOUGH):
         assert costs.doubted(place)
         costs.add(place, NAME, 0, Seconds(0, 0.5, 0))
     assert (costs.doubted(place), costs.plain(place), costs.changes) == (False, 0.5, 1)
@@ -82,7 +82,7 @@ def test_a_new_width_that_is_cheap_changes_nothing() -> None:
     place = Place.of(1, 10)
     costs = slow_table(place)
     costs.add(place, NAME, 8, Seconds(0, 1.2, 0))
-    for _ in range(CONFIRMED):
+    for _ in range(ENOUGH):
         assert costs.doubted(place)
         costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
     assert (costs.doubted(place), costs.changes) == (False, 0)
@@ -92,7 +92,7 @@ def test_a_new_width_that_is_cheap_changes_nothing() -> None:
 def test_while_that_is_open_nothing_is_drafted() -> None:
     auto, row = alone(), request()
     place = Place.of(1, row.length)
-    for width in (0, 0, 1, 2):
+    for width in (0, 0, 0, 1, 2):
         auto.costs.add(place, NAME, width, Seconds(0, 1.0 + width / 10, 0))
     assert budgets_of(auto, [row]) != [0]
     auto.costs.add(place, NAME, 8, Seconds(0, 0.9, 0))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outpace.policy.forecast import HORIZON, Forecast, TextForecast
+from outpace.policy.forecast import Forecast, TextForecast
 
 from .test_controller import request
 
@@ -18,14 +18,6 @@ def written(texts: TextForecast, tokens: int, saved: float) -> None:
     row = request(1000)
     row.extend([2] * tokens)
     texts.note(row, MODEL, tokens, tokens * saved)
-
-
-def test_the_more_a_text_has_the_longer_it_is_expected_to_go_on() -> None:
-    texts, late = TextForecast(), request(1600)
-    assert HORIZON < texts.ahead(request(1000)) < 2 * HORIZON
-    assert 9 < texts.ahead(request(10)) <= 10
-    late.extend([2] * 600)
-    assert texts.ahead(late) > 400
 
 
 def test_what_a_model_saves_follows_from_this_text_and_the_last_ones() -> None:

@@ -18,7 +18,7 @@ from outpace.policy.auto import Auto
 from outpace.policy.candidate import Candidate
 from outpace.policy.estimator import Estimator
 from outpace.policy.exploration import CREDIT, SHARE, Exploration
-from outpace.policy.nominal import BYTES_PER_MS, PASS_MS, NominalCosts
+from outpace.policy.nominal import PASS, NominalCosts
 from outpace.policy.shapes import GrownTrees, Widths
 
 from .test_controller import alone, request
@@ -160,7 +160,7 @@ def test_a_drafter_costs_its_weights_over_the_targets() -> None:
         sum(w.nbytes for name, w in model.named_parameters() if "embed_tokens" not in name)
         for model in (small, target)
     ]
-    drafting, scoring = (read + PASS_MS * BYTES_PER_MS for read in weights)
+    drafting, scoring = (read + PASS for read in weights)
     for config, level in (
         ({"method": "draft_model", "model": small}, drafting / scoring),
         ({"method": "ngram"}, 0.0),

@@ -219,24 +219,20 @@ def test_a_text_that_is_copied_is_not_read_to_try_the_model(seed: int) -> None:
 
 def test_a_text_is_charged_for_the_trials_that_are_made() -> None:
     """A look-up may draft in a round in which the model's draft would be tried."""
-    task = Task(hits=0.95, copied=0.9, model=0.4, draft=0.3, reading=0.005)
-    of, play = routing(), Simulation(1)
-    texts(play, 6, 60, replace(task, hits=0.1), automatic(of), of.record)  # what drafts cost
-    row = request(tokens=400, prompt=5)
-    charged, made = [], []
-
-    def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
-        before = of["model"].text(row).lost
-        picks = automatic(of)(rows, found)
-        charged.append(of["model"].text(row).lost > before)
-        made.append(picks[0][0] == "model")
-        return picks
-
-    while not row.finished:
-        play.play(1, [row], task, choose, of.record)
-    assert any(charged)
-    assert made.count(True) < len(made) / 4
-    assert not any(paid and not tried for paid, tried in zip(charged, made, strict=True))
+    of, row = routing(), request(tokens=400, prompt=5)
+    place = Place.of(1, row.length)
+    for _ in range(3):
+        of.costs.add(place, "", 0, Seconds(0, 1.0, 0))
+        of.costs.add(place, "look-up", 1, Seconds(0, 1.1, 0))
+        of.costs.add(place, "model", 1, Seconds(1.0, 1.0, 0))
+        of.costs.add_reading("model", seconds=0.2, tokens=10)
+    text = of["model"].text(row)
+    text.rounds = 10
+    (pick,) = picked(of, [row], [[2] * 4])
+    assert (pick.name, text.lost) == ("look-up", 0)
+    (pick,) = picked(of, [row], [[]])
+    assert (pick.name, pick.budget) == ("model", 1)
+    assert text.lost > 0
 
 
 def test_a_model_reads_a_text_with_nothing_to_look_up_behind_texts_that_were_copied() -> None:

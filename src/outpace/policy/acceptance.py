@@ -19,17 +19,19 @@ PRIOR, PRIOR_OF_LOOK_UPS = 0.7, 0.4
 look-ups seeded texts were .02 to .10 slower (docs/decisions/0004-static-prices.md)."""
 
 PRIOR_WEIGHT = 6.0
-"""What that weighs, in observed tokens."""
+"""What is believed of a drafter's tokens beforehand weighs as many observed ones. With 10 replays
+are the same, and seeded texts others."""
+
+WEIGHT = 10.0
+"""What holds over all texts weighs as many observed tokens where it is about one of them. With 6
+replays are .995."""
 
 YOUNGER = 0.5
 """Before anything is known, a node's chance as a share of its elder sibling's."""
 
-MEMORY, MEMORY_OF_TEXT = 0.998, 0.98
-"""The share of the old counts that remains at each new observation: they remember some 500 rounds
-of all texts, and 50 of a single one."""
-
-SHARED_WEIGHT = 10.0
-"""In the estimate for one text, the estimate over all texts weighs as many tokens."""
+MEMORY = 0.998
+"""The share of the old counts that remains at each new observation: they remember some 500. With 50
+of a single text replays are the same."""
 
 
 @dataclass
@@ -142,7 +144,7 @@ class Acceptance:
 
     def new(self) -> Counts:
         """Returns the empty counts of a new text."""
-        return Counts(MEMORY_OF_TEXT, self._prior)
+        return Counts(MEMORY, self._prior)
 
     def learn(self, text: Counts, trail: Trail) -> None:
         """Adds one verified draft. A round in which nothing was drafted teaches nothing."""
@@ -165,7 +167,7 @@ class Acceptance:
             counts, own = text.rank(rank), 1.0  # relative to all, at the depth before
             for depth in range(depths):
                 guess = shared[depth][rank]
-                chance = counts.rate(depth, min(1.0, guess * own), SHARED_WEIGHT)
+                chance = counts.rate(depth, min(1.0, guess * own), WEIGHT)
                 own = chance / guess if guess else 1.0
                 found[depth].append(chance)
         return found
@@ -178,7 +180,8 @@ BINS = 10
 to .01 (docs/decisions/0014-chains-end-where-a-token-no-longer-pays.md)."""
 
 BELIEF = 4.0
-"""Weight, in tokens, of what is believed of a range before any of its tokens was tested."""
+"""Weight, in tokens, of what is believed of a range before any of its tokens was tested. With 6
+replays are the same, and seeded texts under the length policy "risk" others."""
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from outpace.policy.base import (
     requested_budget,
 )
 from outpace.policy.candidate import Candidate, Trial
-from outpace.policy.costs import CHANGED, MISS, PLAIN, CostTable, Place
+from outpace.policy.costs import CHANGED, KEPT, MISS, PLAIN, CostTable, Place
 from outpace.policy.estimator import Estimator, RoundRows
-from outpace.policy.exploration import MOST, PROBE, Exploration
-from outpace.policy.forecast import Choice, Prospect, Prospects, TextForecast, Way
+from outpace.policy.exploration import MOST, Exploration
+from outpace.policy.forecast import Choice, Savings, TextForecast, Way
 
 
 @dataclass
@@ -182,15 +182,13 @@ class Auto(Controller):
         found = [looked_up, *(self._modelled(one, batch, looked_up) for one in self._models)]
         plans = [plan for plan in found if plan is not None]
         unknown = [plan for plan in plans if plan.rate is None]
-        best = max(plans, key=lambda plan: plan.rate or 0.0, default=nothing)
-        if unknown:
-            best = unknown[-1]
-        elif plans and not batch.floor:
+        best = max(unknown[-1:] or plans, key=lambda plan: plan.rate or 0.0, default=nothing)
+        if plans and not unknown and not batch.floor:
             close = (best.rate or 0.0) / CHANGED
             others = [plan for plan in (nothing, *plans) if plan is not best]
             others = [plan for plan in others if (plan.rate or 0.0) > close]
             self._since_probe += bool(others)
-            if self._since_probe >= PROBE:
+            if self._since_probe >= KEPT:
                 self._since_probe = 0
                 best = max(others, key=lambda plan: self._age(batch.place, plan))
         for trial in best.trials.values():
@@ -242,7 +240,7 @@ class Auto(Controller):
     ) -> _Plan | None:
         """A draft model in all rows, or in those where look-ups found nothing better; None if that
         does not pay."""
-        one, offer = model.estimator, model.plan(batch, self._prospects(model))
+        one, offer = model.estimator, model.plan(batch, self._savings(model))
         if self._look_ups:
             self._choices[one.name] = self._choices_of(model, batch, looked_up)
         width = max(offer.widths)
@@ -266,13 +264,13 @@ class Auto(Controller):
         players = {pick.name for pick in mixed.picks.values() if pick.budget}
         return mixed if {one.name} < players and mixed.seconds is not None else whole
 
-    def _prospects(self, model: Candidate) -> Prospects | None:
-        """What a model is expected to bring in the rest of each text, besides the look-ups; None
-        while nothing is known of that, or where it drafts alone."""
+    def _savings(self, model: Candidate) -> Savings | None:
+        """What a model is expected to save in each text besides the look-ups; None while nothing is
+        known of that, or where it drafts alone."""
         texts, name = self._texts, model.name
         if not self._look_ups or not texts.knows(name):
             return None
-        return lambda request: Prospect(texts.ahead(request), texts.saves(request, name))
+        return lambda request: texts.saves(request, name)
 
     def _choices_of(
         self, model: Candidate, batch: RoundRows, looked_up: _Plan | None

@@ -10,19 +10,11 @@ from outpace.core.account import DrafterAccount, Mode, Reason
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.draft.rounds import LookupDraft, Outcome
-from outpace.policy.costs import CONFIRMED, PLAIN, Place
+from outpace.policy.costs import ENOUGH, PLAIN, Place
 from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.exploration import MOST, OF_TEXT, Backoff, Exploration
-from outpace.policy.forecast import Forecast, Prospect, Prospects, repays
+from outpace.policy.forecast import Forecast, Savings, repays
 from outpace.policy.text import TextState
-
-FIRST = 4
-"""Nodes of the very first draft in all rows together, before anything is known. With 3 translations
-are .992 times as fast in replays."""
-
-MARGIN = 1.04
-"""Drafting must promise this many times the speed of plain decoding. Measurements are off by as
-much, and of two equal choices the one that was measured luckily looks better."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +65,12 @@ class Candidate:
 
     # -- by measured costs ---------------------------------------------------------------------
 
-    def plan(self, batch: RoundRows, prospects: Prospects | None = None) -> CandidatePlan:
-        """Returns how many nodes to draft in each of the free rows.
-
-        prospects: what drafting brings in the rest of a row's text, besides others that draft;
-        unset: what follows from what it promises now.
-        """
+    def plan(self, batch: RoundRows, saves: Savings | None = None) -> CandidatePlan:
+        """Returns how many nodes to draft in each of the free rows. saves: what it saves besides
+        others that draft; unset: what follows from what it promises now."""
         if self.estimator.stopping is not None:
             self.estimator.stopping.begin(batch.free)
-        width, trial = self._width(batch, prospects)
+        width, trial = self._width(batch, saves)
         trying = self._cheapest(batch) if trial else None
         return CandidatePlan([width if trying in (None, row) else 0 for row in batch.free], trial)
 
@@ -89,14 +78,14 @@ class Candidate:
         """The row in which it costs least to try a draft."""
         return min(batch.free, key=self.estimator.unread)
 
-    def _width(self, batch: RoundRows, prospects: Prospects | None) -> tuple[int, Trial | None]:
+    def _width(self, batch: RoundRows, saves: Savings | None) -> tuple[int, Trial | None]:
         """The width of the coming drafts, and the trial that they are, if they are one."""
         if self._backoff is not None and self._backoff.lasts(batch.place, batch.free):
             return 0, None
         one, costs = self.estimator, self.estimator.costs
         self._backoff = self.forecast = None
         plain = costs.plain(batch.place)
-        if plain is None or costs.times_measured(batch.place, one.name, PLAIN) < CONFIRMED:
+        if plain is None or costs.times_measured(batch.place, one.name, PLAIN) < ENOUGH:
             self._reason = self._reason or Reason.UNMEASURED
             return 0, None  # all others are measured against it
         scout = self._cheapest(batch)
@@ -104,20 +93,17 @@ class Candidate:
         self.forecast = forecast = one.forecast(batch)
         if forecast is None:
             self._reason, self._cost, self._reading = Reason.UNTRIED, None, reading / plain
-            width = one.widths.at_most(FIRST // len(batch.rows))
-            return self._tried(width, Trial(reading / plain), plain)
+            return self._tried(one.widths.values[1], Trial(reading / plain), plain)
         drafted = forecast.drafted
         self._cost = max(0.0, forecast.curve[drafted] - plain) / (drafted * plain)
-        promising = forecast.best > 0 and forecast.gain > MARGIN
+        promising = forecast.best > 0
         self._reading = reading / plain if promising else None
-        if promising and self._repays(batch, forecast.gain, plain, prospects):
+        if promising and self._repays(batch, forecast.gain, plain, saves):
             self._reason = Reason.GAIN
             # Chains that are ended are no longer than pays, however long they might be.
             return (forecast.best if one.stopping is None else max(forecast.costs)), None
         self._reason = Reason.READING if promising else Reason.NO_GAIN
-        # One token would say nothing of when chains are ended.
-        few = 1 if one.stopping is None else min(FIRST, max(forecast.costs))
-        width = one.widths.at_most(few)
+        width = one.widths.values[1]
         # One row drafts, and the round is longer for all.
         more = (forecast.tokens[width] - forecast.tokens[0]) / len(batch.free) ** 2
         longer = (forecast.costs[width] - plain + reading) / plain
@@ -137,18 +123,13 @@ class Candidate:
         allowed = borne and self._budget.allows(trial.loss * plain, plain)
         return (width, trial) if allowed else (0, None)
 
-    def _repays(
-        self, batch: RoundRows, gain: float, plain: float, prospects: Prospects | None
-    ) -> bool:
+    def _repays(self, batch: RoundRows, gain: float, plain: float, saves: Savings | None) -> bool:
         """Whether drafting is expected to repay what has to be read for it."""
         unread = sum(map(self.estimator.unread, batch.free))
         if not unread:
             return True
-        # Where nothing else drafts, little is lost by a text that ends early.
-        alone = (Prospect(request.remaining, 1 - 1 / gain) for request in batch.free)
-        found = alone if prospects is None else map(prospects, batch.free)
-        reading = self.estimator.costs.reading(self.name, unread, plain)
-        return repays(reading / plain * len(batch.rows), found)
+        reading = self.estimator.costs.reading(self.name, unread, plain) / plain * len(batch.rows)
+        return repays(reading, batch.free, saves or (lambda request: 1 - 1 / gain))
 
     def tried(
         self, place: Place, seconds: Seconds, plain: float, outcomes: Sequence[Outcome]

@@ -22,9 +22,11 @@ from typing import Any, NamedTuple
 
 from outpace.core.stats import Seconds
 
-ENOUGH = 3
-"""Measurements that make a median trustworthy. With 5 questions on a text are .982 times as fast in
-replays."""
+ENOUGH = 2
+"""Measurements that are believed, where one may have been disturbed: of a width, of plain rounds
+before the first draft at a batch and context, and of plain rounds that are as much faster than
+before as a round of a new width was, which shows that the machine has become faster
+(lab/measure/slow_phase.py). With 3 plain rounds replays are .997 times as fast, with 1 .991."""
 
 CHANGED, RUN = 1.25, 5
 """The machine has changed where the last ``RUN`` rounds all took ``CHANGED`` times longer, or all
@@ -33,13 +35,9 @@ process without being taken for a change (tests/policy/test_busy_machine.py)."""
 
 KEPT = 3 * RUN
 """Measurements kept of one kind of round: enough for a median, few enough to follow a machine whose
-speed changes (tests/policy/test_busy_machine.py)."""
-
-CONFIRMED = 2
-"""Plain rounds that are believed, where one may have been disturbed: before the first draft at a
-batch and context (with one alone questions on a text are .935 times as fast in replays, with three
-translations .988), and where they are as much faster than before as a round of a new width was,
-which shows that the machine has become faster (lab/measure/slow_phase.py)."""
+speed changes (tests/policy/test_busy_machine.py). After as many rounds other decisions that follow
+from measurements are made anew: what a tree looks like, that nothing pays, and which of two close
+candidates is better."""
 
 PLAIN, MISS = 0, -1
 """Widths of rounds that draft nothing: because nothing was asked for, and because the drafter was
@@ -169,9 +167,9 @@ class CostTable:
             self._known_here.clear()
         low, high = min(self._ratios, default=1.0), max(self._ratios, default=1.0)
         doubt = self._doubts.get(place)
-        if doubt is not None and doubt.refuted == CONFIRMED:
+        if doubt is not None and doubt.refuted == ENOUGH:
             del self._doubts[place]
-        if doubt is not None and doubt.confirmed == CONFIRMED:
+        if doubt is not None and doubt.confirmed == ENOUGH:
             self._forget(doubt.since)
         elif len(self._ratios) == RUN and (low > CHANGED or high < 1 / CHANGED):
             self._forget(self._added - RUN + 1)
@@ -306,11 +304,6 @@ class CostTable:
                 for width, seconds in enumerate(found)
             ]
         return list(accumulate(found, max))
-
-    def widest(self, place: Place, name: str) -> int:
-        """Returns the greatest width ever measured, here or at the place that `curve` takes what
-        drafting adds from."""
-        return max(self._known(place, name), default=0)
 
     def _known(self, place: Place, name: str) -> Mapping[int, Cost]:
         """A plain round and drafts by width, with what drafting added elsewhere if it was not

@@ -13,7 +13,6 @@ from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
 from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.acceptance import (
     MEMORY,
-    MEMORY_OF_TEXT,
     PRIOR,
     Acceptance,
     Calibration,
@@ -29,7 +28,8 @@ from outpace.policy.stopping import Stopping, expected_seconds
 from outpace.policy.text import TextState
 
 ALONG = 16
-"""Tokens that a drafter reads in its first pass of a round."""
+"""Tokens that a drafter reads in its first pass of a round. With none replays are .995 times as
+fast, summaries .957."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Estimator:
         self.stopping = Stopping() if stops else None
         self._calibration = Calibration(memory=MEMORY)
         self._levels = Ratio(MEMORY)
-        self._found = Ratio(MEMORY_OF_TEXT, prior=1.0)  # of the rounds in which it was asked
-        self._rows_found = Ratio(MEMORY_OF_TEXT, prior=1.0)  # of the rows, where it found anything
+        self._found = Ratio(MEMORY, prior=1.0)  # of the rounds in which it was asked
+        self._rows_found = Ratio(MEMORY, prior=1.0)  # of the rows, where it found anything
         self._texts = PerRequest(self._new_text, lasting=True)
         self._learned = 0  # how often something was learned of acceptance
         self.lookup_drafts: Mapping[Request, LookupDraft] = {}  # of this round, if it was asked
@@ -100,7 +100,7 @@ class Estimator:
     def _new_text(self, request: Request) -> TextState:
         counts = self.acceptance.new()
         chains = counts if self.stopping is None else self.stopping.new()
-        return TextState(counts, chains, Exploration(), Ratio(MEMORY_OF_TEXT))
+        return TextState(counts, chains, Exploration(), Ratio(MEMORY))
 
     def text(self, request: Request) -> TextState:
         """Returns what is known of it in a request's text."""
@@ -152,23 +152,19 @@ class Estimator:
         return None if curve is None else self._takes(batch.free, curve, nodes, batch.floor)[nodes]
 
     def forecast(self, batch: RoundRows) -> Forecast | None:
-        """Returns what the widths promise that are near those that were measured; None while
-        nothing is known of a round's time."""
-        values, curve = self.widths.values, self.curve(batch, batch.floor)
+        """Returns what the widths promise; None while nothing is known of a round's time."""
+        curve = self.curve(batch, batch.floor)
         if curve is None:
             return None
-        # No leap to where the machine may be another: a kernel's limit, a full cache.
-        widest = max(values[1], 2 * self.costs.widest(batch.place, self.name))
-        near = [width for width in values if width <= widest]
-        takes = self._takes(batch.free, curve, near[-1], batch.floor)
+        takes = self._takes(batch.free, curve, self.most, batch.floor)
         # A draft has to pay for the rounds before it in which asking brought nothing.
         asking = (1 / self._found.value - 1) * self.costs.miss(batch.place, self.name)
         # Rows whose width is not chosen here bring the same whatever is chosen.
         others = len(batch.rows) - len(batch.free)
         tokens = self._tokens(batch.free)
         forecast = Forecast(
-            {width: others + tokens[width] for width in near},
-            {width: takes[width] + asking * (width > 0) for width in near},
+            {width: others + each for width, each in tokens.items()},
+            {width: takes[width] + asking * (width > 0) for width in tokens},
             curve,
         )
         if self.stopping is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from weakref import WeakSet
 
 from outpace.core.request import Request
-from outpace.policy.costs import Place
+from outpace.policy.costs import KEPT, Place
 
 SHARE, CREDIT = 0.01, 0.6
 """What drafts may lose that do not seem to pay: a share of all that was spent, and this many plain
@@ -21,15 +21,6 @@ OF_TEXT = 0.1
 """The share of a text's own rounds so far that trials in it may lose. Trials are made where they
 cost least, in texts with short prompts. Were these not spared, a short answer to a short question
 would pay for what all others learn."""
-
-PROBE = 24
-"""Rounds after which another candidate that comes within `CHANGED` of the best is tried: one bad
-measurement might hide that it is better, and machines change. With 64 summaries are .969 times as
-fast in replays."""
-
-BACKOFF = 8
-"""Rounds for which a decision against drafting holds while no rows join. Deciding takes a share of
-a small model's plain round, and what it follows from hardly changes from one round to the next."""
 
 
 @dataclass
@@ -57,11 +48,13 @@ class Exploration:
 
 @dataclass
 class Backoff:
-    """A decision against drafting, for some rounds."""
+    """A decision against drafting, which holds for some rounds while no rows join. Deciding takes a
+    share of a small model's plain round, and what it follows from hardly changes from one round to
+    the next."""
 
     place: Place
     rows: WeakSet[Request]
-    rounds: int = BACKOFF
+    rounds: int = KEPT
 
     def lasts(self, place: Place, free: Sequence[Request]) -> bool:
         """Returns whether it still holds for the coming round."""

@@ -14,13 +14,9 @@ from outpace.policy.base import Controller
 from outpace.policy.estimator import Estimator
 from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.lengths.registry import find_length, length_names
-from outpace.policy.nominal import NominalCosts
-from outpace.policy.shapes import LENGTHS, SIBLINGS, GrownTrees, Widths, best_of_size
+from outpace.policy.nominal import DRAFTING, NominalCosts
+from outpace.policy.shapes import NODES, SIBLINGS, GrownTrees, Widths, best_of_size
 from outpace.targets.base import Target
-
-LEAST_PASS = 32 * 2**20
-"""Bytes of weights that a drafter's pass reads at least, if its tokens are looked at one by one.
-That takes some .15 ms for each, and a pass over fewer bytes hardly takes longer."""
 
 
 def make_controller(
@@ -71,18 +67,19 @@ def _estimator(drafter: Drafter, target: Target) -> Estimator:
 
 def _stops(drafter: Drafter, target: Target) -> bool:
     """Whether chains may end by how sure the drafter is of its tokens. To see that of a GPU's
-    tokens, each of them would have to be waited for."""
+    tokens, each of them would have to be waited for. On a CPU looking at one takes some .15 ms: a
+    pass should take longer than what drafting takes anyway."""
     can = drafter.capabilities
     if not can.ends_chains or can.joins_drafts or target.device.type != "cpu":
         return False
-    return drafter.pass_bytes >= LEAST_PASS
+    return drafter.pass_bytes > DRAFTING
 
 
 def _drafts(drafter: Drafter, target: Target) -> Widths | GrownTrees:
     """What a controller may choose from."""
     most = target.most_nodes
     if drafter.capabilities.any_shape:
-        most, siblings = min(most, LENGTHS[-1]), _siblings(target)
+        most, siblings = min(most, NODES), _siblings(target)
         return GrownTrees(_nominal(drafter, target), most, drafter.deepest, siblings)
     if drafter.shape is None:
         return Widths.chains(min(most, drafter.longest))

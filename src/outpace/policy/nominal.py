@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES_PER_MS = 30e6
-"""Bytes of weights that a pass reads in a millisecond, nominally. What all nominal costs were
-chosen from is in docs/decisions/0004-static-prices.md."""
-
-PASS_MS, DRAFTING_MS, TREE_MS = 0.3, 1.1, 1.5
-"""What weighs on small models, and hardly on others: a pass of the target or of the drafter besides
-reading weights; drafting at all (catching up, masks, the verdict); comparing siblings."""
+PASS, DRAFTING, TREE = 9e6, 33e6, 45e6
+"""What weighs on small models, and hardly on others, as bytes of weights that could be read in that
+time: a pass of the target or of the drafter besides reading weights; drafting at all (catching up,
+masks, the verdict); comparing siblings (measured: docs/decisions/0004-static-prices.md)."""
 
 SCORED, SCORED_ON_CPU = 0.02, 0.1
 """Passes that scoring one more token costs."""
@@ -46,13 +43,13 @@ class NominalCosts:
         """Returns the costs for bytes of weights that a pass of each reads; drafter: 0 for one that
         is no model. device: its kind. aux_tokens: columns after the root and each node. experts: as
         `Target.expert_bytes`."""
-        one_pass, scored = PASS_MS * BYTES_PER_MS, SCORED_ON_CPU if device == "cpu" else SCORED
-        whole = target + one_pass
+        scored = SCORED_ON_CPU if device == "cpu" else SCORED
+        whole = target + PASS
         return cls(
-            level=(drafter + one_pass) / whole if drafter else 0.0,
+            level=(drafter + PASS) / whole if drafter else 0.0,
             node=scored * (1 + aux_tokens),
-            started=DRAFTING_MS * BYTES_PER_MS / whole + scored * aux_tokens,
-            forked=TREE_MS * BYTES_PER_MS / whole,
+            started=DRAFTING / whole + scored * aux_tokens,
+            forked=TREE / whole,
             experts=experts[0] / whole,
             chosen=experts[1] or 1.0,
         )

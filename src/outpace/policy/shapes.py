@@ -10,15 +10,23 @@ from operator import mul
 
 from outpace.core.trees.tree_shape import LARGEST, Chances, TreeShape
 from outpace.policy.acceptance import Acceptance, prior
+from outpace.policy.costs import KEPT
 from outpace.policy.nominal import NominalCosts
 
-CLOSELY, WIDE = 16, (20, 24, 32, 40, 50, 60)
-"""Tokens of a chain, or nodes of a tree that the drafter makes as it likes, up to which each number
-is considered, and the numbers that are considered beyond."""
+STEP = 4
+"""Of the sizes that are considered the next one is larger by one in this many, or by one."""
 
-LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-"""Nodes of the trees that are considered where the tree is ours to choose: the worth of each node
-is known beforehand there, and few numbers do."""
+
+def sizes(most: int) -> tuple[int, ...]:
+    """Returns the numbers of nodes that are considered.
+
+    >>> sizes(24)
+    (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 18, 22, 24)
+    """
+    found = [0]
+    while found[-1] < most:
+        found.append(min(most, found[-1] + max(1, found[-1] // STEP)))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -36,11 +44,9 @@ class Widths:
         """Returns the chains of up to ``most`` tokens.
 
         >>> Widths.chains(30).values[-4:]
-        (16, 20, 24, 30)
+        (18, 22, 27, 30)
         """
-        wide = [length for length in WIDE if length < most]
-        values = sorted({*range(min(most, CLOSELY) + 1), *wide, most})
-        return cls(TreeShape.chain(most), tuple(values))
+        return cls(TreeShape.chain(most), sizes(most))
 
     @classmethod
     def by_level(cls, shape: TreeShape) -> Widths:
@@ -55,7 +61,7 @@ class Widths:
     def by_node(cls, shape: TreeShape) -> Widths:
         """Returns trees of the first nodes of a shape whose nodes stand in the order of their
         worth."""
-        return cls(shape, tuple(length for length in LENGTHS if length <= shape.size))
+        return cls(shape, sizes(shape.size))
 
     @cached_property
     def levels(self) -> dict[int, int]:
@@ -73,10 +79,6 @@ class Widths:
         inside, last = self._inside, self._inside[-1]
         beyond = widest + 1 - len(inside)
         return [*inside[: widest + 1], *range(last + 1, last + 1 + beyond)]
-
-    def at_most(self, nodes: int) -> int:
-        """Returns the widest draft of at most this many nodes, or the narrowest there is."""
-        return max(width for width in self.values if width <= max(nodes, self.values[1]))
 
     def tokens(self, chances: Chances, room: int, levels_per_node: float = 1.0) -> dict[int, float]:
         """Returns the expected tokens of a round for each width, with the one that every round
@@ -108,15 +110,9 @@ def _between(values: Sequence[float], place: float) -> float:
 
 # -- trees that are grown --------------------------------------------------------------------------
 
-DEEPEST, SIBLINGS = 8, 4
-"""Levels of a grown tree, and children of a node, at most: a fifth child is hardly ever accepted
+NODES, SIBLINGS = 24, 4
+"""Nodes of a grown tree, and children of a node, at most: a fifth child is hardly ever accepted
 (docs/decisions/0008-grown-trees.md)."""
-
-REGROWN = 64
-"""Rounds after which the tree is grown anew from what has been learned since."""
-
-CHEAPEST = 0.005
-"""What a level or a node costs at least, in plain rounds, because noise makes some look free."""
 
 
 def best_of_size(nodes: int, costs: NominalCosts, deepest: int | None, siblings: int) -> TreeShape:
@@ -153,7 +149,7 @@ class GrownTrees:
     def __init__(
         self,
         costs: NominalCosts,
-        most: int = LENGTHS[-1],
+        most: int = NODES,
         deepest: int | None = None,
         siblings: int = SIBLINGS,
     ) -> None:
@@ -161,7 +157,7 @@ class GrownTrees:
         any number; siblings: children of a node at most."""
         self._siblings = siblings
         self._nominal, self._most = costs, min(most, LARGEST)
-        self._deepest = min(DEEPEST, deepest or DEEPEST)
+        self._deepest = min(self._most, deepest or self._most)
         typical = [[prior(rank) for rank in range(siblings)]] * self._deepest
         self.static = self._best(typical, costs)
         self.learned = self.static
@@ -170,7 +166,7 @@ class GrownTrees:
     def due(self) -> bool:
         """Counts one more round; returns whether the tree should be grown anew."""
         self._since += 1
-        return self._since >= REGROWN
+        return self._since >= KEPT
 
     def grow(self, acceptance: Acceptance, slopes: tuple[float, float] | None) -> None:
         """Grows the tree by what was learned.
@@ -180,7 +176,8 @@ class GrownTrees:
         if slopes is None:
             return
         self._since = 0
-        level, node = (max(slope, CHEAPEST) for slope in slopes)
+        # Noise makes some look free, and a tree of all nodes that can be scored is not.
+        level, node = (max(slope, 1 / LARGEST) for slope in slopes)
         costs = replace(self._nominal, level=level, node=node)
         self.learned = self._best(acceptance.typical(self._deepest, self._siblings), costs)
 

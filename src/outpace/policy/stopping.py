@@ -16,10 +16,6 @@ from outpace.draft.rounds import Outcome
 from outpace.policy.acceptance import MEMORY, Acceptance, Calibration, Confidences, Counts
 from outpace.policy.costs import ENOUGH
 
-GOES_ON = 0.9
-"""The chance that a chain goes on after its first token, before anything is known. With that of
-acceptance, .7, replays are up to .01 slower."""
-
 
 class Stopping:
     """Watches the chains of the rows for which "auto" chooses how much to draft.
@@ -36,7 +32,7 @@ class Stopping:
     def __init__(self) -> None:
         self._calibration = Calibration(memory=MEMORY)
         self._next = Counts(MEMORY)
-        self._going = Acceptance(GOES_ON)
+        self._going = Acceptance()  # and how likely it is to go on
         self._free: Sequence[Request] = ()
         self._least: Sequence[float] = ()  # by length, from 1; the sum of the rows' chances
         self._confidences = Confidences(())
@@ -137,7 +133,7 @@ def costs_of_one_more(curve: Sequence[float]) -> list[float]:
     average over a few more: single medians are off by as much as a token costs.
 
     >>> costs_of_one_more([10.0, 12.0, 13.0, 14.0, 18.0])
-    [2.0, 2.0, 2.5]
+    [1.0, 2.0, 2.5]
     """
     last = len(curve) - 1
     around = [(max(1, width - 1), min(last, width + ENOUGH)) for width in range(1, last)]
