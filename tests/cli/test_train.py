@@ -59,12 +59,6 @@ def test_the_figure_at_the_end_is_that_of_the_weights_that_are_kept(
     for _ in range(2):  # the second time there is nothing left to do
         said = " ".join(run(*asked, *SHORT).stderr.split())
         assert "minutes; kept is step 1: simulated acceptance length 2.50, by depth" in said
-    state = torch.load(out / "training.pt", weights_only=True)
-    del state["kept"]
-    torch.save(state, out / "training.pt")
-    scores = iter([1.0])
-    said = " ".join(run(*asked, *SHORT).stderr.split())
-    assert "minutes; kept is an earlier report of this run, with the figure 2.50" in said
 
 
 def test_the_text_is_read_once_for_several_heads(run: Run, target: Path, tmp_path: Path) -> None:

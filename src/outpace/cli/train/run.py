@@ -194,9 +194,8 @@ def _going_on(run: TrainingRun, patience: int | None) -> str:
 
 def _kept(run: TrainingRun) -> str:
     """Which weights are kept, with their own figure: the best need not be the last."""
-    if run.kept is not None:
-        return f"kept is step {run.kept.step:,}: {run.kept.sentence}"
-    return f"kept is an earlier report of this run, with the figure {run.best:.2f}"
+    assert run.kept is not None  # each run keeps what it first reports
+    return f"kept is step {run.kept.step:,}: {run.kept.sentence}"
 
 
 def _interrupted(run: TrainingRun, out: Path) -> str:
