@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import _thread
 import json
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import chain, repeat
 from pathlib import Path
-from threading import Thread, Timer
 from typing import Any
 
 import pytest
@@ -209,7 +209,8 @@ def test_ctrl_c_waits_for_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         begin = time.perf_counter()
-        Timer(0.2, _thread.interrupt_main).start()
+        main = threading.main_thread().ident
+        threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             run_clients(Clients(["a"] * 3, 2), Server(url))
         assert time.perf_counter() - begin < 10
@@ -243,7 +244,7 @@ def answering(answers: Iterator[bytes | int]) -> Iterator[str]:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Answering) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
