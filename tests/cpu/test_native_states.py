@@ -31,7 +31,10 @@ from targets.gguf.files import tiny, write
 pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 
 FAMILIES = ("lfm2", "lfm2-taps", "qwen3_next", "qwen3_5", "granite4", "granite4-still")
-ARCHS: dict[str, dict[str, Any]] = {"lfm2": {}, "lfm2moe": {}, "qwen35": {}, "qwen35moe": {}}
+ARCHS: dict[str, dict[str, Any]] = {
+    "lfm2": {}, "lfm2moe": {}, "qwen35": {}, "qwen35moe": {}, "granitehybrid": {},
+    "granitehybrid_dense": {},
+}  # fmt: skip
 OFF: dict[str, Any] = {"cpu_kernels": "off"}
 TEXT = [(7 * at * at + 3) % 101 for at in range(90)]
 

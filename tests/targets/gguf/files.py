@@ -29,6 +29,7 @@ EXTRA = {
     "feed_forward.expert_bias": "exp_probs_b",
     "post_attention_layernorm": "ffn_norm",
     "linear_attn.dt_bias": "ssm_dt",
+    "mamba.dt_bias": "ssm_dt",
     "mlp.gate.e_score_correction_bias": "exp_probs_b",
 }
 """Weights of layers that the library's table of names leaves out."""
@@ -37,6 +38,8 @@ SCALES = {
     "NVFP4": (),
 }  # fmt: skip
 """Where the scales of a block are that are float16; at its beginning, where nothing is said."""
+BY_HEAD = ("ssm_a", "ssm_d", "ssm_norm.weight")
+"""Tensors of Mamba-2 that keep a dimension of 1."""
 ALONE = ("A_log", "D")
 """Weights whose tensors have no ending."""
 
@@ -134,7 +137,8 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 
 def _add_tensor(writer: gguf.GGUFWriter, name: str, numbers: Any, kind: str) -> None:
     chosen = _kind_of(name, numbers, kind)
-    numbers = numbers.squeeze()  # as the converter does
+    if not name.endswith(BY_HEAD):
+        numbers = numbers.squeeze()  # as the converter does
     raw = in_kind(np.ascontiguousarray(numbers, np.float32), chosen)
     writer.add_tensor(name, raw, raw_shape=raw.shape, raw_dtype=chosen)
 
@@ -148,6 +152,7 @@ def _kind_of(name: str, numbers: Any, kind: str) -> GGMLQuantizationType:
         or numbers.shape[-1] % size
         or "ffn_gate_inp" in name
         or "ssm_a" in name
+        or "norm" in name
     )
     return GGMLQuantizationType.F32 if plain else chosen
 
@@ -233,6 +238,8 @@ def _of_weight(arch: str, config: Any, name: str, numbers: Any) -> dict[str, Any
         suffix = "" if part.endswith(ALONE) else suffix
         biases = ("expert_bias", "dt_bias", "correction_bias")
         suffix = ".bias" if part.endswith(biases) else suffix
+        if getattr(config, "num_local_experts", None) == 0:  # no experts for it to stand next to
+            theirs = theirs.replace("_shexp", "")
         found[theirs + suffix] = _laid_out(arch, config, name, piece)
     return found
 
@@ -283,7 +290,13 @@ def _laid_out(arch: str, config: Any, name: str, numbers: Any) -> Any:
     if family.tiled and "linear_attn" in name:
         numbers = _in_turns(config, name, numbers)
     if name.endswith("A_log"):
-        return -np.exp(numbers)
+        numbers = -np.exp(numbers)
+    if "mamba." in name and name.endswith(ALONE):
+        return numbers[:, None]
+    if "mamba.norm" in name:
+        return numbers.reshape(config.mamba_n_groups, -1)
+    if name.endswith("A_log"):
+        return numbers
     if "linear_attn.norm" in name:
         return numbers
     if arch == "gpt2" and numbers.ndim == 2 and ".h." in name:

@@ -139,6 +139,7 @@ def test_heads_that_are_turned_in_part(arch: str, share: float, tmp_path: Path) 
         ("falcon", {"attention.head_count_kv": 2}, "a Falcon with several key heads"),
         ("falcon", {"attention.head_count_kv": [2, 2]}, "a Falcon with several key heads"),
         ("granite", {"rope.scaling.finetuned": False}, "a Granite that does not turn its heads"),
+        ("granitehybrid", {"rope.scaling.finetuned": True}, "as Bamba does"),
         ("glm4", {"rope.dimension_sections": [4, 4, 4, 0]}, "a GLM that sees images"),
     ],
 )

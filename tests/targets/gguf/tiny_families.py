@@ -216,6 +216,21 @@ def _factors(config: Any) -> Mapping[str, Any]:
     }
 
 
+def _scanned(config: Any) -> Mapping[str, Any]:
+    heads = config.num_key_value_heads
+    attends = [kind in ("attention", "full_attention") for kind in config.layer_types]
+    return {
+        **_factors(config),
+        "attention.head_count_kv": [heads if each else 0 for each in attends],
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": config.mamba_n_heads,
+        "ssm.group_count": config.mamba_n_groups,
+    }
+
+
 def _neox(config: Any) -> Mapping[str, Any]:
     return {"use_parallel_residual": config.use_parallel_residual, **_partial(config)}
 
@@ -235,6 +250,14 @@ MANY = {"num_key_value_heads": 4}
 STATES = {"state_size": 8, "time_step_rank": 4, "intermediate_size": 128}
 CONVOLVED = ["conv", "full_attention"]
 ADJUSTED = {"block_auto_adjust_ff_dim": False}
+SCANNED = {
+    **FACTORS,
+    "layer_types": ["mamba", "attention"],
+    "mamba_n_heads": 4,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+}
 LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
@@ -337,6 +360,19 @@ FAMILIES: Mapping[str, Family] = {
         lambda config: {**_factors(config), **_experts(config)},
         permuted=True,
         arch="granitemoe",
+    ),
+    "granitehybrid": Family(
+        "GraniteMoeHybridConfig",
+        {**SCANNED, **LOCAL, "shared_intermediate_size": 32},
+        lambda config: {**_scanned(config), **_experts(config)},
+        permuted=True,
+    ),
+    "granitehybrid_dense": Family(
+        "GraniteMoeHybridConfig",
+        {**SCANNED, "num_local_experts": 0, "shared_intermediate_size": 96},
+        _scanned,
+        permuted=True,
+        arch="granitehybrid",
     ),
     "lfm2": Family("Lfm2Config", {"layer_types": CONVOLVED, **ADJUSTED, **TIED}, _attended),
     "lfm2moe": Family(

@@ -280,6 +280,10 @@ def small_config(config: Any) -> Any:
         each = heads // keys
         changes["num_attention_heads"] = each
         changes["hidden_size"] = each * (config.hidden_size // heads)
+    if known.get("mamba_n_heads"):  # as many as fill its inputs, of the same size where that is one
+        inner = known["mamba_expand"] * changes["hidden_size"]
+        changes["mamba_n_heads"] = max(known["mamba_n_groups"], inner // known["mamba_d_head"])
+        changes["mamba_d_head"] = inner // changes["mamba_n_heads"]
     if "num_key_value_heads" in known:
         changes["num_key_value_heads"] = 1
     before = known.get("layer_types") or ()

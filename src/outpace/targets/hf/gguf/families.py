@@ -107,12 +107,15 @@ def _granite(model: GGUFModel, options: Options) -> Options:
         raise model.unread(
             "holds a Granite that does not turn its heads by positions, which is not read"
         )
+    return {**_factors(model), **_biases(model, options)}
+
+
+def _factors(model: GGUFModel) -> Options:
     return {
         "embedding_multiplier": model.number("embedding_scale") or 1.0,
         "residual_multiplier": model.number("residual_scale") or 1.0,
         "logits_scaling": model.number("logit_scale") or 1.0,
         "attention_multiplier": model.number("attention.scale") or model.head_size**-0.5,
-        **_biases(model, options),
     }
 
 
@@ -120,6 +123,34 @@ def _granitemoe(model: GGUFModel, options: Options) -> Options:
     found = _granite(model, options)
     found.pop("mlp_bias")
     return {**found, "shared_intermediate_size": model.number(SHARED) or 0}
+
+
+def _granitehybrid(model: GGUFModel, options: Options) -> Options:
+    if model.of_family("rope.scaling.finetuned") is not False:
+        raise UnsupportedModel(
+            f"{model.path} holds a model with Granite's states that turns its heads by positions, "
+            "as Bamba does, which is not read: use the model's Hugging Face folder instead."
+        )
+    heads, inner = needed(model, "ssm.time_step_rank"), needed(model, "ssm.inner_size")
+    attends, experts = attended(model), model.number("expert_count") or 0
+    first = attends.index(False) if False in attends else 0
+    return {
+        **_factors(model),
+        "layer_types": ["attention" if each else "mamba" for each in attends],
+        "num_local_experts": experts,
+        "num_experts_per_tok": model.number("expert_used_count") or 0,
+        "shared_intermediate_size": (
+            (model.number(SHARED) or 0) if experts else options["intermediate_size"]
+        ),
+        "mamba_n_heads": heads,
+        "mamba_d_head": inner // heads,
+        "mamba_n_groups": needed(model, "ssm.group_count"),
+        "mamba_d_state": needed(model, "ssm.state_size"),
+        "mamba_d_conv": needed(model, "ssm.conv_kernel"),
+        "mamba_expand": inner // options["hidden_size"],
+        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in model.tensors,
+        "position_embedding_type": None,
+    }
 
 
 def _minicpm(model: GGUFModel, options: Options) -> Options:
@@ -335,6 +366,9 @@ FAMILIES = {
         _granitemoe,
         variant=lambda model: "granitemoeshared" if model.number(SHARED) else "granitemoe",
         factors=ALL_FACTORS,
+    ),
+    "granitehybrid": Family(
+        "granitemoehybrid", PERMUTED, _granitehybrid, factors=ALL_FACTORS, table=""
     ),
     "internlm2": Family("llama", PERMUTED, _biases),
     "lfm2": Family("lfm2", OWN, _lfm2, table=""),

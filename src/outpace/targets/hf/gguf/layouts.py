@@ -42,6 +42,7 @@ PLACES = (
         r"model\.layers\.(\d+)\.shared_mlp\.input_linear\.weight",
         ("blk.{}.ffn_gate_shexp.weight", "blk.{}.ffn_up_shexp.weight"),
     ),
+    (r"model\.layers\.(\d+)\.shared_mlp\.output_linear\.weight", ("blk.{}.ffn_down_shexp.weight",)),
     (r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.keys\.weight", ("blk.{}.attn_k_b.weight",)),
     (r"model\.layers\.(\d+)\.self_attn\.kv_b_proj\.values\.weight", ("blk.{}.attn_v_b.weight",)),
     (
@@ -59,7 +60,7 @@ PLACES = (
 )
 """Weights by patterns of their names, and the tensors that each of them is put together from."""
 
-HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)_(exps|shexp)\.(weight|bias)")
+HALVES = re.compile(r".*\.ffn_(?P<half>gate|up)(_exps|_shexp)?\.(weight|bias)")
 """Tensors that a model may hold in one weight, the gate first."""
 
 LATENT = re.compile(r"blk\.\d+\.attn_(?P<part>k|v)_b\.weight")
@@ -74,6 +75,9 @@ SPARE = re.compile(r"blk\.(\d{1,9})\.attn_(k|v|k_norm)\.weight")
 SHORT = ("ssm_conv1d.weight", "shortconv.conv.weight")
 """Kernels of convolutions, which models hold with a dimension more."""
 
+
+BY_HEAD = (".ssm_a", ".ssm_d", ".ssm_norm.weight")
+"""Weights of Mamba-2, which files hold with a dimension more, of 1 or of groups of heads."""
 
 TILED = ("attn_gate.weight", "ssm_alpha.weight", "ssm_beta.weight", "ssm_a", "ssm_dt.bias")
 """Weights that have rows for the value heads of linear attention, and no others."""
@@ -102,13 +106,17 @@ class Layout(TensorProcessor):
         self.permuted, self.grouped, self.offset = permuted, grouped, offset
         self.turned = turned
         self.tiled = tiled and self._values_per_key() > 1
+        self.by_head = "mamba_n_heads" in self.config
 
     def places(self, weight: str) -> list[str]:
         """Returns the tensors that make up a weight, empty where the table of names knows."""
         for pattern, tensors in PLACES:
             found = re.fullmatch(pattern, weight)
             if found is not None:
-                return [tensor.format(*found.groups()) for tensor in tensors]
+                named = [tensor.format(*found.groups()) for tensor in tensors]
+                # Granite's MLP that stands next to experts is the only one of a layer without.
+                alone = self.config.get("num_local_experts") == 0
+                return [name.replace("_shexp", "") for name in named] if alone else named
         return []
 
     def is_spare(self, name: str) -> bool:
@@ -149,15 +157,23 @@ class Layout(TensorProcessor):
             heads = self.config.get("num_attention_heads") or self.config["n_head"]
             apart = weights.reshape(3, heads, -1, *weights.shape[1:])  # [3, H, D, ...]
             weights = apart.swapaxes(0, 1).reshape(weights.shape)
-        elif name.endswith(SHORT):
-            weights = np.expand_dims(weights, axis=1)
-        elif name.endswith(".ssm_a"):
-            weights = np.log(-weights)
-        elif name.endswith("ffn_gate_inp_shexp.weight"):
-            weights = weights.reshape(1, -1)
-        elif self.offset and name.endswith("norm.weight") and "ssm_norm" not in name:
-            weights = weights - self.offset
+        else:
+            weights = self._in_shape(weights, name)
         return _TENSOR(weights, name, {})
+
+    def _in_shape(self, weights: Any, name: str) -> Any:
+        """Returns a tensor with the model's dimensions, and norms and decays as it holds them."""
+        if self.by_head and name.endswith(BY_HEAD):
+            weights = weights.reshape(-1)
+        if name.endswith(SHORT):
+            return np.expand_dims(weights, axis=1)
+        if name.endswith(".ssm_a"):
+            return np.log(-weights)
+        if name.endswith("ffn_gate_inp_shexp.weight"):
+            return weights.reshape(1, -1)
+        if self.offset and name.endswith("norm.weight") and "ssm_norm" not in name:
+            return weights - self.offset
+        return weights
 
     def _put_latent(
         self, weights: Any, ours: str, part: str, merged: dict[str, torch.Tensor]
