@@ -136,7 +136,7 @@ def test_all_texts_are_read_before_a_drafter_learns(
     [
         ("medusa", ("--for", "sums"), "--for must be TASK=FILE"),
         ("medusa", ("--for", "../sums=a.txt"), "its drafter's folder has its name"),
-        ("medusa", ("--for", "router.npz=a.txt"), "a file beside the drafters has that name"),
+        ("medusa", ("--for", "router.npz=a.txt"), "a file in the drafters' folder has that name"),
         ("medusa", ("--for", "sums=a.txt"), "two tasks or more"),
         ("medusa", ("--for", "a=a.txt", "--data", "b.txt"), "--for and --data exclude"),
         ("medusa", ("--for", "a=a.txt", "--online"), "--for and --online exclude"),
