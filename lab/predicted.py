@@ -1,4 +1,4 @@
-"""What the model of a machine predicts, beside what was measured, and for machines that nobody has
+"""What the model of a machine predicts, compared with what was measured, and for machines that nobody has
 measured (`outpace.bench.machines`):
 
     python lab/predicted.py            # predicted and measured speed-ups, by machine, method and task

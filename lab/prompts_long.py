@@ -2,7 +2,7 @@
 
     python lab/prompts_long.py MODEL [TOKENS ...] > long.jsonl
 
-Each is code of Python's own library, cut to as many tokens (default: 1024, 4096, 16384, 28672), and a
+Each is code of Python's own library, cut to each of these numbers of tokens (default: 1024, 4096, 16384, 28672), and a
 question after it: one asks for a description (free writing), one for a function of it with changes
 (from the text). MODEL: whose tokenizer counts. Of each length the prompts are one task, so that the
 tables by task are tables by length.

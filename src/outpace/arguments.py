@@ -203,8 +203,9 @@ class EngineArgs:
     begin alike. Unset: that of the last four conversations.
 
     Conversations are texts of ``LLM.chat``, and of ``stream`` or ``requests`` with
-    ``keep_cached=True``, up to as many tokens as one context has. With a trained head a text with a
-    seed of its own is read whole. ``outpace serve`` switches it on for all texts."""
+    ``keep_cached=True``, up to as many tokens as one context has; a draft model also keeps
+    beginnings of four other texts, 1,024 tokens in all. With a trained head a text with a seed of
+    its own is read whole. ``outpace serve`` switches it on for all texts."""
     batch_invariant: bool = False
     """Compute a token's logits with the same bits whatever else is in a pass, so that greedy text
     is the same with speculation and without, alone and in company. May take longer.

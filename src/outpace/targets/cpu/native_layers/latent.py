@@ -81,7 +81,7 @@ class LatentParts(NamedTuple):
     k_b: Any
     """Makes each head's key, the other way round; None: the same layer as `v_b`."""
     query_norm: Norm | None
-    """The norm of what the first layer makes."""
+    """The norm of what `q_a` makes."""
     latent_norm: Norm
 
 
