@@ -29,6 +29,10 @@ class Model:
     values: dict[str, Any]
     tensors: Any
     """Yields those of one layer, without their "blk.N."."""
+    table: float = 0.005
+    """The standard deviation of the table of tokens. Where this is the head, too, what layers add
+    has to be much more than it, else each token would repeat itself; where it is not, what a token
+    is has to outweigh what attention brings of all others."""
     tied: bool = True
     """Whether the head is the table of tokens."""
     kinds: dict[str, str] = field(default_factory=dict)
@@ -215,7 +219,7 @@ FILES = {
             "attention.sliding_window": 512,
             "rope.freq_base": 1e6,
         },
-        _gemma3, tokens=GEMMA_TOKENS,
+        _gemma3, table=0.03, tokens=GEMMA_TOKENS,
     ),
     "qwen3.5-2b": Model(
         "Qwen3.5 2B", "qwen35", 24, 2048, 248320,
@@ -273,7 +277,7 @@ FILES = {
             "rope.scaling.factor": 32.0,
             "rope.scaling.original_context_length": 4096,
         },
-        _gpt_oss, tied=False, kinds={"_exps": "MXFP4", "": "Q8_0"},
+        _gpt_oss, table=1.0, tied=False, kinds={"_exps": "MXFP4", "": "Q8_0"},
     ),
     "qwen3-30b-a3b": Model(
         "an eighth of Qwen3 30B A3B", "qwen3moe", 6, 2048, 18992,
@@ -283,7 +287,7 @@ FILES = {
             "feed_forward_length": 6144,
             "rope.freq_base": 1e6,
         },
-        _qwen3moe, tied=False,
+        _qwen3moe, table=1.0, tied=False,
     ),
     "glm-4.7-flash": Model(
         "an eighth of GLM 4.7 Flash", "deepseek2", 6, 2048, 19360,
@@ -307,7 +311,7 @@ FILES = {
             "rope.dimension_count": 64,
             "rope.freq_base": 1e6,
         },
-        _glm_flash, tied=False,
+        _glm_flash, table=1.0, tied=False,
     ),
 }  # fmt: skip
 

@@ -44,19 +44,17 @@ CODES = {"Q4_K": 4.61, "Q5_K": 9.23, "Q6_K": 18.5, "Q5_0": 9.23, "Q8_0": 73.9}
 """The standard deviation of random codes."""
 MIDDLE = {"Q4_K": 7.5, "Q5_K": 15.5}
 """Their mean, which a smallest value takes away."""
-SMALL = 0.005
-"""Of the table of tokens: what layers add is much more than it, so that no token repeats itself."""
 
 
 def numbers_of(
-    generator: np.random.Generator, name: str, shape: tuple[int, ...], kind: str
+    generator: np.random.Generator, model: Model, name: str, shape: tuple[int, ...], kind: str
 ) -> Array:
     """Returns random numbers of a tensor, as the bytes of a file."""
     if kind == "F32":
         return _plain(generator, name, shape)
     spread = 1 / np.sqrt(shape[-1])
     if name == "token_embd.weight":
-        spread = SMALL
+        spread = model.table
     elif re.search("output|down|_out|out_proj", name):  # what residual streams and logits are of
         spread *= 2
     size, nbytes = gguf.GGML_QUANT_SIZES[Kind[kind]]
@@ -71,6 +69,8 @@ def _plain(generator: np.random.Generator, name: str, shape: tuple[int, ...]) ->
         found = -generator.uniform(1, 16, shape)
     elif name.endswith("ssm_dt.bias"):
         found = generator.uniform(-7, -2, shape)
+    elif name.endswith("post_ffw_norm.weight"):
+        found = np.full(shape, 4.0)
     elif name.endswith("norm.weight") or name.endswith("ssm_d"):
         found = np.ones(shape)
     elif name.endswith("sinks.weight"):
@@ -157,7 +157,7 @@ def write(path: Path, name: str) -> None:
     writer.write_ti_data_to_file()
     generator = np.random.default_rng(zlib.crc32(name.encode()))
     for own, shape, kind in tensors:
-        writer.write_tensor_data(numbers_of(generator, own, shape, kind))
+        writer.write_tensor_data(numbers_of(generator, model, own, shape, kind))
     writer.close()
 
 

@@ -40,6 +40,14 @@ def test_it_is_small_and_of_the_same_kind(arch: str) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_heads_need_not_divide_the_hidden_size() -> None:
+    """GLM 4.7 Flash has 20 heads and 2048 numbers."""
+    config = tiny("deepseek2").config
+    config.hidden_size, config.num_attention_heads, config.num_key_value_heads = 408, 20, 20
+    assert small_config(config).hidden_size == 32
+    trials.probe(likeness_of(config, torch.float32, None))
+
+
 def test_packed_models_are_tried_on_it_and_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

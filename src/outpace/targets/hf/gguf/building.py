@@ -279,7 +279,10 @@ def small_config(config: Any) -> Any:
         keys = known.get("num_key_value_heads") or heads
         each = heads // keys
         changes["num_attention_heads"] = each
-        changes["hidden_size"] = each * (config.hidden_size // heads)
+        size, left = divmod(config.hidden_size, heads)
+        # Where heads do not divide it (GLM 4.7 Flash), they have sizes of their own, and products of
+        # experts take whole 16 bytes.
+        changes["hidden_size"] = -(-each * size // 16) * 16 if left else each * size
     if known.get("mamba_n_heads"):  # as many as fill its inputs, of the same size where that is one
         inner = known["mamba_expand"] * changes["hidden_size"]
         changes["mamba_n_heads"] = max(known["mamba_n_groups"], inner // known["mamba_d_head"])
