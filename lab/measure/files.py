@@ -13,6 +13,7 @@ prompts, all ways in turns; OUTPACE_LLAMA_SERVER and OUTPACE_IK_LLAMA_SERVER nam
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from file_models import FILES, GEMMA_TOKENS, Model, tensors_of, values_of
 from gguf import GGMLQuantizationType as Kind
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from usage import usage
 
 from outpace import LLM, SamplingParams
@@ -34,6 +36,7 @@ from outpace.bench.results import MethodResult, Report
 from outpace.errors import OutpaceError
 
 PROMPTS, TOKENS = 4, 48
+OTHERS = (IK_LLAMA_CPP, LLAMA_CPP)  # the last one's `REPACK` stays
 
 Array = Any
 """Of numpy."""
@@ -55,6 +58,8 @@ def numbers_of(
     spread = 1 / np.sqrt(shape[-1])
     if name == "token_embd.weight":
         spread = model.table
+    elif "attn_output" in name:  # else all texts go on with what their tokens have in common
+        spread *= 0.5
     elif re.search("output|down|_out|out_proj", name):  # what residual streams and logits are of
         spread *= 2
     size, nbytes = gguf.GGML_QUANT_SIZES[Kind[kind]]
@@ -107,7 +112,7 @@ def _put(raw: Array, place: int, number: float) -> None:
 
 # -- tokens ----------------------------------------------------------------------------------------
 
-CONTROL, UNUSED = 3, 5
+NORMAL, CONTROL, UNUSED = 1, 3, 5
 ENDS = {"tokenizer.ggml.bos_token_id": "<|endoftext|>", "tokenizer.ggml.eos_token_id": "<|im_end|>"}
 
 
@@ -120,20 +125,38 @@ def vocabulary_of(model: Model) -> dict[str, Any]:
         if name.startswith("tokenizer.") and name != "tokenizer.chat_template"
     }
     tokens, types = held["tokenizer.ggml.tokens"], held["tokenizer.ggml.token_type"]
+    if "tokenizer.ggml.merges" in held:
+        tokens, types = _whole(tokens, types)
     if len(tokens) > model.vocabulary:
         kept = model.vocabulary - len(ENDS)
         tokens, types = [*tokens[:kept], *ENDS.values()], [*types[:kept], *[CONTROL] * len(ENDS)]
+        held |= {name: tokens.index(token) for name, token in ENDS.items()}
+        held.pop("tokenizer.ggml.padding_token_id", None)
+    if "tokenizer.ggml.merges" in held:
         known = set(tokens)
         pairs = (merge.split(" ") for merge in held["tokenizer.ggml.merges"])
         held["tokenizer.ggml.merges"] = [
             " ".join(pair) for pair in pairs if known.issuperset((*pair, "".join(pair)))
         ]
-        held |= {name: tokens.index(token) for name, token in ENDS.items()}
-        held.pop("tokenizer.ggml.padding_token_id", None)
     more = model.vocabulary - len(tokens)
     tokens = [*tokens, *(f"[PAD{number}]" for number in range(more))]
     types = [*types, *[UNUSED] * more]
     return {**held, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+
+
+def _whole(tokens: list[str], types: list[int]) -> tuple[list[str], list[int]]:
+    """Returns byte-level tokens with unused ones in the place of those that are parts of letters:
+    in random texts they make no UTF-8, which ik_llama.cpp's server does not send."""
+    byte = {letter: value for value, letter in bytes_to_unicode().items()}
+    tokens, types = list(tokens), list(types)
+    for number, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        if kind != NORMAL:
+            continue
+        try:
+            bytes(byte[letter] for letter in token).decode()
+        except UnicodeDecodeError:
+            tokens[number], types[number] = f"[PART{number}]", UNUSED
+    return tokens, types
 
 
 # -- writing ---------------------------------------------------------------------------------------
@@ -175,8 +198,23 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
 # -- reading ---------------------------------------------------------------------------------------
 
 
+REPACK = "LLAMA_ARG_REPACK"
+"""Of the environment. On a machine with AMX llama.cpp does not start on files with latent attention
+unless this is 0; it then computes with its slower products."""
+
+
 def loaded_by(program: Program, path: Path) -> str | None:
-    """Returns why another program does not read a file; None where it writes eight tokens."""
+    """Returns why another program does not read a file; None where it writes eight tokens, maybe
+    only with `REPACK` at 0, which it then leaves so."""
+    os.environ.pop(REPACK, None)
+    reason = _asked(program, path)
+    if reason is not None and program is LLAMA_CPP:
+        os.environ[REPACK] = "0"
+        reason = _asked(program, path)
+    return reason
+
+
+def _asked(program: Program, path: Path) -> str | None:
     try:
         server = LlamaServer(program, str(path), None, 0, torch.get_num_threads())
         try:
@@ -233,22 +271,27 @@ def check(name: str, path: Path) -> None:
         print(
             f"  peak {found['peak'] / path.stat().st_size:.2f} of the file's size; {found['ids']}"
         )
-    for program in (LLAMA_CPP, IK_LLAMA_CPP):
-        print(f"  {program.title}: {loaded_by(program, path) or 'reads it'}", flush=True)
+    for program in OTHERS:
+        reason = loaded_by(program, path)
+        print(f"  {program.title}: {reason or _reads()}", flush=True)
+
+
+def _reads() -> str:
+    return f"reads it with {REPACK}=0" if REPACK in os.environ else "reads it"
 
 
 # -- the table -------------------------------------------------------------------------------------
 
 NONE = "-"
 COLUMNS = (
-    "file", "GB", "outpace, tokens/s", "A/A", "over llama.cpp", "over ik_llama.cpp", "`suffix`",
+    "file", "GB", "outpace, tokens/s", "A/A", "over ik_llama.cpp", "over llama.cpp", "`suffix`",
     "`auto`", "of memory bound", "peak memory / file",
 )  # fmt: skip
 
 
 def run(name: str, path: Path) -> tuple[str, list[str]]:
     """Returns a row of the table, and why others are missing in it."""
-    reasons = {program.name: loaded_by(program, path) for program in (LLAMA_CPP, IK_LLAMA_CPP)}
+    reasons = {program.name: loaded_by(program, path) for program in OTHERS}
     others = [f"{other}-plain" for other, reason in reasons.items() if reason is None]
     own = loaded_by_outpace(path)
     with tempfile.TemporaryDirectory() as folder:
@@ -273,6 +316,8 @@ def run(name: str, path: Path) -> tuple[str, list[str]]:
         f"{own['peak'] / size:.2f}" if "peak" in own else NONE,
     ]  # fmt: skip
     missing = [f"{name}: {other}: {why}" for other, why in reasons.items() if why is not None]
+    if REPACK in os.environ:
+        missing.append(f"{name}: llama.cpp {_reads()}")
     return f"| {' | '.join(row)} |", [*missing, f"{name}: {own.get('error') or own['how']}"]
 
 

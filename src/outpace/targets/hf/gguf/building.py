@@ -280,8 +280,8 @@ def small_config(config: Any) -> Any:
         each = heads // keys
         changes["num_attention_heads"] = each
         size, left = divmod(config.hidden_size, heads)
-        # Where heads do not divide it (GLM 4.7 Flash), they have sizes of their own, and products of
-        # experts take whole 16 bytes.
+        # Where heads do not divide it (GLM 4.7 Flash), they have sizes of their own, and products
+        # of experts take whole 16 bytes.
         changes["hidden_size"] = -(-each * size // 16) * 16 if left else each * size
     if known.get("mamba_n_heads"):  # as many as fill its inputs, of the same size where that is one
         inner = known["mamba_expand"] * changes["hidden_size"]
