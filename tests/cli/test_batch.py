@@ -70,7 +70,8 @@ def test_a_job_whose_disk_is_full_says_so_and_goes_on(
     def small_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1800, 1800))
 
-    outpace = [sys.executable, "-W", "ignore", "-m", "outpace"]
+    # -B: a module's bytecode would be cut off as well, and everybody would read it from then on.
+    outpace = [sys.executable, "-B", "-W", "ignore", "-m", "outpace"]
     done = subprocess.run(
         [*outpace, "batch", requests, out, "-m", target],
         preexec_fn=small_disk,

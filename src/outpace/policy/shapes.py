@@ -14,7 +14,8 @@ from outpace.policy.costs import KEPT
 from outpace.policy.nominal import NominalCosts
 
 STEP = 4
-"""Of the sizes that are considered the next one is larger by one in this many, or by one."""
+"""Each size that is considered is larger than the one before it by one in this many nodes, and at
+least by one."""
 
 
 def sizes(most: int) -> tuple[int, ...]:
