@@ -15,8 +15,8 @@ from outpace.core.trees.tree_shape import Trail
 from outpace.draft.exits import probability
 
 PRIOR, PRIOR_OF_LOOK_UPS = 0.7, 0.4
-"""The chance of acceptance that is assumed before anything is known of a drafter. With .7 for
-look-ups seeded texts were .02 to .10 slower (docs/decisions/0004-static-prices.md)."""
+"""The chance of acceptance that is assumed before anything is known of a drafter. Most guesses of
+look-ups are by chance."""
 
 PRIOR_WEIGHT = 6.0
 """What is believed of a drafter's tokens beforehand weighs as many observed ones. With 10 replays
