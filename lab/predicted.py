@@ -4,8 +4,8 @@ measured (`outpace.bench.machines`):
     python lab/predicted.py            # predicted and measured speed-ups, by machine, method and task
     python lab/predicted.py --others   # the table of docs/doctor.md
 
-Measured are JSON files of docs/results, and the page of an EPYC with AVX2, which has none. Of a run
-the model is given passes over one and eight tokens, or plain decoding where none were timed; what
+Measured are JSON files of docs/results, and the pages of an EPYC with AVX2 and of an H100: of the
+first there is no such file, and that of the second is no report of `bench run`. Of a run the model is given passes over one and eight tokens, or plain decoding where none were timed; what
 was drafted and accepted; and what share plain decoding spent on reading prompts, by task.
 """
 

@@ -40,8 +40,8 @@ def main() -> None:
     code = "\n".join(file.read_text(encoding="utf-8") for file in files)
     ids = tokenizer(code, add_special_tokens=False).input_ids
     for length in given.tokens:
-        if length > len(ids):
-            ask.error(f"there are {len(ids)} tokens of code.")
+        if not ROOM < length <= len(ids):
+            ask.error(f"a length is more than {ROOM}, and {len(ids)} at most.")
         begin = tokenizer.decode(ids[: length - ROOM])
         for name, question in QUESTIONS.items():
             prompt = f"{begin}\n\n{question}"

@@ -331,8 +331,8 @@ def values_of(model: Model) -> dict[str, Any]:
 
 def tensors_of(model: Model) -> Iterator[tuple[str, tuple[int, ...], str]]:
     """Yields name, shape and kind of each tensor."""
-    head = _widened_kind(model, "Q6_K", model.hidden)
-    table = head if model.tied else _widened_kind(model, "Q4_K", model.hidden)
+    head = _kind_of_rows(model, "Q6_K", model.hidden)
+    table = head if model.tied else _kind_of_rows(model, "Q4_K", model.hidden)
     yield "token_embd.weight", (model.vocabulary, model.hidden), table
     yield model.norm, (model.hidden,), "F32"
     if not model.tied:
@@ -355,13 +355,13 @@ def _kind(model: Model, layer: int, name: str, shape: tuple[int, ...]) -> str:
     eighth = model.layers // 8
     many = layer < eighth or layer >= 7 * model.layers // 8 or (layer - eighth) % 3 == 2
     if many and name.startswith(("attn_v.", "ffn_down")):
-        return _widened_kind(model, "Q6_K", shape[-1])
-    return _widened_kind(model, "Q5_K" if name == "attn_qkv.weight" else "Q4_K", shape[-1])
+        return _kind_of_rows(model, "Q6_K", shape[-1])
+    return _kind_of_rows(model, "Q5_K" if name == "attn_qkv.weight" else "Q4_K", shape[-1])
 
 
 INSTEAD = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 """What llama.cpp takes for rows that blocks of 256 do not divide."""
 
 
-def _widened_kind(model: Model, kind: str, inputs: int) -> str:
+def _kind_of_rows(model: Model, kind: str, inputs: int) -> str:
     return model.kinds.get("", kind if inputs % 256 == 0 else INSTEAD[kind])

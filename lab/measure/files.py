@@ -233,7 +233,7 @@ def loaded_by_outpace(path: Path) -> dict[str, Any]:
     words = [sys.executable, __file__, "load", str(path)]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1]}
+        return {"error": _last_words(done)}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -289,6 +289,10 @@ COLUMNS = (
 )  # fmt: skip
 
 
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    return (done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"])[-1]
+
+
 def run(name: str, path: Path) -> tuple[str, list[str]]:
     """Returns a row of the table, and why others are missing in it."""
     reasons = {program.name: loaded_by(program, path) for program in OTHERS}
@@ -301,7 +305,10 @@ def run(name: str, path: Path) -> tuple[str, list[str]]:
         words += ["--num-prompts", str(PROMPTS), "--max-tokens", str(TOKENS)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode or not kept.exists():
-            return f"| {name} | {done.stderr.strip().splitlines()[-1]} |", []
+            return (
+                f"| {name} | {_last_words(done)} |",
+                [],
+            )
         report = Report.from_json(kept.read_text())
     methods = {method.name: method for method in report.cells[0].methods}
     methods |= {name.split(" K=")[0]: method for name, method in methods.items()}
@@ -344,6 +351,8 @@ def main() -> None:
     paths = {name: Path(folder) / f"{name}.gguf" for name in FILES}
     if verb != "write" and (not names or "gemma-3-270m" in names):  # a real one
         paths = {"gemma-3-270m": GEMMA_TOKENS, **paths}
+    if verb not in ("write", "check", "run") or not {*names} <= paths.keys():
+        sys.exit(__doc__)
     chosen = {name: path for name, path in paths.items() if not names or name in names}
     notes: list[str] = []
     if verb == "run":

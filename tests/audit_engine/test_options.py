@@ -37,7 +37,7 @@ def test_the_coupled_text_is_that_of_plain_forwards() -> None:
 def test_processes_find_what_one_process_finds() -> None:
     told: list[tuple[str, int]] = []
     names, rule = ["ngram", "suffix"], ["match"]
-    apart = audit_options(names, rule, workers=2, tell=lambda *done: told.append(done))
+    apart = audit_options(names, rule, workers=2, report=lambda *done: told.append(done))
     assert told == [("ngram", 2), ("suffix", 2)]
     assert apart == audit_options(names, rule)
 

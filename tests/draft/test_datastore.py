@@ -212,7 +212,8 @@ def test_a_text_file_is_read_in_blocks_of_whole_lines(
     [("a.jsonl", b"{", "line 1 is not JSON"), ("a.jsonl", b'{"text": "a"}\n[1]', "2: this holds"),
      ("a.jsonl", b'{"messages": [{"role": 7}]}', "a chat is a list"), ("a.txt", b"\xff", "UTF-8"),
      ("a.jsonl", b"\xff\xfe", "UTF-8"), ("a.json", b"[1", "a.json is not JSON"),
-     ("a.json", b'["a", 1]', "a.json, entry 2: this holds no text")],
+     ("a.json", b'["a", 1]', "a.json, entry 2: this holds no text"),
+     ("a.jsonl", b'{"text": ""}', "line 1: this holds no text")],
 )  # fmt: skip
 def test_unreadable_files_are_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)

@@ -17,7 +17,7 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.exits import FIRST, PAPER, Exit
-from outpace.draft.fingerprint import Fingerprint
+from outpace.draft.fingerprint import Fingerprint, digest_of
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.methods.self_speculation.chosen import ChosenLayers, evenly
 from outpace.methods.self_speculation.partial import Ending, ending_of
@@ -223,6 +223,20 @@ def test_a_seeded_text_is_the_same_alone_in_company_and_put_aside(
 
 
 # -- which layers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "rwkv"])
+def test_a_model_is_known_however_its_matrices_are_rounded(family: str) -> None:
+    model = build(family)
+    before = digest_of(model)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.1 if weight.dim() > 1 else 0.0)
+        assert digest_of(model) == before
+        norms = [each for name, each in model.named_parameters() if name.endswith("norm.weight")]
+        norms += [each for name, each in model.named_parameters() if "ln_" in name or "ln1" in name]
+        norms[0].add_(0.1)
+    assert digest_of(model) != before
 
 
 def test_the_file_is_for_one_model(tmp_path: Path) -> None:

@@ -58,29 +58,44 @@ def plain_texts() -> list[list[int]]:
     return ids(decoder(target(), None).generate(PROMPTS, greedy(8)))
 
 
+def referred(made: Callable[..., Any], folder: Path, text: Sequence[int]) -> Any:
+    """Returns the reference of a head, made of a folder and the target's embeddings and output
+    matrix, which has read a text of the target."""
+    model = target()
+    reference = made(folder, model.get_input_embeddings().weight, model.lm_head.weight)
+    with torch.no_grad():
+        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
+    reference.block(torch.cat([states[at][0, :-1] for at in (2, 6, 11)], -1), text[-1], 4)
+    return reference
+
+
+def drafted(
+    found: Proposal, row: int, root: int
+) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
+    """Returns of each node of a row's draft the tokens from the root to it, and its children's."""
+    paths, under = {0: [root]}, {0: list[int]()}
+    parents = found.tree.parents[row].tolist()
+    for node in range(1, int(found.counts[row]) + 1):
+        parent, token = parents[node - 1], int(found.tokens[row, node - 1])
+        paths[node], under[node] = [*paths[parent], token], []
+        under[parent].append(token)
+    return paths, under
+
+
 def watch_drafts(llm: LLM, made: Callable[..., Any], folder: Path) -> list[int]:
     """Compares the nodes that are drafted from now on with those that a head's makers' code would
     draft; returns the tokens that were compared so far, which go on. made: the reference, of a
     folder and the target's embeddings and output matrix."""
     drafter: Any = llm.engine.drafter
-    propose, checked, model = drafter.propose, list[int](), target()
+    propose, checked = drafter.propose, list[int]()
 
     def watched(rows: Rows, budgets: Sequence[int]) -> Proposal:
         found: Proposal = propose(rows, budgets)
         for row in range(len(rows)):
-            count, text = int(found.counts[row]), rows.since(row, 0)
-            if not count:
+            text = rows.since(row, 0)
+            if not int(found.counts[row]):
                 continue
-            reference = made(folder, model.get_input_embeddings().weight, model.lm_head.weight)
-            with torch.no_grad():
-                states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-            reference.block(torch.cat([states[at][0, :-1] for at in (2, 6, 11)], -1), text[-1], 4)
-            paths, under = {0: [text[-1]]}, {0: list[int]()}
-            parents = found.tree.parents[row].tolist()
-            for node in range(1, count + 1):
-                parent, token = parents[node - 1], int(found.tokens[row, node - 1])
-                paths[node], under[node] = [*paths[parent], token], []
-                under[parent].append(token)
+            reference, (paths, under) = referred(made, folder, text), drafted(found, row, text[-1])
             for node, tokens in under.items():
                 if tokens:
                     best = reference.after(paths[node]).topk(len(tokens)).indices.tolist()

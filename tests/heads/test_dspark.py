@@ -29,7 +29,7 @@ from heads.published import (
     put,
 )
 from heads.reference import JoinedReference
-from heads.runs import PROMPTS, Model, plain_texts, target
+from heads.runs import PROMPTS, Model, drafted, plain_texts, referred, target
 from heads.variants import say
 from outpace import LLM
 from outpace.core.proposal import Proposal
@@ -319,22 +319,11 @@ def test_what_is_drafted_in_a_run(name: str, how: str, tmp_path: Path) -> None:
         nonlocal checked, ended
         found: Proposal = propose(rows, budgets)
         for row in range(len(rows)):
-            count, text = int(found.counts[row]), rows.since(row, 0)
+            text = rows.since(row, 0)
             if len(text) < 2 or not budgets[row]:
                 continue
-            reference = JoinedReference(
-                tmp_path, model.get_input_embeddings().weight, model.lm_head.weight
-            )
-            with torch.no_grad():
-                states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-            wanted = torch.cat([states[at][0, :-1] for at in (2, 6, 11)], -1)
-            reference.block(wanted, text[-1], 4)
-            paths, under = {0: [text[-1]]}, {0: list[int]()}
-            parents = found.tree.parents[row].tolist()
-            for node in range(1, count + 1):
-                parent, token = parents[node - 1], int(found.tokens[row, node - 1])
-                paths[node], under[node] = [*paths[parent], token], []
-                under[parent].append(token)
+            reference = referred(JoinedReference, tmp_path, text)
+            paths, under = drafted(found, row, text[-1])
             for node, tokens in under.items():
                 depth = len(paths[node]) - 1
                 if depth == 3:

@@ -48,12 +48,17 @@ def test_documents_of_text_files_and_of_json_lines(tmp_path: Path) -> None:
         {"instruction": "do", "context": "with", "response": "done"},
         {"instruction": "do", "input": "", "output": "done"},
         {"instruction": "do", "input": "with", "output": "done"},
+        {"instruction": "do", "output": ""},
+        {"prompt": "", "response": "", "text": "other"},
+        {"text": ""},
+        {"text": "", "content": "other"},
         {"messages": [{"role": "user", "content": "hi"}]},
         {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
     ]
     found = read(tmp_path / "b.jsonl", "\n".join(map(json.dumps, lines)))
     dolly, alpaca = "do\nwith\n\ndone", ["do\n\ndone", "do\nwith\n\ndone"]
-    assert found == ["plain", "ask\n\nanswer", dolly, *alpaca, "hi", "q\n\na"]
+    empty = ["do", "other", "", "other"]
+    assert found == ["plain", "ask\n\nanswer", dolly, *alpaca, *empty, "hi", "q\n\na"]
 
 
 def test_a_json_file_is_records_and_no_text(tmp_path: Path) -> None:

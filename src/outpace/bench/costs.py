@@ -17,6 +17,7 @@ from outpace.bench.results import restored
 from outpace.bench.roofline import read_bandwidth
 from outpace.bench.session import Engines, engine
 from outpace.bench.theory import Times, best_k_from_times, ceiling, speedup_from_times
+from outpace.core.progress import silent
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 
@@ -89,7 +90,7 @@ def measure_curves(
     temperature: float = 0.0,
     repeats: int = 7,
     longest: int = 16,
-    tick: Callable[[str], None] = lambda what: None,
+    tick: Callable[[str], None] = silent,
 ) -> tuple[Curve, ...]:
     """Returns a curve for each batch size and context, each point the median of ``repeats``.
 

@@ -248,13 +248,16 @@ def _by_the_roofline(
 
 def _elsewhere(found: Candidate, roof: _Roof | None) -> dict[str, float]:
     """The speed-up that is predicted for other machines, the mean of all kinds of prompts. Nothing
-    for what this model does not predict: trees, and weights that are not in blocks."""
-    chains = all(each.is_chain for each in found.rounds)
-    if roof is None or not found.llm.target.packed or not chains:
+    for what this model does not predict: trees, weights that are not in blocks, and drafters of
+    whose weights a pass reads a part that is not known."""
+    nbytes, loaded = _level_bytes(found), found.llm.engine.drafter.loaded
+    if roof is None or nbytes is None or not found.llm.target.packed:
         return {}
-    nbytes, loaded = _level_bytes(found) or 0.0, found.llm.engine.drafter.loaded
     layers = 1 if loaded is None else int(loaded.config.get_text_config().num_hidden_layers)
-    numbers = roof.work.multiply_adds * nbytes / roof.work.nbytes  # as many bits each
+    if loaded is None:  # a head, taken to have as many bits each as the target
+        numbers = roof.work.multiply_adds * nbytes / roof.work.nbytes
+    else:
+        numbers = float(roofline.traffic_of(loaded.config, 1).weights)
     draft = PassWork(nbytes, numbers, layers) if nbytes else None
     predicted = {}
     for name, machine in OTHERS.items():

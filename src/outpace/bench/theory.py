@@ -27,7 +27,7 @@ def expected_tokens(alpha: float, k: int) -> float:
 
 @dataclass(frozen=True)
 class Times:
-    """Measured seconds of one round's parts at one batch size and context."""
+    """Seconds of one round's parts, measured or predicted, at one batch size and context."""
 
     draft: Mapping[int, float]
     """By the number of drafted tokens, from 1."""
@@ -35,11 +35,11 @@ class Times:
     """By the number of scored tokens, from 1."""
 
     def drafting(self, k: int) -> float:
-        """Seconds to draft k tokens, between the measured lengths by straight lines."""
+        """Seconds to draft k tokens, between the known lengths by straight lines."""
         return 0.0 if k == 0 else interpolated({0: 0.0, **self.draft}, k)
 
     def verifying(self, n: int) -> float:
-        """Seconds to score n tokens, between the measured counts by straight lines."""
+        """Seconds to score n tokens, between the known counts by straight lines."""
         return interpolated(self.verify, n)
 
     def round(self, k: int) -> float:
@@ -74,7 +74,7 @@ def speedup_from_times(alpha: float, k: int, times: Times) -> float:
 
 
 def best_k_from_times(alpha: float, times: Times) -> int:
-    """Returns the draft length within the measured ones with the greatest speed-up, 0 where none is
+    """Returns the draft length within the known ones with the greatest speed-up, 0 where none is
     above 1.
 
     >>> best_k_from_times(0.8, Times(draft={1: 0.2, 8: 1.6}, verify={1: 1.0, 9: 1.0}))

@@ -102,7 +102,7 @@ def batch(
             rows = batched.max_num_seqs
             server = InProcess(load_llm(engine.model, arguments, {}, rows, rows=rows)[0], **served)
             # A shell's background job begins with Ctrl-C ignored, and asyncio then has no way to
-            # stop between two steps, which SIGTERM needs, too.
+            # stop between two steps, which SIGTERM needs, too. So Ctrl-C stops such a job as well.
             awake = handled_by(signal.default_int_handler)
             with _shown(console, found, written) as report, awake:
                 asyncio.run(run(server, found, written, report))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from outpace.cli.progress import Report, working
+from outpace.core.progress import silent
 from outpace.errors import PromptError
 from outpace.files import read_text
 
@@ -62,7 +63,7 @@ def load_llm(
     template: ChatTemplate | None = None,
     verbose: bool = False,
     rows: int = ROWS,
-    report: Report = lambda step, done: None,
+    report: Report = silent,
 ) -> tuple[LLM, SamplingParams]:
     """Returns the engine and the checked options; these are checked before anything is loaded.
 

@@ -25,6 +25,8 @@ from rich.progress import (
 from rich.spinner import Spinner
 from rich.text import Text
 
+from outpace.core.progress import silent
+
 EVERY = 5.0
 """Seconds between two lines."""
 
@@ -48,7 +50,7 @@ def working(
         with _lines(console, lambda seconds: f"{now[0]} ({_time(seconds)} so far)"):
             yield lambda step, done: now.__setitem__(0, f"{text}: {step} ({done:.0%}) ...")
     else:
-        yield lambda step, done: None
+        yield silent
 
 
 def in_quarters(console: Console, text: str) -> Report:

@@ -56,7 +56,7 @@ def digest_of(model: torch.nn.Module) -> str:
     each tensor."""
     found, normed = hashlib.sha256(), False
     for name, weight in model.named_parameters():
-        if weight.dim() == 1 and "norm" in name.lower():
+        if weight.dim() == 1 and (name.endswith("weight") or "norm" in name.lower()):
             normed = True
             module, _, own = name.rpartition(".")
             with weights_at_hand(model.get_submodule(module)):

@@ -34,9 +34,10 @@ def naming(where: str) -> Iterator[None]:
 
 
 def named_text(record: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """Returns the first of these names under which a record has a text that is not empty."""
-    texts = ((name, record.get(name)) for name in names)
-    return next((name for name, text in texts if isinstance(text, str) and text), None)
+    """Returns the first of these names under which a record has a text that is not empty, else the
+    first under which it has a text."""
+    texts = [name for name in names if isinstance(record.get(name), str)]
+    return next((name for name in texts if record[name]), texts[0] if texts else None)
 
 
 def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -49,7 +50,7 @@ def conversation(record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
                 raise PromptError("the conversation is empty: give at least one message.")
             return [_message(each) for each in record[key]]
     asked, answer = named_text(record, QUESTIONS), named_text(record, ANSWERS)
-    if asked is None or answer is None:
+    if asked is None or answer is None or not (record[asked] or record[answer]):
         return None
     turn = {"role": "user", "content": question(record, asked)}
     return [turn, {"role": "assistant", "content": record[answer]}]

@@ -38,7 +38,6 @@ of a single text replays are the same."""
 class Ratio:
     """A discounted share: what came of how much."""
 
-    memory: float
     prior: float = 0.0
     """What a share of 1 weighs before the first observation, and always."""
     part: float = 0.0
@@ -46,8 +45,8 @@ class Ratio:
 
     def add(self, part: float, whole: float) -> None:
         """Adds one observation."""
-        self.part = self.part * self.memory + part
-        self.whole = self.whole * self.memory + whole
+        self.part = self.part * MEMORY + part
+        self.whole = self.whole * MEMORY + whole
 
     @property
     def value(self) -> float:
@@ -71,12 +70,12 @@ class _Rank:
     tested: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
 
-    def add(self, depth: int, accepted: bool, memory: float) -> None:
+    def add(self, depth: int, accepted: bool) -> None:
         missing = depth + 1 - len(self.tested)
         self.tested += [0.0] * missing
         self.accepted += [0.0] * missing
-        self.tested[depth] = self.tested[depth] * memory + 1
-        self.accepted[depth] = self.accepted[depth] * memory + accepted
+        self.tested[depth] = self.tested[depth] * MEMORY + 1
+        self.accepted[depth] = self.accepted[depth] * MEMORY + accepted
 
     def rate(self, depth: int, guess: float, weight: float) -> float:
         if depth >= len(self.tested):
@@ -91,7 +90,6 @@ class Counts:
     A token is tested if those before it were accepted and its elder siblings were not.
     """
 
-    memory: float
     prior: float = PRIOR
     ranks: list[_Rank] = field(default_factory=list)
 
@@ -99,7 +97,7 @@ class Counts:
         """Adds what became of a draft."""
         for depth, (siblings, accepted) in enumerate(trail):
             for rank in range(siblings if accepted is None else accepted + 1):
-                self.rank(rank).add(depth, rank == accepted, self.memory)
+                self.rank(rank).add(depth, rank == accepted)
 
     @property
     def tried(self) -> bool:
@@ -134,7 +132,7 @@ class Acceptance:
     def __init__(self, prior: float = PRIOR) -> None:
         """prior: the chance of a first token before anything is known."""
         self._prior = prior
-        self._all = Counts(MEMORY, prior)
+        self._all = Counts(prior)
         self._typical: dict[tuple[int, int], list[list[float]]] = {}  # until more is learned
 
     @property
@@ -144,7 +142,7 @@ class Acceptance:
 
     def new(self) -> Counts:
         """Returns the empty counts of a new text."""
-        return Counts(MEMORY, self._prior)
+        return Counts(self._prior)
 
     def learn(self, text: Counts, trail: Trail) -> None:
         """Adds one verified draft. A round in which nothing was drafted teaches nothing."""

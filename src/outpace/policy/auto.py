@@ -24,7 +24,7 @@ from outpace.policy.candidate import Candidate, Trial
 from outpace.policy.costs import CHANGED, KEPT, MISS, PLAIN, CostTable, Place
 from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.exploration import MOST, Exploration
-from outpace.policy.forecast import Choice, Savings, TextForecast, Way
+from outpace.policy.forecast import Choice, SavedPerToken, TextForecast, Way
 
 
 @dataclass
@@ -240,7 +240,7 @@ class Auto(Controller):
     ) -> _Plan | None:
         """A draft model in all rows, or in those where look-ups found nothing better; None if that
         does not pay."""
-        one, offer = model.estimator, model.plan(batch, self._savings(model))
+        one, offer = model.estimator, model.plan(batch, self._saved_per_token(model))
         if self._look_ups:
             self._choices[one.name] = self._choices_of(model, batch, looked_up)
         width = max(offer.widths)
@@ -264,7 +264,7 @@ class Auto(Controller):
         players = {pick.name for pick in mixed.picks.values() if pick.budget}
         return mixed if {one.name} < players and mixed.seconds is not None else whole
 
-    def _savings(self, model: Candidate) -> Savings | None:
+    def _saved_per_token(self, model: Candidate) -> SavedPerToken | None:
         """What a model is expected to save in each text besides the look-ups; None while nothing is
         known of that, or where it drafts alone."""
         texts, name = self._texts, model.name

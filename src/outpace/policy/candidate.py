@@ -13,7 +13,7 @@ from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.costs import ENOUGH, PLAIN, Place
 from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.exploration import MOST, OF_TEXT, Backoff, Exploration
-from outpace.policy.forecast import Forecast, Savings, repays
+from outpace.policy.forecast import Forecast, SavedPerToken, repays
 from outpace.policy.text import TextState
 
 
@@ -65,7 +65,7 @@ class Candidate:
 
     # -- by measured costs ---------------------------------------------------------------------
 
-    def plan(self, batch: RoundRows, saves: Savings | None = None) -> CandidatePlan:
+    def plan(self, batch: RoundRows, saves: SavedPerToken | None = None) -> CandidatePlan:
         """Returns how many nodes to draft in each of the free rows. saves: what it saves besides
         others that draft; unset: what follows from what it promises now."""
         if self.estimator.stopping is not None:
@@ -78,7 +78,7 @@ class Candidate:
         """The row in which it costs least to try a draft."""
         return min(batch.free, key=self.estimator.unread)
 
-    def _width(self, batch: RoundRows, saves: Savings | None) -> tuple[int, Trial | None]:
+    def _width(self, batch: RoundRows, saves: SavedPerToken | None) -> tuple[int, Trial | None]:
         """The width of the coming drafts, and the trial that they are, if they are one."""
         if self._backoff is not None and self._backoff.lasts(batch.place, batch.free):
             return 0, None
@@ -101,7 +101,7 @@ class Candidate:
         if promising and self._repays(batch, forecast.gain, plain, saves):
             self._reason = Reason.GAIN
             # Chains that are ended are no longer than pays, however long they might be.
-            return (forecast.best if one.stopping is None else max(forecast.costs)), None
+            return (forecast.best if one.stopping is None else one.most), None
         self._reason = Reason.READING if promising else Reason.NO_GAIN
         width = one.widths.values[1]
         # One row drafts, and the round is longer for all.
@@ -123,7 +123,9 @@ class Candidate:
         allowed = borne and self._budget.allows(trial.loss * plain, plain)
         return (width, trial) if allowed else (0, None)
 
-    def _repays(self, batch: RoundRows, gain: float, plain: float, saves: Savings | None) -> bool:
+    def _repays(
+        self, batch: RoundRows, gain: float, plain: float, saves: SavedPerToken | None
+    ) -> bool:
         """Whether drafting is expected to repay what has to be read for it."""
         unread = sum(map(self.estimator.unread, batch.free))
         if not unread:

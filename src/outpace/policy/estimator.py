@@ -90,9 +90,9 @@ class Estimator:
         self.acceptance = Acceptance(prior)
         self.stopping = Stopping() if stops else None
         self._calibration = Calibration(memory=MEMORY)
-        self._levels = Ratio(MEMORY)
-        self._found = Ratio(MEMORY, prior=1.0)  # of the rounds in which it was asked
-        self._rows_found = Ratio(MEMORY, prior=1.0)  # of the rows, where it found anything
+        self._levels = Ratio()
+        self._found = Ratio(prior=1.0)  # of the rounds in which it was asked
+        self._rows_found = Ratio(prior=1.0)  # of the rows, where it found anything
         self._texts = PerRequest(self._new_text, lasting=True)
         self._learned = 0  # how often something was learned of acceptance
         self.lookup_drafts: Mapping[Request, LookupDraft] = {}  # of this round, if it was asked
@@ -100,7 +100,7 @@ class Estimator:
     def _new_text(self, request: Request) -> TextState:
         counts = self.acceptance.new()
         chains = counts if self.stopping is None else self.stopping.new()
-        return TextState(counts, chains, Exploration(), Ratio(MEMORY))
+        return TextState(counts, chains, Exploration(), Ratio())
 
     def text(self, request: Request) -> TextState:
         """Returns what is known of it in a request's text."""

@@ -50,18 +50,18 @@ class Forecast:
         return self.rates[self.best] / self.rates[0]
 
 
-Savings = Callable[[Request], float]
+SavedPerToken = Callable[[Request], float]
 """How many plain rounds a model is expected to save for each token of a text."""
 
 
-def repays(reading: float, requests: Sequence[Request], saves: Savings) -> bool:
+def repays(reading: float, requests: Sequence[Request], saves: SavedPerToken) -> bool:
     """Returns whether drafting in these texts is expected to repay reading them well. reading: what
     it costs, in tokens that plain decoding would write meanwhile, in all rows."""
     saved = sum(min(HORIZON, request.remaining) * saves(request) for request in requests)
     return saved > REPAID * reading
 
 
-# -- the rest of a text ----------------------------------------------------------------------------
+# -- what a model saves ----------------------------------------------------------------------------
 
 
 @dataclass

@@ -31,7 +31,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self._calibration = Calibration(memory=MEMORY)
-        self._next = Counts(MEMORY)
+        self._next = Counts()
         self._going = Acceptance()  # and how likely it is to go on
         self._free: Sequence[Request] = ()
         self._least: Sequence[float] = ()  # by length, from 1; the sum of the rows' chances

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outpace.core.progress import silent
 from outpace.errors import ConfigError
 from outpace.heads.folder import saving
 from outpace.targets.hf.loading.loaded import Loaded
@@ -47,7 +48,7 @@ class TrainingRun:
         own: Tensor | None = None,
         state_cache: StateCache | None = None,
         ranks: Ranks | None = None,
-        preparing: Callable[[str, float], None] = lambda step, done: None,
+        preparing: Callable[[str, float], None] = silent,
     ) -> None:
         """tokens: blocks of text ``[N, block]``; out: the folder that the drafter is written to;
         own: ``[N, block]`` bool, which tokens the target has written itself, if that is known: a

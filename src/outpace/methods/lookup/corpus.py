@@ -139,13 +139,10 @@ def _text(value: Any, tokenizer: Any) -> str:
     record = value if isinstance(value, Mapping) else {}
     messages = conversation(record)
     if messages is None:
-        if (name := named_text(record, TEXTS)) is not None:
-            return str(record[name])
-        if (name := named_text(record, QUESTIONS)) is not None:
-            return question(record, name)
-        if (name := named_text(record, ANSWERS)) is not None:
-            return str(record[name])
-        raise PromptError(f"this holds no text, and needs {FIELDS}.")
+        name = named_text(record, (*TEXTS, *QUESTIONS, *ANSWERS))
+        if name is None or not record[name]:
+            raise PromptError(f"this holds no text, and needs {FIELDS}.")
+        return question(record, name) if name in QUESTIONS else str(record[name])
     if getattr(tokenizer, "chat_template", None):
         try:
             return str(tokenizer.apply_chat_template(messages, tokenize=False))

@@ -127,9 +127,9 @@ def _granitemoe(model: GGUFModel, options: Options) -> Options:
 
 def _granitehybrid(model: GGUFModel, options: Options) -> Options:
     if model.of_family("rope.scaling.finetuned") is not False:
-        raise UnsupportedModel(
-            f"{model.path} holds a model with Granite's states that turns its heads by positions, "
-            "as Bamba does, which is not read: use the model's Hugging Face folder instead."
+        raise model.unread(
+            "holds a model with Granite's states that turns its heads by positions, as Bamba does, "
+            "which is not read"
         )
     heads, inner = needed(model, "ssm.time_step_rank"), needed(model, "ssm.inner_size")
     attends, experts = attended(model), model.number("expert_count") or 0
