@@ -209,10 +209,10 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 PRODUCT = """
 #include "block_amx.h"
 extern "C" void product(int kind, const float *x, long rows, long k, const uint8_t *panels,
-                        long outputs, float *y, Rounded *rounded) {
-  round_blocks(x, rows, k, 0, blocks_of(k), rounded);
-  compute({rounded, rows, blocks_of(k), panels, nullptr, outputs, y, FORMS[kind]}, 0,
-          (outputs + WIDTH - 1) / WIDTH);
+                        long outputs, float *y, ActivationBlock *quantized) {
+  quantize_activations(x, rows, k, 0, blocks_of(k), quantized);
+  compute_panels({quantized, rows, blocks_of(k), panels, nullptr, outputs, y, BLOCK_FORMATS[kind]},
+                 0, (outputs + BLOCK_PANEL - 1) / BLOCK_PANEL);
 }
 """
 

@@ -181,14 +181,15 @@ def test_texts_are_the_same_with_drafts_and_without(kind: KVCacheDtype) -> None:
 # -- other processors ------------------------------------------------------------------------------
 
 CACHED = """
-#include "cached.h"
+#include "kv_cache.h"
 extern "C" void put_all(int kind, const float *x, long slots, long dim, void *numbers,
                         float *scales) {
-  for (long slot = 0; slot < slots; slot++) put({numbers, scales, kind, dim}, slot, x + slot * dim);
+  for (long slot = 0; slot < slots; slot++)
+    store_vector({numbers, scales, kind, dim}, slot, x + slot * dim);
 }
 extern "C" void widen_all(int kind, long slots, long dim, void *numbers, float *scales, float *to) {
   for (int32_t slot = 0; slot < slots; slot++)
-    widen_vectors({numbers, scales, kind, dim}, &slot, 1, to + slot * dim);
+    dequantize_vectors({numbers, scales, kind, dim}, &slot, 1, to + slot * dim);
 }
 """
 

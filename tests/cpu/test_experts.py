@@ -15,7 +15,7 @@ from torch import Tensor
 from cpu.test_blocks import drafts_change_no_word, same_bits_everywhere
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
-from outpace.targets.cpu.native_layers.experts import Groups, Scoring, mixture_of
+from outpace.targets.cpu.native_layers.experts import ExpertGroups, Scoring, mixture_of
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
@@ -170,12 +170,12 @@ def test_what_routers_compute_is_found_out(files: dict[str, Path]) -> None:
     softmax = {arch for arch, each in found.items() if each.scoring is Scoring.SOFTMAX}
     assert softmax == set(MIXTURES) - {"glm4moe", "deepseek2"}
     plain = {"qwen2moe", "olmoe", "deepseek2-lite", "deepseek2-v2"}
-    assert {arch for arch, each in found.items() if not each.normalised} == plain
-    assert found["deepseek2"].groups == Groups(number=4, kept=2, best=2)
-    assert found["deepseek2-v2"].groups == Groups(number=4, kept=2, best=1)
-    assert found["glm4moe"].groups == Groups(number=4, kept=2, best=2)
-    assert (found["glm4moe"].chosen, found["glm4moe"].scaling) == (3, 1.5)
-    assert found["qwen3moe"].chosen == 5
+    assert {arch for arch, each in found.items() if not each.norm_topk} == plain
+    assert found["deepseek2"].groups == ExpertGroups(number=4, topk=2, best=2)
+    assert found["deepseek2-v2"].groups == ExpertGroups(number=4, topk=2, best=1)
+    assert found["glm4moe"].groups == ExpertGroups(number=4, topk=2, best=2)
+    assert (found["glm4moe"].top_k, found["glm4moe"].scaling) == (3, 1.5)
+    assert found["qwen3moe"].top_k == 5
 
 
 @torch.inference_mode()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cpu.described import made
 from cpu.test_blocks import compiled_for, library, random_blocks, same_bits_everywhere
-from outpace.targets.cpu.native import Weight, laid_out, native, part
+from outpace.targets.cpu.native import Weight, laid_out, linear_struct, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.latent import latent_of
 from outpace.targets.cpu.native_layers.layer import use_native_layers
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.skipif(native() is None, reason="no C++ compiler here")
 OUTPUTS, INPUTS, FIRST, COUNT, ROWS = 96, 512, 32, 48, 9
 
 BACK = """
-#include "latent.h"
+#include "transposed_products.h"
 extern "C" int panel() { return LANES; }
-extern "C" void product(const Part *part, long first, long count, const float *x, long rows, long k,
-                        float *y, long apart) {
-  multiply_transposed(some_outputs(*part, first, count, k), x, rows, k, y, apart);
+extern "C" void product(const Linear *linear, long first, long count, const float *x, long rows,
+                        long k, float *y, long stride) {
+  multiply_transposed(slice_outputs(*linear, first, count, k), x, rows, k, y, stride);
 }
 """
 FLAGS = [
@@ -74,7 +74,7 @@ def test_products_the_other_way_round(compiled: Any) -> None:
         given = x if weight.scale is None else x * weight.scale[FIRST : FIRST + COUNT]
 
         def product(rows: Tensor, weight: Weight = weight) -> Tensor:
-            y, held = torch.zeros(len(rows), INPUTS + 32), part(weight)
+            y, held = torch.zeros(len(rows), INPUTS + 32), linear_struct(weight)
             compiled.product(
                 ctypes.byref(held),
                 *(ctypes.c_long(FIRST), ctypes.c_long(COUNT), ctypes.c_void_p(rows.data_ptr())),

@@ -36,11 +36,11 @@ long long outpace_panel() { return 8; }
 void outpace_products() {}
 long long outpace_scratch() { return 0; }
 void outpace_layers() {}
-long long outpace_rounded() { return 0; }
+long long outpace_quantized_size() { return 0; }
 long long outpace_blocks_size() { return 0; }
 void outpace_lay_out_blocks() {}
-void outpace_widen_blocks() {}
-void outpace_widen_rows() {}
+void outpace_dequantize_blocks() {}
+void outpace_dequantize_rows() {}
 }
 """
 

@@ -26,10 +26,10 @@ from outpace.core.trees.tree import Tree
 from outpace.targets.cpu import native, race
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native import Native
-from outpace.targets.cpu.native_layers.description import Turning
+from outpace.targets.cpu.native_layers.description import RotaryStyle
 from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
-    FEW,
+    INVARIANT_ROWS,
     WIDE_LANES,
     NativeLinear,
     Together,
@@ -72,14 +72,14 @@ def test_products_are_torchs_and_a_row_keeps_its_bits(
     plain.weight.copy_(plain.weight.to(dtype))
     layer = native_linear(library(), plain)
     assert layer.weight.dtype == dtype
-    x = torch.randn(FEW, shape[1])
+    x = torch.randn(INVARIANT_ROWS, shape[1])
     alone = torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
-    for rows in range(1, FEW + 1):
+    for rows in range(1, INVARIANT_ROWS + 1):
         assert torch.equal(layer(x[:rows]), alone[:rows])
         assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
-    assert torch.equal(layer(x.view(2, FEW // 2, -1)).view(FEW, -1), alone)
-    many = torch.randn(3, FEW, shape[1])
+    assert torch.equal(layer(x.view(2, INVARIANT_ROWS // 2, -1)).view(INVARIANT_ROWS, -1), alone)
+    many = torch.randn(3, INVARIANT_ROWS, shape[1])
     torch.testing.assert_close(layer(many), plain(many), rtol=1e-5, atol=1e-5)
     assert layer(torch.zeros(0, shape[1])).shape == (0, shape[0])
 
@@ -115,7 +115,7 @@ def test_prompts_go_to_whoever_is_faster(
     lanes = WIDE_LANES if wins != tune else WIDE_LANES - 1  # the rule says the contrary of a race
     monkeypatch.setattr(library(), "lanes", lanes)
     assert lay_out_weights(nn.ModuleList([layer]), tune) == wins
-    assert (layer.most > FEW) == wins
+    assert (layer.most > INVARIANT_ROWS) == wins
     assert (layer.layout is WeightLayout.PANELS) == wins
     assert torch.equal(layer.weight, rows)
     assert layer.state_dict().keys() == {"weight", "bias"}
@@ -153,7 +153,7 @@ def test_laid_out_a_row_keeps_its_bits_in_any_company(
     x = torch.randn(140, inputs)
     alone = torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
-    for rows in (*range(1, 2 * FEW), 139, 140):
+    for rows in (*range(1, 2 * INVARIANT_ROWS), 139, 140):
         assert torch.equal(layer(x[:rows]), alone[:rows])
         assert torch.equal(layer(x[-rows:].flip(0)), alone[-rows:].flip(0))
 
@@ -332,7 +332,7 @@ def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bo
         runner.advance_paths(1, [[3, 4, 5]] * 3)
         done += 4
     for rows in (1, 3):  # and so does one in a short prompt
-        length = FEW // rows
+        length = INVARIANT_ROWS // rows
         logits = scored(runner, torch.tensor([text[:length]] * rows), None, [0] * rows)
         assert torch.equal(logits, torch.stack(alone[:length]).expand(rows, -1, -1))
 
@@ -449,12 +449,12 @@ def test_what_the_attributes_of_a_layer_do_not_say_is_found_out() -> None:
     found = []
     for model in turned.values():
         use_native_layers(model)
-        found.append([layer.forward.description.turning for layer in model.model.layers])
+        found.append([layer.forward.description.rotary for layer in model.model.layers])
     assert found == [
-        [Turning.HALVES] * 2,
-        [Turning.PAIRS] * 2,
-        [Turning.PAIRS_BY_HALVES] * 2,
-        [Turning.HALVES, Turning.STILL],
+        [RotaryStyle.HALVES] * 2,
+        [RotaryStyle.INTERLEAVED] * 2,
+        [RotaryStyle.INTERLEAVED_HALF_TABLE] * 2,
+        [RotaryStyle.HALVES, RotaryStyle.NONE],
     ]
 
 

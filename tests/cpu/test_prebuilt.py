@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,20 @@ def test_the_strongest_level_that_a_processor_has_is_taken(
 def test_a_library_of_other_sources_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "native-x86-64-v3-0123456789abcdef01234567.so").touch()
     assert prebuilt.find(STRONG, tmp_path) is None
+
+
+def test_sources_are_all_that_is_compiled_and_includes_point_one_way() -> None:
+    """The names of libraries follow from these files (`file_name`)."""
+    included = {
+        source.name: set(re.findall(r'#include "(.*?)"', source.read_text()))
+        for source in prebuilt.sources()
+    }
+    order = list(TopologicalSorter(included).static_order())  # which finds circles
+    assert set(order) == included.keys()
+    needed = {prebuilt.SOURCE.name}
+    for name in reversed(order):
+        needed |= included[name] if name in needed else set()
+    assert needed == included.keys()
 
 
 @pytest.mark.parametrize(
@@ -118,6 +134,7 @@ def test_a_wheel_carries_kernels_for_each_level(tmp_path: Path) -> None:
         names = archive.namelist()
         archive.extractall(tmp_path)
     inside = tmp_path / "outpace/targets/cpu"
+    assert all((inside / "csrc" / source.name).is_file() for source in prebuilt.sources())
     for level in prebuilt.LEVELS:
         assert f"outpace/targets/cpu/{prebuilt.file_name(level)}" in names
     assert prebuilt.find(STRONG, inside) == inside / prebuilt.file_name("x86-64-v4")

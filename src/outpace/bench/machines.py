@@ -114,7 +114,7 @@ A_CYCLE = {"AVX2": 33, "AVX-VNNI": 42, "AVX-512 VNNI": 84, "NEON": 32}
 that were timed on EPYCs, if their clocks are 3.4 and 3.8 GHz; AVX-VNNI has half the width of the
 latter; NEON is half of what four `sdot` in a cycle would do."""
 TILES = {"AVX2": 4, "AVX-VNNI": 4, "AVX-512 VNNI": 8, "NEON": 4}
-"""Columns of a tile: `TALL` of targets/cpu/block_products.h."""
+"""Columns of a tile: `BLOCK_TILE_ROWS` of targets/cpu/csrc/block_products.h."""
 
 
 def tile_of(flags: Collection[str]) -> int:

@@ -1,4 +1,4 @@
-"""Our own code for passes over a few tokens (`native.cpp`), and how Python calls it.
+"""Our own code for passes over a few tokens (`csrc/native.cpp`), and how Python calls it.
 
 The library may come with the wheel (`prebuilt`). Otherwise the source is compiled on the machine
 that uses it, once, and kept in the user's cache folder (`library.compiler`). Where there is no
@@ -31,20 +31,20 @@ from outpace.targets.hf.logits import LogitScaling
 
 LOGGER = logging.getLogger("outpace")
 
-SOURCE = Path(__file__).with_name("native.cpp")
+SOURCE = prebuilt.SOURCE
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float16: 3}
-"""Dtypes of weights, by their numbers in `native.cpp`."""
+"""Dtypes of weights, by their numbers in `dense_products.h`."""
 
-BLOCKED = len(KINDS)
-"""The number of the first kind of weights in blocks in `part.h`; the others follow in the order
-of `blocks.KINDS`."""
+FIRST_BLOCK_KIND = len(KINDS)
+"""The number of the first kind of weights in blocks (`linear.h`); the others follow in the order of
+`blocks.KINDS`."""
 
-BLOCK = 32
-"""Inputs of the smallest blocks."""
+BLOCK_INPUTS = 32
+"""Inputs of the smallest blocks (`block_formats.h`)."""
 
 BLOCK_PANEL = 16
-"""Outputs of a panel of weights in blocks, on all processors (`block_layout.h`)."""
+"""Outputs of a panel of weights in blocks, on all processors (`block_formats.h`)."""
 
 LINE = 64
 """Bytes of a line of the processor's cache."""
@@ -96,8 +96,12 @@ class Weight(NamedTuple):
 
     @property
     def kind(self) -> int:
-        """The number of its kind in `native.cpp`."""
-        return KINDS[self.matrix.dtype] if self.blocks is None else BLOCKED + self.blocks.number
+        """The number of its kind in `linear.h`."""
+        return (
+            KINDS[self.matrix.dtype]
+            if self.blocks is None
+            else FIRST_BLOCK_KIND + self.blocks.number
+        )
 
     def some(self, first: int, outputs: int) -> Weight:
         """Returns some outputs in a row, as a layer of the same weights. ``first`` begins a panel
@@ -140,8 +144,8 @@ def in_rows(panels: Tensor) -> Tensor:
     return panels.transpose(1, 2).reshape(-1, panels.shape[1])
 
 
-class Part(ctypes.Structure):
-    """`Part` of `part.h`, field by field: a linear layer."""
+class LinearStruct(ctypes.Structure):
+    """`Linear` of `linear.h`, field by field."""
 
     _fields_ = (
         ("weight", ctypes.c_void_p),
@@ -149,20 +153,20 @@ class Part(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int64),
         ("kind", ctypes.c_int64),
-        ("laid_out", ctypes.c_int64),
+        ("in_panels", ctypes.c_int64),
     )
 
 
-def part(weight: Weight) -> Part:
+def linear_struct(weight: Weight) -> LinearStruct:
     """Returns a linear layer as the library reads it. Valid as long as the tensors live."""
     tensors = weight.matrix, weight.scale, weight.bias
     pointers = (None if tensor is None else tensor.data_ptr() for tensor in tensors)
-    return Part(*pointers, weight.outputs, weight.kind, int(weight.matrix.dim() == 3))
+    return LinearStruct(*pointers, weight.outputs, weight.kind, int(weight.matrix.dim() == 3))
 
 
-def first_outputs(of: Part, outputs: int) -> Part:
+def first_outputs(of: LinearStruct, outputs: int) -> LinearStruct:
     """Returns the first ``outputs`` outputs of a layer or more, as a layer of the same weights."""
-    cut = Part.from_buffer_copy(of)
+    cut = LinearStruct.from_buffer_copy(of)
     cut.outputs = min(-(-outputs // LINE) * LINE, of.outputs)  # whole panels
     return cut
 
@@ -172,7 +176,7 @@ class Prepared:
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self.weights = tuple(weights)  # alive as long as somebody may read them
-        self.parts = (Part * len(weights))(*map(part, weights))
+        self.structs = (LinearStruct * len(weights))(*map(linear_struct, weights))
         self.outputs = [weight.outputs for weight in weights]
         self.inputs = weights[0].inputs
         self.size = self.inputs * sum(self.outputs)
@@ -182,12 +186,12 @@ class Prepared:
 class Ending(NamedTuple):
     """What a pass computes after its last layer."""
 
-    heads: ctypes.Array[Part] | None
-    """The parts of the head; None: no logits are wanted."""
-    parts: int
+    heads: ctypes.Array[LinearStruct] | None
+    """Output matrices, each of a part of the vocabulary; None: no logits are wanted."""
+    count: int
     """How many these are."""
     logits: int | None
-    """A pointer to where the logits ``[A, keep, V]`` go, one part's after another's."""
+    """A pointer to where the logits ``[A, keep, V]`` go, one matrix's after another's."""
     keep: int
     scaling: LogitScaling = LogitScaling()
 
@@ -227,15 +231,15 @@ class Native:
         self._products = library.outpace_products
         given = pointer, pointer, number, number, pointer, number, pointer
         self._products.argtypes = (*given, *threads)
-        self._rounded = library.outpace_rounded
-        self._rounded.argtypes, self._rounded.restype = (number, number), number
+        self._quantized_size = library.outpace_quantized_size
+        self._quantized_size.argtypes, self._quantized_size.restype = (number, number), number
         self._blocks_size = library.outpace_blocks_size
         self._blocks_size.argtypes, self._blocks_size.restype = (short, number, number), number
         self._lay_out_blocks = library.outpace_lay_out_blocks
         self._lay_out_blocks.argtypes = (short, *(pointer,) * 2, number, number, pointer, *threads)
-        self._dequantize_blocks = library.outpace_widen_blocks
+        self._dequantize_blocks = library.outpace_dequantize_blocks
         self._dequantize_blocks.argtypes = (short, pointer, number, number, pointer)
-        self._dequantize_rows = library.outpace_widen_rows
+        self._dequantize_rows = library.outpace_dequantize_rows
         self._dequantize_rows.argtypes = (short, *(pointer,) * 2, number, number, pointer)
         self._scratch = library.outpace_scratch
         self._scratch.argtypes = (pointer, *(number,) * 4, short)
@@ -262,16 +266,16 @@ class Native:
         y = x.new_empty(rows * sum(weights.outputs))
         if rows == 0:  # rows are shared out among tiles, of which there would be none
             return y
-        parts, threads = weights.parts, self._threads(weights.size)
+        structs, threads = weights.structs, self._threads(weights.size)
         inputs, count = weights.inputs, len(weights.outputs)
-        room = self._room_to_round(rows, inputs) if weights.in_blocks else None
+        room = self._room_for_activations(rows, inputs) if weights.in_blocks else None
         where = None if room is None else room.data_ptr()
-        self._products(x.data_ptr(), y.data_ptr(), rows, inputs, parts, count, where, *threads)
+        self._products(x.data_ptr(), y.data_ptr(), rows, inputs, structs, count, where, *threads)
         return y
 
-    def _room_to_round(self, rows: int, inputs: int) -> Tensor:
-        """Returns memory for the rounded activations of a product; it begins with a line."""
-        room = torch.empty(self._rounded(rows, inputs) + LINE, dtype=torch.uint8)
+    def _room_for_activations(self, rows: int, inputs: int) -> Tensor:
+        """Returns memory for the quantised activations of a product; it begins with a line."""
+        room = torch.empty(self._quantized_size(rows, inputs) + LINE, dtype=torch.uint8)
         return room[-room.data_ptr() % LINE :]
 
     # -- weights in blocks -------------------------------------------------------------------------
@@ -326,8 +330,8 @@ class Native:
         norm: the structure of what comes after the last layer, or None.
         """
         after = None if norm is None else ctypes.byref(norm)
-        heads, parts, logits, keep, scaling = ending
-        last = heads, parts, logits, keep, scaling.scale, scaling.cap or 0.0
+        heads, count, logits, keep, scaling = ending
+        last = heads, count, logits, keep, scaling.scale, scaling.cap or 0.0
         read = ctypes.byref(plan), x.data_ptr(), ctypes.byref(cache), ctypes.byref(reading)
         given = *read, after, *last, *states
         self._layers(layers, len(layers), *given, *self._parallel, threads)
@@ -347,7 +351,7 @@ def _grid_of(blocks: Blocks) -> int | None:
 
 
 def _whole_blocks(inputs: int) -> int:
-    return -(-inputs // BLOCK) * BLOCK
+    return -(-inputs // BLOCK_INPUTS) * BLOCK_INPUTS
 
 
 def _torchs_threads() -> tuple[ctypes.c_void_p | None, ctypes.c_void_p | None]:

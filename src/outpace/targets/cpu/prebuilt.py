@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SOURCE = FOLDER / "native.cpp"
+SOURCE = FOLDER / "csrc" / "native.cpp"
 
 FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-fno-exceptions", "-fno-rtti"),
@@ -58,7 +58,7 @@ def levels_of(system: str, machine: str) -> Levels:
 
 def sources() -> list[Path]:
     """Returns the files that the kernels are compiled from."""
-    return [SOURCE, *sorted(FOLDER.glob("*.h"))]
+    return [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
 
 
 def file_name(level: str) -> str:

@@ -23,7 +23,7 @@ class EightBits:
     """Numbers of 8 bits, times the scale of their vector."""
 
     number: int
-    """The number of the kind in `cached.h`."""
+    """The number of the kind in `kv_cache.h`."""
     dtype: torch.dtype
     largest: float
 

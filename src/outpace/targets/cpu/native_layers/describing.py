@@ -1,6 +1,6 @@
 """Reads from transformers' module what a decoder layer computes.
 
-Families differ in which norms there are and where, in the activation, in how heads are turned to
+Families differ in which norms there are and where, in the activation, in how heads are rotated to
 their positions, and in factors and bounds. What a module's attributes say is read, and what its
 small functions compute is found out by calling them. A description is a guess until a trial has
 shown that it gives the layer's numbers (`layer.use_native_layers`).

@@ -1,4 +1,4 @@
-"""What a decoder layer computes, as `native.cpp` follows it."""
+"""What a decoder layer computes, as `layer.h` follows it."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ SINKS = "sinks"
 """What attention calls the scores of a slot without values."""
 
 
-class Turning(IntEnum):
-    """Which numbers of a head are turned together, by the numbers in `steps.h`."""
+class RotaryStyle(IntEnum):
+    """Which numbers of a head rotary embedding rotates together, by the numbers in `ops.h`."""
 
-    STILL = 0
-    """None: the layer knows no positions."""
+    NONE = 0
+    """The layer knows no positions."""
     HALVES = 1
-    PAIRS = 2
-    """Neighbours, each with an angle of its own in the table, which are the same."""
-    PAIRS_BY_HALVES = 3
+    """NeoX's."""
+    INTERLEAVED = 2
+    """Neighbours (GPT-J's), each with an angle of its own in the table, which are the same."""
+    INTERLEAVED_HALF_TABLE = 3
     """Neighbours, whose angles are the first half of the table."""
-    HALVES_ONCE = 4
+    HALVES_HALF_TABLE = 4
     """Halves, where the table has an angle for two numbers."""
-    PAIRS_APART = 5
-    """As `PAIRS_BY_HALVES`; afterwards all first ones come before all second ones."""
+    DEINTERLEAVED = 5
+    """As `INTERLEAVED_HALF_TABLE`; afterwards all first ones come before all second ones."""
 
 
-OF_LATENTS = (Turning.PAIRS_APART, Turning.PAIRS_BY_HALVES, Turning.HALVES)
-"""How those heads may be turned that see latents."""
+OF_LATENTS = (RotaryStyle.DEINTERLEAVED, RotaryStyle.INTERLEAVED_HALF_TABLE, RotaryStyle.HALVES)
+"""Those of latent attention."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class LayerDescription:
     latent: Latent | None = None
     recurrence: Recurrence | None = None
     clip: Clip = NO_CLIP
-    turning: Turning = Turning.HALVES
+    rotary: RotaryStyle = RotaryStyle.HALVES
     angles: int = 0
     """Which of the angles of a pass are its own."""
     mask: int = 0
@@ -107,12 +108,12 @@ class LayerDescription:
 
     @property
     def knows_positions(self) -> bool:
-        """Whether it turns heads to their positions."""
-        return self.recurrence is None and self.turning is not Turning.STILL
+        """Whether it has rotary position embeddings."""
+        return self.recurrence is None and self.rotary is not RotaryStyle.NONE
 
     @property
-    def groups(self) -> int:
-        """Groups of heads that go through the slots together."""
+    def kv_heads(self) -> int:
+        """Key heads, or, of latents, groups of heads that go through the slots together."""
         if self.recurrence is not None:
             return 0
         if self.latent is not None:
@@ -123,7 +124,7 @@ class LayerDescription:
     def cached(self) -> tuple[int, int, int]:
         """Heads in the cache, and the numbers of a key and of a value there."""
         if self.latent is None:
-            return self.groups, self.dim, self.dim
+            return self.kv_heads, self.dim, self.dim
         return 1, self.latent.size, self.latent.rope
 
     def made(self, number: int) -> Linear:
@@ -165,13 +166,17 @@ class LayerDescription:
 
     def candidates(self) -> Iterator[LayerDescription]:
         """Yields descriptions of which one at most gives the layer's numbers: its attributes do not
-        say how heads are turned."""
+        say how heads are rotated."""
         if self.recurrence is not None:
             yield self
             return
-        usual = [each for each in Turning if each not in (Turning.HALVES, Turning.PAIRS_APART)]
-        for turning in (Turning.HALVES, *usual) if self.latent is None else OF_LATENTS:
-            yield replace(self, turning=turning)
+        usual = [
+            each
+            for each in RotaryStyle
+            if each not in (RotaryStyle.HALVES, RotaryStyle.DEINTERLEAVED)
+        ]
+        for rotary in (RotaryStyle.HALVES, *usual) if self.latent is None else OF_LATENTS:
+            yield replace(self, rotary=rotary)
 
 
 def kinds_of(config: Any, layers: int) -> Mapping[str, int]:

@@ -1,4 +1,4 @@
-"""What a mixture of experts computes, as `native.cpp` follows it: read from transformers' modules.
+"""What a mixture of experts computes, as `experts.h` follows it: read from transformers' modules.
 
 Families differ in how scores follow from a router's logits, in what else decides a token's choice,
 and in what an expert does between its products. Both are found out by calling the modules.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.targets.cpu.native import BLOCK_PANEL, Part, part
+from outpace.targets.cpu.native import BLOCK_PANEL, LinearStruct, linear_struct
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.probing import is_plain
 from outpace.targets.cpu.weights.experts import BlockExperts
@@ -49,12 +49,12 @@ class Scoring(IntEnum):
     SIGMOID = 1
 
 
-class Groups(NamedTuple):
+class ExpertGroups(NamedTuple):
     """A token chooses from those groups of experts whose ``best`` highest scores have the largest
     sums."""
 
     number: int = 1
-    kept: int = 1
+    topk: int = 1
     best: int = 1
 
 
@@ -62,10 +62,10 @@ class MixtureStruct(ctypes.Structure):
     """`Mixture` of `experts.h`, field by field."""
 
     _fields_ = (
-        *((name, Part) for name in ("router", "gate", "up", "down", "shared")),
+        *((name, LinearStruct) for name in ("router", "gate", "up", "down", "shared")),
         ("correction", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("experts", "chosen", "inner", "scoring")),
-        *((name, ctypes.c_int64) for name in ("normalised", "groups", "kept", "best")),
+        *((name, ctypes.c_int64) for name in ("experts", "top_k", "inner", "scoring")),
+        *((name, ctypes.c_int64) for name in ("norm_topk", "groups", "topk_groups", "best")),
         ("scaling", ctypes.c_float),
     )
 
@@ -74,12 +74,12 @@ class MixtureStruct(ctypes.Structure):
 class Routing:
     """How a router chooses."""
 
-    chosen: int
+    top_k: int
     """Experts of a token."""
     scoring: Scoring
-    normalised: bool
+    norm_topk: bool
     """Whether a token's weights are divided by their sum."""
-    groups: Groups
+    groups: ExpertGroups
     scaling: float
     """By which weights are multiplied."""
 
@@ -91,11 +91,11 @@ class Routing:
         if self.groups.number > 1:
             grouped = choice.view(len(logits), self.groups.number, -1)
             worth = grouped.topk(self.groups.best, -1).values.sum(-1)
-            out = torch.ones_like(worth).scatter(1, worth.topk(self.groups.kept).indices, 0).bool()
+            out = torch.ones_like(worth).scatter(1, worth.topk(self.groups.topk).indices, 0).bool()
             choice = grouped.masked_fill(out[..., None], -torch.inf).flatten(1)
-        at = choice.topk(self.chosen).indices
+        at = choice.topk(self.top_k).indices
         found = scores.gather(1, at)
-        if self.normalised:
+        if self.norm_topk:
             found = found / found.sum(-1, keepdim=True).clamp_min(SMALLEST)
         return torch.zeros_like(logits).scatter(1, at, found * self.scaling)
 
@@ -124,14 +124,14 @@ class Mixture:
 
     def struct(self, weights: dict[int, Any]) -> MixtureStruct:
         """Returns the mixture as the library reads it. weights: of its modules, by their ids."""
-        parts = [part(weights[id(module)]) for module in self.modules]
+        parts = [linear_struct(weights[id(module)]) for module in self.modules]
         correction, routing = self.correction, self.routing
         return MixtureStruct(
             *parts[:4],
-            parts[4] if self.share is not None else Part(),
+            parts[4] if self.share is not None else LinearStruct(),
             None if correction is None else correction.data_ptr(),
-            *(self.experts.num_experts, routing.chosen, self.experts.intermediate_dim),
-            *(routing.scoring, routing.normalised, *routing.groups, routing.scaling),
+            *(self.experts.num_experts, routing.top_k, self.experts.intermediate_dim),
+            *(routing.scoring, routing.norm_topk, *routing.groups, routing.scaling),
         )
 
 
@@ -205,4 +205,4 @@ def _candidates(router: Any, chosen: int, experts: int) -> Iterator[Routing]:
     for scoring in Scoring:
         for normalised in (True, False):
             for each in best:
-                yield Routing(chosen, scoring, normalised, Groups(count, kept, each), scaling)
+                yield Routing(chosen, scoring, normalised, ExpertGroups(count, kept, each), scaling)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from outpace.targets.cpu.native import BLOCK, Native
+from outpace.targets.cpu.native import BLOCK_INPUTS, Native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.probing import is_plain
 from outpace.targets.cpu.native_layers.product import weight_of
 
-MOST_EACH = 64
+MOST_HEADS_PER_KV = 64
 """Query heads that may share a key head."""
 
 
@@ -51,7 +51,7 @@ def _input_sizes(found: LayerDescription, inner: int) -> list[int]:
 def _fits_attention(found: LayerDescription, library: Native) -> bool:
     """Whether attention, or what keeps a state in its place, is as the library knows it."""
     if found.recurrence is not None:
-        inputs = {linear.module.in_features for linear in found.recurrence.parts}
+        inputs = {linear.module.in_features for linear in found.recurrence.products}
         return inputs == {found.hidden} and found.recurrence.width == found.width
     return (_fits_heads if found.latent is None else _fits_latents)(found, library)
 
@@ -66,7 +66,7 @@ def _fits_heads(found: LayerDescription, library: Native) -> bool:
         and key == value
         and key % found.dim == 0
         and found.width % key == 0
-        and found.width // key <= MOST_EACH
+        and found.width // key <= MOST_HEADS_PER_KV
     )
 
 
@@ -88,7 +88,7 @@ def _fits_latents(found: LayerDescription, library: Native) -> bool:
         and all(weight.bias is None and size % weight.panel == 0 for weight, size in held)
         and (first is None or first.outputs % library.lanes == 0)
         # The transposed product of blocks writes whole ones.
-        and (not isinstance(value.module, NativeBlockLinear) or latent.size % BLOCK == 0)
+        and (not isinstance(value.module, NativeBlockLinear) or latent.size % BLOCK_INPUTS == 0)
     )
 
 

@@ -1,9 +1,9 @@
-"""Multi-head latent attention, as `latent.h` follows it: read from transformers' modules.
+"""Multi-head latent attention, as `latent_attention.h` follows it: read from transformers' modules.
 
 DeepSeek V2 and V3 have it, GLM 4.7 Flash, Kimi K2 and others (DeepSeek-V2, arXiv:2405.04434). The
 cache holds a latent for each token, which the keys and values of all heads are made from, and one
-key that is turned to the token's position. transformers makes the keys and values of all slots anew
-in each pass; the library lets queries meet the latents.
+key that is rotated to the token's position. transformers makes the keys and values of all slots
+anew in each pass; the library lets queries attend to the latents.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from outpace.targets.cpu.native_layers.probing import Norm, norm_of
 from outpace.targets.cpu.weights.latents import BlockLatents
 
 MOST_NOPE = 256
-"""Numbers of a query's head without a position (`latent.h`)."""
+"""Numbers of a query's head without a position (`transposed_products.h`)."""
 
 MOST_ROPE = 256
-"""Numbers with one (`steps.h`)."""
+"""Numbers with one (`ops.h`)."""
 
 TOGETHER = 8
 """Heads that go through the slots together, at most: others go on other threads."""
 
 
 class LatentStruct(ctypes.Structure):
-    """`Latent` of `latent.h`, field by field."""
+    """`Latent` of `layer.h`, field by field."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("size", "nope", "rope", "value"))
 

@@ -92,10 +92,10 @@ class NativeLayer:
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
         cached = isinstance(given_cache(options), SlotCache) and not args
-        turned = (
+        rotates = (
             not self.description.knows_positions or options.get("position_embeddings") is not None
         )
-        if not (cached and turned and self._can_run(hidden_states)):
+        if not (cached and rotates and self._can_run(hidden_states)):
             return self.plain(hidden_states, *args, **options)
         return self.compute(hidden_states, **options)
 

@@ -27,8 +27,8 @@ from outpace.targets.hf.plain import read_plainly
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes of models whose layers can be replaced by these."""
 
-FEW = 64
-"""Rows up to which each has the same bits, whatever their number (`native.cpp`)."""
+INVARIANT_ROWS = 64
+"""Rows up to which each has the same bits, whatever their number (`dense_products.h`)."""
 
 WIDE_LANES = 8
 """Lanes of the vectors (AVX2 has 8 floats, AVX-512 has 16) from which on our products of many rows
@@ -38,9 +38,10 @@ keep up with oneDNN's. With the 4 of other processors, prompts are left to oneDN
 class NativeLinear(NativeProduct):
     """A linear layer that reads its weight once for all rows of a small product.
 
-    A row of the result has the same bits whatever other rows share the product, up to `FEW` rows.
-    Products of more than ``most`` rows are left to oneDNN (`lay_out_weights`). The weight may have
-    a narrower dtype than the activations. Sums are always in float32.
+    A row of the result has the same bits whatever other rows share the product, up to
+    `INVARIANT_ROWS` rows. Products of more than ``most`` rows are left to oneDNN
+    (`lay_out_weights`). The weight may have a narrower dtype than the activations. Sums are always
+    in float32.
 
     ``weight`` is the parameter itself, or a copy of it in rows that is made at each look where it
     is held in panels, or a tensor without numbers (`show`).
@@ -250,8 +251,8 @@ def lay_out_weights(model: nn.Module, tune: bool = False) -> int:
     wide = [layer for layer in layers if layer.read.dtype == torch.float32]
     if wide and not reads_prompts(wide[0], tune):
         for layer in wide:
-            layer.most = FEW
-        layers = [layer for layer in layers if layer.most > FEW]
+            layer.most = INVARIANT_ROWS
+        layers = [layer for layer in layers if layer.most > INVARIANT_ROWS]
     readers = Counter(id(own) for each in model.modules() for own in each._parameters.values())
     found = [layer for layer in layers if layer.can_be_laid_out and readers[id(layer.read)] == 1]
     for layer in found:

@@ -325,8 +325,8 @@ def _may_be_whole(model: Any) -> bool:
     layers: Sequence[Any] = list(inner.layers)
     if not layers or not all(isinstance(layer.forward, NativeLayer) for layer in layers):
         return False
-    turned = any(layer.forward.description.knows_positions for layer in layers)
-    if turned and _rotary_of(inner) is None:
+    rotates = any(layer.forward.description.knows_positions for layer in layers)
+    if rotates and _rotary_of(inner) is None:
         return False
     types = getattr(model.config, "layer_types", None)
     listed = types is None or len(types) >= len(layers)

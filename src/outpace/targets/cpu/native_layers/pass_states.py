@@ -16,19 +16,19 @@ from outpace.targets.hf.recurrent.states import Name, StateCache
 
 
 class _States(ctypes.Structure):
-    """`States` of `recurrent.h`, field by field."""
+    """`States` of `recurrence.h`, field by field."""
 
     _fields_ = (("before", ctypes.c_void_p), ("after", ctypes.c_void_p))
 
 
 class _LayerStates(ctypes.Structure):
-    """`LayerStates` of `recurrent.h`, field by field."""
+    """`LayerStates` of `recurrence.h`, field by field."""
 
     _fields_ = (("inputs", _States), ("heads", _States))
 
 
 class StatePointersStruct(ctypes.Structure):
-    """`StatePointers` of `recurrent.h`, field by field."""
+    """`StatePointers` of `recurrence.h`, field by field."""
 
     _fields_ = (("parents", ctypes.c_void_p), ("layers", ctypes.c_void_p))
 

@@ -1,4 +1,4 @@
-"""Passes through layers of our own: what they are given, and how `native.cpp` reads it."""
+"""Passes through layers of our own: what they are given, and how our own code reads it."""
 
 from __future__ import annotations
 
@@ -141,22 +141,26 @@ class PassInputs(NamedTuple):
 
 
 class _Angles(ctypes.Structure):
-    """`Angles` of `native.cpp`, field by field."""
+    """`Angles` of `layer.h`, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("cosines", "sines", "positions")),
-        ("rotary", ctypes.c_int64),
+        ("dim", ctypes.c_int64),
     )
 
 
 class _Mask(ctypes.Structure):
-    """`Mask` of `native.cpp`, field by field."""
+    """`Mask` of `layer.h`, field by field."""
 
-    _fields_ = (("seen", ctypes.c_void_p), ("row", ctypes.c_int64), ("column", ctypes.c_int64))
+    _fields_ = (
+        ("seen", ctypes.c_void_p),
+        ("row_stride", ctypes.c_int64),
+        ("column_stride", ctypes.c_int64),
+    )
 
 
 class _Pass(ctypes.Structure):
-    """`Pass` of `native.cpp`, field by field."""
+    """`Pass` of `layer.h`, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("rows", "columns", "view")),
@@ -207,15 +211,15 @@ def _describe_pass(given: PassInputs, cached: int, scratch: int) -> PassDescript
     slots, rows, columns = given.slots, given.slots.rows, given.slots.columns
     angles = [Angles(*(None if t is None else t.contiguous() for t in a)) for a in given.angles]  # type: ignore[arg-type]
     masks = [_in_memory(mask, rows, columns) for mask in given.masks]
-    turned = (_Angles * len(angles))(*map(_angles, angles))
+    tables = (_Angles * len(angles))(*map(_angles, angles))
     seen = (_Mask * len(masks))(*map(_mask, masks))
     room = given.x.new_empty(scratch + LINE)
     struct = _Pass(
-        *(rows, columns, slots.view, ctypes.addressof(turned), ctypes.addressof(seen)),
+        *(rows, columns, slots.view, ctypes.addressof(tables), ctypes.addressof(seen)),
         *(slots.placement.firsts.data_ptr(), slots.starts.data_ptr()),
         *(cached, room.data_ptr()),
     )
-    alive = (turned, seen, angles, masks, room)
+    alive = (tables, seen, angles, masks, room)
     return PassDescription(struct, _source(given), (cached, scratch), alive)
 
 

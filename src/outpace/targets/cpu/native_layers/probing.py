@@ -25,15 +25,15 @@ def is_plain(numbers: Tensor) -> bool:
 
 
 class NormKind(IntEnum):
-    """What a norm divides by, by the numbers in `steps.h`."""
+    """Kinds of norms, by the numbers in `ops.h`."""
 
     NONE = 0
-    ROOT_MEAN_SQUARE = 1
-    CENTRED = 2
+    RMS = 1
+    LAYER = 2
 
 
 class NormStruct(ctypes.Structure):
-    """`Norm` of `steps.h`, field by field."""
+    """`Norm` of `ops.h`, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
@@ -82,8 +82,8 @@ def norm_of(module: Any) -> Norm | None:
     samples = torch.stack([sample, sample * eps**0.5])
     wanted = module(samples)
     allowed = 1e-4 * wanted.abs() + 1e-5 * wanted.abs().max()  # NaN allows nothing
-    for kind in (NormKind.ROOT_MEAN_SQUARE, NormKind.CENTRED):
-        centred = kind is NormKind.CENTRED
+    for kind in (NormKind.RMS, NormKind.LAYER):
+        centred = kind is NormKind.LAYER
         x = samples - samples.mean(-1, keepdim=True) if centred else samples
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
         for offset in (0.0, 1.0):
@@ -119,7 +119,7 @@ def gated_norm_of(
     found = found * opened if groups is None else found
     for offset in (0.0, 1.0):
         if torch.allclose(found * (weight + offset), wanted, rtol=1e-4, atol=1e-5):
-            return Norm(module, NormKind.ROOT_MEAN_SQUARE, eps, offset)
+            return Norm(module, NormKind.RMS, eps, offset)
     return None
 
 
@@ -137,10 +137,10 @@ ACTIVATIONS: Sequence[Callable[[Tensor], Tensor]] = (
     functional.relu,
     _squared,
 )
-"""In the order of their numbers in `steps.h`."""
+"""In the order of their numbers in `ops.h`."""
 SILU = 0
-CLIPPED = len(ACTIVATIONS)
-"""The number of gpt-oss's."""
+SWIGLU_OAI = len(ACTIVATIONS)
+"""The number of gpt-oss's, as vLLM and llama.cpp call it."""
 
 
 class Clip(NamedTuple):
@@ -179,7 +179,7 @@ def activation_of_experts(
     """
     clip = _clip_of(experts)
     if clip is not None:
-        return (CLIPPED if alone else None), clip
+        return (SWIGLU_OAI if alone else None), clip
     gate, up = _gating_sample()
     wanted = experts.gated(gate, up)
     for number, function in enumerate(ACTIVATIONS):

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.logits.truncation import NEVER
-from outpace.targets.cpu.native import Native, Part, Prepared, Weight, in_rows, part
+from outpace.targets.cpu.native import (
+    LinearStruct,
+    Native,
+    Prepared,
+    Weight,
+    in_rows,
+    linear_struct,
+)
 from outpace.targets.cpu.native_layers.probing import is_plain
 
 
@@ -222,12 +229,12 @@ class OtherTokens:
     pointer: int
     """To the weight that theirs was copied from."""
     weight: Weight
-    """Alive as long as `part` may be read."""
-    part: Part
+    """Alive as long as `struct` may be read."""
+    struct: LinearStruct
     at: Tensor
     """The tokens."""
     where: Tensor
-    """Where they are among the outputs of `part`."""
+    """Where they are among its outputs."""
     size: int
     """Tokens of the vocabulary, V."""
 
@@ -239,7 +246,7 @@ class OtherTokens:
             tokens=tokens,
             pointer=head.read.data_ptr(),
             weight=weight,
-            part=part(weight),
+            struct=linear_struct(weight),
             at=torch.tensor(tokens),
             where=torch.tensor(where),
             size=head.out_features,
@@ -251,7 +258,7 @@ class OtherTokens:
 
     def spread(self, found: Tensor, first: int) -> Tensor:
         """Returns logits ``[A, keep, V]`` from those of the first tokens and of these, ``[A, keep,
-        first + outputs of the part]``; all others are -inf."""
+        first + outputs]``; all others are -inf."""
         logits = found.new_full((*found.shape[:-1], self.size), NEVER)
         logits[..., :first] = found[..., :first]
         logits[..., self.at] = found[..., first:][..., self.where]

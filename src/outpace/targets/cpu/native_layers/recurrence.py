@@ -1,4 +1,4 @@
-"""What stands in the place of attention in a layer that keeps a state, as `native.cpp` follows it:
+"""What a layer has instead of attention that keeps a state, as `recurrence.h` follows it:
 read from transformers' modules.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from outpace.targets.cpu.native import Part, Weight, part
+from outpace.targets.cpu.native import LinearStruct, Weight, linear_struct
 from outpace.targets.cpu.native_layers.probing import (
     SILU,
     Norm,
@@ -24,13 +24,13 @@ from outpace.targets.cpu.native_layers.probing import (
 from outpace.targets.cpu.native_layers.product import Linear, outputs_of
 
 MOST_TAPS = 8
-"""Inputs that a convolution sees (`recurrent.h`)."""
-MOST_PARTS = 4
+"""Inputs that a convolution sees (`recurrence.h`)."""
+MOST_PRODUCTS = 4
 """Products of a layer's input."""
 
 
 class MixerKind(IntEnum):
-    """What lets tokens see others, by the numbers in `recurrent.h`."""
+    """What mixes tokens, by the numbers in `recurrence.h`."""
 
     SHORT_CONVOLUTION = 1
     DELTA_RULE = 2
@@ -41,11 +41,11 @@ class MixerKind(IntEnum):
 class HeadOffsets(NamedTuple):
     """Where the numbers of a head lie among a token's products."""
 
-    part: int = 0
+    product: int = 0
     first: int = 0
-    apart: int = 0
+    key_stride: int = 0
     """From key head to key head."""
-    each: int = 0
+    head_stride: int = 0
     """Between the heads that share a key head."""
     channel: int = 0
     """The number of the first head's first channel of the convolution."""
@@ -54,21 +54,20 @@ class HeadOffsets(NamedTuple):
 class Heads(NamedTuple):
     """The heads of a delta rule or a scan."""
 
-    groups: int = 0
-    """Key heads."""
-    each: int = 0
+    key_heads: int = 0
+    heads_per_key: int = 0
     """Heads that share one."""
     key_dim: int = 0
     value_dim: int = 0
 
     @property
     def number(self) -> int:
-        return self.groups * self.each
+        return self.key_heads * self.heads_per_key
 
     @property
     def keys(self) -> int:
         """Numbers of all keys of a token."""
-        return self.groups * self.key_dim
+        return self.key_heads * self.key_dim
 
     @property
     def values(self) -> int:
@@ -78,26 +77,26 @@ class Heads(NamedTuple):
     @property
     def shared(self) -> int:
         """Numbers of those values that share a key head."""
-        return self.each * self.value_dim
+        return self.heads_per_key * self.value_dim
 
 
 NO_HEADS = Heads()
 RATES = ("A_log", "dt_bias")
 NAMES = ("query", "key", "value", "gate", "beta", "decay")
-"""What heads have, by the fields in `recurrent.h`."""
+"""What heads have, by the fields in `recurrence.h`."""
 
 
 class _OffsetsStruct(ctypes.Structure):
-    """`Place` of `recurrent.h`, field by field."""
+    """`HeadOffsets` of `recurrence.h`, field by field."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in HeadOffsets._fields)
 
 
 class RecurrenceStruct(ctypes.Structure):
-    """`Recurrence` of `recurrent.h`, field by field."""
+    """`Recurrence` of `recurrence.h`, field by field."""
 
     _fields_ = (
-        ("parts", Part * MOST_PARTS),
+        ("products", LinearStruct * MOST_PRODUCTS),
         *((name, ctypes.c_int64) for name in ("count", "kind")),
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         *((name, ctypes.c_int64) for name in ("taps", "width", *Heads._fields)),
@@ -115,7 +114,7 @@ class Recurrence:
     module: Any
     """transformers' own, with a ``layer_idx``."""
     kind: MixerKind
-    parts: tuple[Linear, ...]
+    products: tuple[Linear, ...]
     """Products of the layer's input."""
     convolution: Any
     width: int
@@ -132,7 +131,7 @@ class Recurrence:
     def modules(self) -> list[Any]:
         """The modules whose weights the library reads, besides those of the last product."""
         norms = [] if self.norm is None else [self.norm.module]
-        return [*(linear.module for linear in self.parts), self.convolution, *norms]
+        return [*(linear.module for linear in self.products), self.convolution, *norms]
 
     @property
     def numbers(self) -> list[tuple[Any, str]]:
@@ -153,13 +152,13 @@ class Recurrence:
         return found
 
     def struct(self, weights: Sequence[Weight]) -> RecurrenceStruct:
-        """Returns it as the library reads it. weights: of its parts."""
-        parts = list(map(part, weights))
+        """Returns it as the library reads it. weights: of its products."""
+        products = list(map(linear_struct, weights))
         bias, numbers = self.convolution.bias, [held[name] for held, name in self.numbers]
         pointers: list[int | None] = [each.data_ptr() for each in numbers]
         return RecurrenceStruct(
-            (Part * MOST_PARTS)(*parts),
-            *(len(parts), self.kind, self.convolution.weight.data_ptr()),
+            (LinearStruct * MOST_PRODUCTS)(*products),
+            *(len(products), self.kind, self.convolution.weight.data_ptr()),
             None if bias is None else bias.data_ptr(),
             *(self.convolution.weight.shape[2], self.width, *self.heads),
             *(_OffsetsStruct(*place) for place in self.offsets or [HeadOffsets()] * len(NAMES)),
@@ -218,7 +217,7 @@ def _scan(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
         HeadOffsets(1, 0, heads.shared, heads.value_dim),
         HeadOffsets(0, 0, heads.shared, heads.value_dim),
         HeadOffsets(),
-        HeadOffsets(2, 0, heads.each, 1),
+        HeadOffsets(2, 0, heads.heads_per_key, 1),
     )
     return _with_heads(module, MixerKind.SCAN, parts, heads, linears, offsets)
 
@@ -230,8 +229,8 @@ def _heads(module: Any, names: Sequence[str]) -> Heads | None:
     sizes = [each for each in found if isinstance(each, int) and each > 0]
     if len(sizes) < len(names):
         return None
-    groups, heads, key_dim, value_dim = sizes
-    return None if heads % groups else Heads(groups, heads // groups, key_dim, value_dim)
+    key_heads, heads, key_dim, value_dim = sizes
+    return None if heads % key_heads else Heads(key_heads, heads // key_heads, key_dim, value_dim)
 
 
 def _with_heads(
@@ -246,7 +245,7 @@ def _with_heads(
     if activation is None:
         return None
     if kind is MixerKind.SCAN:
-        norm = gated_norm_of(parts["norm"], heads.values, activation, groups=heads.groups)
+        norm = gated_norm_of(parts["norm"], heads.values, activation, groups=heads.key_heads)
     else:
         norm = gated_norm_of(parts["norm"], heads.value_dim, activation)
     if norm is None:
@@ -254,7 +253,7 @@ def _with_heads(
     return Recurrence(
         module=module,
         kind=kind,
-        parts=linears,
+        products=linears,
         convolution=parts["conv1d"],
         width=heads.values,
         heads=heads,
@@ -269,7 +268,7 @@ def _delta_parts(
     parts: Mapping[str, Any], heads: Heads
 ) -> tuple[tuple[Linear, ...], tuple[HeadOffsets, ...]] | None:
     """Returns the products of a layer's input, and where the numbers of heads are among these."""
-    groups, each, key_dim, value_dim = heads
+    key_heads, each, key_dim, value_dim = heads
     keys, shared = heads.keys, heads.shared
     own = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")  # Qwen3.5
     mixed = ("in_proj_qkvz", "in_proj_ba")  # Qwen3-Next: the numbers of a key head lie together
@@ -297,7 +296,7 @@ def _delta_parts(
             HeadOffsets(1, 0, 2 * each, 1),
             HeadOffsets(1, each, 2 * each, 1),
         )
-        sizes = [groups * size, 2 * heads.number]
+        sizes = [key_heads * size, 2 * heads.number]
     fits = sizes == [linear.outputs for linear in linears]
     return (linears, offsets) if fits else None
 
@@ -308,7 +307,7 @@ def _fits(found: Recurrence, lanes: int) -> bool:
     plain = found.kind is MixerKind.SHORT_CONVOLUTION
     channels = found.width if plain else 2 * heads.keys + heads.values
     sizes = (found.width,) if plain else (heads.key_dim, heads.value_dim)
-    if type(convolution) is not nn.Conv1d or not all(linear.fits for linear in found.parts):
+    if type(convolution) is not nn.Conv1d or not all(linear.fits for linear in found.products):
         return False
     numbers = [held[name] for held, name in found.numbers]
     weights = [convolution.weight, convolution.bias, *numbers]

@@ -1,4 +1,4 @@
-"""Decoder layers computed by `native.cpp`, in passes over a few tokens."""
+"""Decoder layers computed by our own code (`forward.h`), in passes over a few tokens."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from outpace.targets.cpu.native import (
     NO_LOGITS,
     NO_STATES,
     Ending,
+    LinearStruct,
     Native,
-    Part,
     StatesLeft,
     Weight,
     first_outputs,
-    part,
+    linear_struct,
 )
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.experts import MixtureStruct
 from outpace.targets.cpu.native_layers.latent import LatentStruct
-from outpace.targets.cpu.native_layers.linear import FEW
+from outpace.targets.cpu.native_layers.linear import INVARIANT_ROWS
 from outpace.targets.cpu.native_layers.pass_states import NO_STATE_POINTERS, PassStates
 from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.probing import Norm, NormStruct
@@ -50,18 +50,23 @@ CAPTURING = "transformers.utils.output_capturing"
 
 
 class _Layer(ctypes.Structure):
-    """`Layer` of `native.cpp`, field by field."""
+    """`Layer` of `layer.h`, field by field."""
 
     _fields_ = (
-        *((name, Part) for name in ("query", "key", "value", "output", "gate", "up", "down")),
-        *((name, Part) for name in ("first", "keys")),
-        *((name, NormStruct) for name in ("before", "after", "before_mlp", "after_mlp")),
-        *((name, NormStruct) for name in ("query_norm", "key_norm")),
-        *((name, ctypes.c_int64) for name in ("hidden", "heads", "groups", "dim", "inner")),
-        *((name, ctypes.c_int64) for name in ("attends", "feeds", "parallel", "together", "apart")),
-        *((name, ctypes.c_int64) for name in ("activation", "turning", "gated_heads")),
+        *(
+            (name, LinearStruct)
+            for name in ("query", "key", "value", "output", "gate", "up", "down")
+        ),
+        *((name, LinearStruct) for name in ("query_a", "key_b")),
+        *((name, NormStruct) for name in ("before_attention", "after_attention")),
+        *((name, NormStruct) for name in ("before_mlp", "after_mlp", "query_norm", "key_norm")),
+        *((name, ctypes.c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "inner")),
+        *((name, ctypes.c_int64) for name in ("has_attention", "has_mlp", "parallel")),
+        *((name, ctypes.c_int64) for name in ("norm_over_heads", "norm_stride")),
+        *((name, ctypes.c_int64) for name in ("activation", "rotary", "gated_heads")),
         *((name, ctypes.c_int64) for name in ("angles", "mask")),
-        *((name, ctypes.c_float) for name in ("scaling", "cap", "residual", "alpha", "limit")),
+        *((name, ctypes.c_float) for name in ("scaling", "cap", "residual_multiplier")),
+        *((name, ctypes.c_float) for name in ("alpha", "limit")),
         ("sinks", ctypes.c_void_p),
         ("mixture", MixtureStruct),
         ("latent", LatentStruct),
@@ -70,7 +75,7 @@ class _Layer(ctypes.Structure):
 
 
 class _Cache(ctypes.Structure):
-    """`Cache` of `cached.h`, field by field."""
+    """`KVCache` of `kv_cache.h`, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")),
@@ -114,7 +119,7 @@ class LayerStack:
         self._scaling = LogitScaling() if ends is None else ends.scaling
         modules = [module for layer in layers for module in layer.modules]
         rounds = any(isinstance(module, NativeBlockLinear) for module in modules)
-        self.most = sys.maxsize if rounds else FEW
+        self.most = sys.maxsize if rounds else INVARIANT_ROWS
         """Tokens of a pass, at most. Longer prompts are left to transformers' layers, but not where
         activations are rounded: there a last bit of theirs could decide which way one is rounded,
         and a token would not be the same alone and in a long prompt or a large batch."""
@@ -166,7 +171,9 @@ class LayerStack:
         assert description.head is not None
         head = description.head if subset is None else first_outputs(description.head, subset.first)
         others = self._others(subset.others) if subset is not None and subset.others else None
-        heads = (Part * 1)(head) if others is None else (Part * 2)(head, others.part)
+        heads = (
+            (LinearStruct * 1)(head) if others is None else (LinearStruct * 2)(head, others.struct)
+        )
         found = given.x.new_empty(len(given.x), keep, sum(each.outputs for each in heads))
         states = self._states(given)
         for rows, some in given.in_parts():
@@ -263,7 +270,7 @@ class LayerStack:
             for layer in self._layers
         ]
         parts = [
-            [] if keeps is None else [linear.weight() for linear in keeps.parts]
+            [] if keeps is None else [linear.weight() for linear in keeps.products]
             for keeps in (layer.recurrence for layer in self._layers)
         ]
         described = zip(self._layers, weights, experts, parts, strict=True)
@@ -273,7 +280,7 @@ class LayerStack:
             layers=layers,
             indices=[layer.attention.layer_idx for layer in self._layers],
             norm=None if self._norm is None else self._norm.struct(),
-            head=None if head is None else part(head),
+            head=None if head is None else linear_struct(head),
             threads=threads,
             pointers=pointers,
             alive=(weights, experts, parts, head),
@@ -288,18 +295,18 @@ def _struct(
     skipped: SubLayers,
 ) -> _Layer:
     """Returns a layer as the library reads it. experts: the weights of its mixture, by module.
-    recurring: those of the parts of what keeps a state."""
+    recurring: those of the products of what keeps a state."""
     sinks, mixture, recurrence = layer.sinks, layer.mixture, layer.recurrence
-    parts = [Part() if weight is None else part(weight) for weight in weights]
+    parts = [LinearStruct() if weight is None else linear_struct(weight) for weight in weights]
     norms = [NormStruct() if norm is None else norm.struct() for norm in layer.norms]
     number, latent = layer.attention.layer_idx, layer.latent
     return _Layer(
         *parts,
         *norms,
-        *(layer.hidden, layer.heads, layer.groups, layer.dim, parts[5].outputs),
+        *(layer.hidden, layer.heads, layer.kv_heads, layer.dim, parts[5].outputs),
         *(number not in skipped.attention, number not in skipped.mlp),
         *(layer.parallel, layer.norm_over_heads, layer.norm_stride),
-        *(layer.activation, layer.turning, layer.gated_heads, layer.angles, layer.mask),
+        *(layer.activation, layer.rotary, layer.gated_heads, layer.angles, layer.mask),
         *(layer.scaling, layer.softcap, layer.residual_multiplier, *layer.clip),
         None if sinks is None else sinks.data_ptr(),
         MixtureStruct() if mixture is None else mixture.struct(experts),
@@ -337,7 +344,7 @@ class _StackDescription:
     layers: ctypes.Array[_Layer]
     indices: list[int]  # of the layers, in the cache
     norm: NormStruct | None  # after the last layer
-    head: Part | None
+    head: LinearStruct | None
     threads: int
     pointers: list[int]  # to all weights and biases, when they were described
     alive: tuple[Any, ...]  # the weights
@@ -359,7 +366,7 @@ def _pointers(buffers: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]
     return (ctypes.c_void_p * len(found))(*found)
 
 
-def can_run(x: Tensor, most: int = FEW) -> bool:
+def can_run(x: Tensor, most: int = INVARIANT_ROWS) -> bool:
     """Whether a `LayerStack` takes these hidden states ``[A, T, hidden]``."""
     plain = x.dtype == torch.float32 and x.device.type == "cpu" and not torch.is_grad_enabled()
     return few(x, most) and plain

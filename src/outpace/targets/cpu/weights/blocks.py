@@ -47,7 +47,7 @@ def dequantizes(kind: str) -> bool:
 @cache
 def grid_codes(kind: str) -> Tensor | None:
     """Returns the list from which a kind of blocks names some numbers at once, as the codes of
-    `block_layout.h`, uint8 ``[places, 4 or 8]``; None for kinds without.
+    `block_formats.h`, uint8 ``[places, 4 or 8]``; None for kinds without.
 
     Codes go from the smallest number to the largest. In the list are those of numbers with the sign
     of plus, or, of the kinds IQ1, of numbers that are shifted up.

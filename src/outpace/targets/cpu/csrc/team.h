@@ -1,4 +1,8 @@
-// Threads that work on one pass, and what they share out among themselves.
+// The threads that work on one call, and how they share out its work.
+//
+// They are torch's own: `Threads` starts a parallel region of its OpenMP. Within it, a `Team` goes through
+// phases, in each of which threads take shares of the work until nothing is left, and then wait for each
+// other at a barrier.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +35,7 @@ struct Threads {
   }
 
   // Returns how many there are, asked by one of them.
-  int here() const { return several() ? size() : 1; }
+  int size_here() const { return several() ? size() : 1; }
 };
 
 inline void pause() {
@@ -58,13 +62,12 @@ struct Team {
       if (begin >= total) return false;
       int64_t fair = (total - begin) / (size > 1 ? 2 * size : 1);
       end = std::min(total, begin + std::max(grain, fair / grain * grain));
-    } while (!__atomic_compare_exchange_n(&next, &begin, end, true, __ATOMIC_RELAXED,
-                                          __ATOMIC_RELAXED));
+    } while (!__atomic_compare_exchange_n(&next, &begin, end, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
     return true;
   }
 
   // Ends a phase: returns once all threads are here.
-  void wait(int size) {
+  void barrier(int size) {
     int now = __atomic_load_n(&phase, __ATOMIC_RELAXED);
     if (__atomic_add_fetch(&arrived, 1, __ATOMIC_ACQ_REL) == size) {
       arrived = 0;

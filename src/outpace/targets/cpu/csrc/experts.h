@@ -1,4 +1,4 @@
-// Mixtures of experts: which experts tokens choose, and which tokens meet an expert together.
+// Mixtures of experts: which experts tokens choose, and which tokens an expert computes together.
 //
 // Only the blocks of experts that some token chose are read, each once for all tokens that chose it. A
 // token's choice follows from its own scores. Its sums are those of products of rows, which do not
@@ -14,32 +14,33 @@
 
 #include "block_products.h"
 #include "lanes.h"
-#include "part.h"
-#include "steps.h"
+#include "linear.h"
+#include "ops.h"
 
 namespace {
 
 // The numbers of kinds, as in Python.
 enum { SOFTMAX = 0, SIGMOID = 1 }; // of scores
 
-constexpr int64_t MOST_EXPERTS = 1024;       // of a layer (as in Python)
-constexpr int64_t MOST_PAIRS = 4096;         // of a token and an expert, that are computed at once
+constexpr int64_t MOST_EXPERTS = 1024;        // of a layer (as in Python)
+constexpr int64_t MOST_PAIRS = 4096;          // of a token and an expert, that are computed at once
 constexpr int64_t AT_ONCE = int64_t(1) << 24; // floats that these may need, unless one token does
-constexpr float SMALLEST = 1e-20f;           // by which weights are divided at least
+constexpr float SMALLEST = 1e-20f;            // by which weights are divided at least
 
-// What stands in a layer in the place of an MLP, or next to the layer's own, which all tokens meet.
+// What a layer has instead of an MLP, or next to its own MLP, the shared expert.
 struct Mixture {
-  Part router;             // [experts, hidden], in float32
-  Part gate, up, down;     // in blocks: the outputs of one expert after another's
-  Part shared;             // one output: how much the layer's own MLP counts; or none
-  const float *correction; // [experts], which counts for the choice only; or null
+  Linear router;           // [experts, hidden], in float32
+  Linear gate, up, down;   // in blocks: the outputs of one expert after another's
+  Linear shared;           // shared_expert_gate: one output, how much the shared expert counts; or none
+  const float *correction; // [experts], which counts for the choice only (e_score_correction_bias); or null
   int64_t experts;         // 0: there is no mixture
-  int64_t chosen, inner;   // experts of a token; outputs of an expert's gate
+  int64_t top_k, inner;    // experts of a token; outputs of an expert's gate
   int64_t scoring;
-  int64_t normalised;         // whether a token's weights are divided by their sum
-  int64_t groups, kept, best; // of how many groups a token may choose from the kept ones, whose
-                              // `best` highest scores have the largest sum
-  float scaling;              // by which weights are multiplied
+  int64_t norm_topk; // whether a token's weights are divided by their sum
+  // A token chooses from the `topk_groups` of `groups` groups of experts whose `best` highest scores have
+  // the largest sum.
+  int64_t groups, topk_groups, best;
+  float scaling; // by which weights are multiplied
 };
 
 // Turns a token's logits [experts] into scores, in place.
@@ -78,7 +79,7 @@ inline void keep_groups(const Mixture &mixture, float *choice) {
   }
   const float lowest = -std::numeric_limits<float>::infinity();
   bool kept[MOST_EXPERTS] = {};
-  for (int64_t i = 0; i < mixture.kept; i++) {
+  for (int64_t i = 0; i < mixture.topk_groups; i++) {
     int64_t most = -1;
     for (int64_t g = 0; g < mixture.groups; g++)
       if (!kept[g] && (most < 0 || worth[g] > worth[most])) most = g;
@@ -98,7 +99,7 @@ inline void choose(const Mixture &mixture, float *logits, int32_t *chosen, float
   if (mixture.groups > 1) keep_groups(mixture, choice);
   bool taken[MOST_EXPERTS] = {};
   float total = 0.f;
-  for (int64_t i = 0; i < mixture.chosen; i++) {
+  for (int64_t i = 0; i < mixture.top_k; i++) {
     int64_t most = -1;
     for (int64_t e = 0; e < mixture.experts; e++)
       if (!taken[e] && (most < 0 || choice[e] > choice[most])) most = e;
@@ -107,17 +108,16 @@ inline void choose(const Mixture &mixture, float *logits, int32_t *chosen, float
     weights[i] = logits[most];
     total += weights[i];
   }
-  const float divisor = mixture.normalised ? std::max(total, SMALLEST) : 1.f;
-  for (int64_t i = 0; i < mixture.chosen; i++)
-    weights[i] = weights[i] / divisor * mixture.scaling;
+  const float divisor = mixture.norm_topk ? std::max(total, SMALLEST) : 1.f;
+  for (int64_t i = 0; i < mixture.top_k; i++) weights[i] = weights[i] / divisor * mixture.scaling;
 }
 
 // Pairs of a token and an expert in the order of the experts, and within these of the tokens.
 struct Routes {
-  int64_t groups = 0;                // experts that some token chose
-  int32_t experts[MOST_EXPERTS];     // these
-  int32_t begins[MOST_EXPERTS + 1];  // where their pairs begin
-  int32_t place[MOST_PAIRS];         // of the pair of token t and its choice i: t chosen + i
+  int64_t count = 0;                // experts that some token chose
+  int32_t experts[MOST_EXPERTS];    // these
+  int32_t begins[MOST_EXPERTS + 1]; // where their pairs begin
+  int32_t place[MOST_PAIRS];        // of the pair of token t and its choice i: t chosen + i
 
   // chosen: [pairs].
   Routes(const Mixture &mixture, const int32_t *chosen, int64_t pairs) {
@@ -128,41 +128,42 @@ struct Routes {
       const int32_t size = next[e];
       next[e] = begin;
       if (!size) continue;
-      experts[groups] = int32_t(e), begins[groups++] = begin;
+      experts[count] = int32_t(e), begins[count++] = begin;
       begin += size;
     }
-    begins[groups] = begin;
+    begins[count] = begin;
     for (int64_t p = 0; p < pairs; p++) place[p] = next[chosen[p]]++;
   }
 
-  int64_t size(int64_t group) const { return begins[group + 1] - begins[group]; }
+  int64_t size(int64_t i) const { return begins[i + 1] - begins[i]; }
 
-  // The group of a pair at some place.
-  int64_t group_of(int64_t place) const {
-    return std::upper_bound(begins, begins + groups, int32_t(place)) - begins - 1;
+  // The number among them of the expert of a pair at some place.
+  int64_t expert_of(int64_t place) const {
+    return std::upper_bound(begins, begins + count, int32_t(place)) - begins - 1;
   }
 };
 
-// One expert's part of a layer that holds those of all experts. inputs: of the layer.
-inline Part of_expert(const Part &whole, int64_t expert, int64_t outputs, int64_t inputs) {
-  return some_outputs(whole, expert * outputs, outputs, inputs);
+// One expert's outputs of a layer that holds those of all experts. inputs: of the layer.
+inline Linear of_expert(const Linear &whole, int64_t expert, int64_t outputs, int64_t inputs) {
+  return slice_outputs(whole, expert * outputs, outputs, inputs);
 }
 
-// The memory that some tokens need in a mixture. Rounded numbers, whole lines of the cache, come first.
-struct Workspace {
-  Rounded *given, *inside, *inside_shared; // what goes into the first products, and into the last ones
-  float *logits, *weights, *shares;        // [tokens, experts], [tokens, chosen], [tokens]
-  int32_t *chosen;                         // [tokens, chosen]
-  float *gates, *ups, *made;               // [pairs, inner], twice; [pairs, hidden]
-  float *shared_gates, *shared_ups, *shared_made; // [tokens, shared inner], twice; [tokens, hidden]
+// The memory that some tokens need in a mixture. Quantised numbers, whole lines of the cache, come first.
+struct ExpertScratch {
+  ActivationBlock *given;                            // inputs of the first products
+  ActivationBlock *inside, *inside_shared;           // inputs of the last ones
+  float *logits, *weights, *shares;                  // [tokens, experts], [tokens, top_k], [tokens]
+  int32_t *chosen;                                   // [tokens, top_k]
+  float *gates, *ups, *outputs;                      // [pairs, inner], twice; [pairs, hidden]
+  float *shared_gates, *shared_ups, *shared_outputs; // [tokens, shared inner], twice; [tokens, hidden]
 
-  // shared: outputs of the gate of the layer's own MLP; 0: there is none. Returns the floats.
+  // shared: outputs of the gate of the shared expert; 0: there is none. Returns the floats.
   int64_t lay_out(const Mixture &mixture, int64_t hidden, int64_t shared, int64_t tokens, float *at) {
     const float *first = at;
-    const int64_t pairs = tokens * mixture.chosen;
-    auto rounded = [&](int64_t rows, int64_t inputs) {
-      Rounded *found = reinterpret_cast<Rounded *>(at);
-      at += rows * blocks_of(inputs) * int64_t(sizeof(Rounded) / sizeof(float));
+    const int64_t pairs = tokens * mixture.top_k;
+    auto quantized = [&](int64_t rows, int64_t inputs) {
+      ActivationBlock *found = reinterpret_cast<ActivationBlock *>(at);
+      at += rows * blocks_of(inputs) * int64_t(sizeof(ActivationBlock) / sizeof(float));
       return found;
     };
     auto floats_for = [&](int64_t count) {
@@ -170,39 +171,39 @@ struct Workspace {
       at += (count + LINE_FLOATS - 1) / LINE_FLOATS * LINE_FLOATS;
       return found;
     };
-    given = rounded(pairs, hidden), inside = rounded(pairs, mixture.inner);
-    inside_shared = rounded(tokens, shared);
+    given = quantized(pairs, hidden), inside = quantized(pairs, mixture.inner);
+    inside_shared = quantized(tokens, shared);
     logits = floats_for(tokens * mixture.experts), weights = floats_for(pairs);
     shares = floats_for(tokens), chosen = reinterpret_cast<int32_t *>(floats_for(pairs));
     gates = floats_for(pairs * mixture.inner), ups = floats_for(pairs * mixture.inner);
-    made = floats_for(pairs * hidden);
+    outputs = floats_for(pairs * hidden);
     shared_gates = floats_for(tokens * shared), shared_ups = floats_for(tokens * shared);
-    shared_made = floats_for(shared ? tokens * hidden : 0);
+    shared_outputs = floats_for(shared ? tokens * hidden : 0);
     return at - first;
   }
 
-  static constexpr int64_t LINE_FLOATS = sizeof(Rounded) / sizeof(float);
+  static constexpr int64_t LINE_FLOATS = sizeof(ActivationBlock) / sizeof(float);
 };
 
 // How many tokens go through a mixture at once.
 inline int64_t tokens_at_once(const Mixture &mixture, int64_t hidden, int64_t shared, int64_t tokens) {
-  Workspace space;
+  ExpertScratch space;
   const int64_t each = space.lay_out(mixture, hidden, shared, 1, nullptr);
-  const int64_t most = std::min(AT_ONCE / each, MOST_PAIRS / mixture.chosen);
+  const int64_t most = std::min(AT_ONCE / each, MOST_PAIRS / mixture.top_k);
   return std::max(int64_t(1), std::min(tokens, most));
 }
 
-// A product with an expert's part, or with the layer's own.
-inline BlockProduct product_of(const Rounded *x, int64_t rows, int64_t inputs, const Part &part,
-                               float *y) {
+// A product with one linear layer of an expert.
+inline BlockProduct block_product(const ActivationBlock *x, int64_t rows, int64_t inputs,
+                                  const Linear &linear, float *y) {
   return {x,
           rows,
           blocks_of(inputs),
-          static_cast<const uint8_t *>(part.weight),
-          part.bias,
-          part.outputs,
+          static_cast<const uint8_t *>(linear.weight),
+          linear.bias,
+          linear.outputs,
           y,
-          FORMS[part.kind - BLOCKED]};
+          BLOCK_FORMATS[linear.kind - FIRST_BLOCK_KIND]};
 }
 
 } // namespace

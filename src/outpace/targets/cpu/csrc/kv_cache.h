@@ -1,5 +1,5 @@
-// Keys and values as the cache holds them: floats, or numbers of 8 bits with a scale for each vector
-// (kv_dtype.py), and how these become floats again.
+// The KV cache: floats, or numbers of 8 bits with a scale for each vector (kv_dtype.py), and how these
+// become floats again.
 #pragma once
 
 #include <algorithm>
@@ -11,17 +11,17 @@
 
 namespace {
 
-enum { WHOLE = 0, INTEGERS = 1, E4M3 = 2 }; // as in Python
+enum { FLOAT32 = 0, INT8 = 1, FP8 = 2 }; // kinds of numbers, as in Python
 
 // The cache of all layers, by layer.
-struct Cache {
-  void *const *keys, *const *values;               // [heads, slots, dim]
+struct KVCache {
+  void *const *keys, *const *values;              // [heads, slots, dim]
   float *const *key_scales, *const *value_scales; // [heads, slots], or null
   int64_t kind;
 };
 
 // The keys, or the values, of one head, from the first slot of a row on.
-struct Vectors {
+struct CacheVectors {
   void *numbers; // [slots, dim]
   float *scales; // [slots], or null
   int64_t kind, dim;
@@ -43,8 +43,8 @@ inline uint8_t to_e4m3(float x) {
 }
 
 // LANES numbers of 8 bits.
-template <int KIND> inline floats widen_eight(const uint8_t *from) {
-  if (KIND == INTEGERS) return widen(reinterpret_cast<const int8_t *>(from));
+template <int KIND> inline floats widen_8_bits(const uint8_t *from) {
+  if (KIND == INT8) return widen(reinterpret_cast<const int8_t *>(from));
 #if AVX == 512
   __m256i bits = _mm256_cvtepu8_epi16(load<__m128i>(from)), sign = _mm256_set1_epi16(0x80);
   __m256i size = _mm256_slli_epi16(_mm256_andnot_si256(sign, bits), 7);
@@ -66,31 +66,31 @@ template <int KIND> inline floats widen_eight(const uint8_t *from) {
 #endif
 }
 
-template <int KIND> inline void widen_vector(const Vectors &from, int64_t slot, float *to) {
+template <int KIND> inline void dequantize_vector(const CacheVectors &from, int64_t slot, float *to) {
   const float scale = from.scales[slot];
   const uint8_t *numbers = from.eight_bits(slot);
   for (int64_t d = 0; d < from.dim; d += LANES) {
-    floats wide = widen_eight<KIND>(numbers + d) * scale;
+    floats wide = widen_8_bits<KIND>(numbers + d) * scale;
     std::memcpy(to + d, &wide, sizeof wide);
   }
 }
 
 // Writes some slots of 8 bits as floats, [count, dim].
-inline void widen_vectors(const Vectors &from, const int32_t *slots, int count, float *to) {
+inline void dequantize_vectors(const CacheVectors &from, const int32_t *slots, int count, float *to) {
   for (int i = 0; i < count; i++)
-    if (from.kind == INTEGERS)
-      widen_vector<INTEGERS>(from, slots[i], to + i * from.dim);
+    if (from.kind == INT8)
+      dequantize_vector<INT8>(from, slots[i], to + i * from.dim);
     else
-      widen_vector<E4M3>(from, slots[i], to + i * from.dim);
+      dequantize_vector<FP8>(from, slots[i], to + i * from.dim);
 }
 
 // Writes a vector into a slot, with the bits that Python would write.
-inline void put(const Vectors &to, int64_t slot, const float *x) {
-  if (to.kind == WHOLE) {
+inline void store_vector(const CacheVectors &to, int64_t slot, const float *x) {
+  if (to.kind == FLOAT32) {
     std::memcpy(static_cast<float *>(to.numbers) + slot * to.dim, x, to.dim * sizeof(float));
     return;
   }
-  const float largest = to.kind == INTEGERS ? 127.f : 448.f;
+  const float largest = to.kind == INT8 ? 127.f : 448.f;
   float most = 0.f, odd = 0.f;
   for (int64_t d = 0; d < to.dim; d++) {
     most = std::max(most, std::fabs(x[d]));
@@ -100,7 +100,7 @@ inline void put(const Vectors &to, int64_t slot, const float *x) {
   uint8_t *numbers = static_cast<uint8_t *>(to.numbers) + slot * to.dim;
   for (int64_t d = 0; d < to.dim; d++) {
     const float share = std::min(largest, std::max(-largest, x[d] / by));
-    numbers[d] = to.kind == INTEGERS ? uint8_t(int8_t(std::nearbyint(share))) : to_e4m3(share);
+    numbers[d] = to.kind == INT8 ? uint8_t(int8_t(std::nearbyint(share))) : to_e4m3(share);
   }
   to.scales[slot] = scale;
 }

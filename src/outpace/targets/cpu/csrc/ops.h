@@ -1,4 +1,4 @@
-// The small steps of a decoder layer: norms, activations, and how heads are turned to their positions.
+// The small operations of a decoder layer: norms, activations, rotary position embeddings, soft caps.
 #pragma once
 
 #include <algorithm>
@@ -11,12 +11,18 @@
 namespace {
 
 // The numbers of kinds, as in Python.
-enum { UNCHANGED = 0, ROOT_MEAN_SQUARE = 1, CENTRED = 2 };             // of norms
-enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4, CLIPPED = 5 }; // of activations
-enum { STILL = 0, BY_HALVES = 1, BY_PAIRS = 2, PAIRS_BY_HALVES = 3, HALVES_ONCE = 4,
-       PAIRS_APART = 5 }; // of turning
+enum { NO_NORM = 0, RMS_NORM = 1, LAYER_NORM = 2 };                                     // of norms
+enum { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU_SQUARED = 4, SWIGLU_OAI = 5 }; // of activations
+enum {
+  NO_ROTARY = 0,
+  HALVES = 1,
+  INTERLEAVED = 2,
+  INTERLEAVED_HALF_TABLE = 3,
+  HALVES_HALF_TABLE = 4,
+  DEINTERLEAVED = 5
+}; // of rotary position embeddings
 
-constexpr int64_t MOST_TURNED = 256; // numbers of a head whose pairs are put apart (as in Python)
+constexpr int64_t MOST_ROTARY = 256; // numbers of a head that are DEINTERLEAVED (as in Python)
 
 // y = x / sqrt(mean of x^2 + eps) * (offset + weight) + bias, maybe with the mean of x taken away first.
 struct Norm {
@@ -32,11 +38,11 @@ inline float mean_square(const float *x, int64_t n, float less) {
   for (; i + 4 * LANES <= n; i += 4 * LANES)
     for (int u = 0; u < 4; u++) {
       floats v = load<floats>(x + i + u * LANES) - less;
-      squares[u] = fused(v, v, squares[u]);
+      squares[u] = fmadd(v, v, squares[u]);
     }
   for (; i < n; i += LANES) {
     floats v = load<floats>(x + i) - less;
-    squares[0] = fused(v, v, squares[0]);
+    squares[0] = fmadd(v, v, squares[0]);
   }
   return sum((squares[0] + squares[1]) + (squares[2] + squares[3])) / float(n);
 }
@@ -49,11 +55,11 @@ inline float mean_of(const float *x, int64_t n) {
 
 // n: a multiple of LANES. at: where the weights of these numbers begin. y may be x.
 inline void normalise(const Norm &norm, const float *x, int64_t n, float *y, int64_t at = 0) {
-  if (norm.kind == UNCHANGED) {
+  if (norm.kind == NO_NORM) {
     if (x != y) std::memcpy(y, x, n * sizeof(float));
     return;
   }
-  const float less = norm.kind == CENTRED ? mean_of(x, n) : 0.f;
+  const float less = norm.kind == LAYER_NORM ? mean_of(x, n) : 0.f;
   const float factor = 1.f / std::sqrt(mean_square(x, n, less) + norm.eps);
   for (int64_t i = 0; i < n; i += LANES) {
     floats v = (load<floats>(x + i) - less) * factor;
@@ -70,11 +76,11 @@ inline floats hyperbolic_tangent(floats x) { return 1.f - 2.f / (exponential(x +
 inline floats error_function(floats x) {
   const floats zero = {}, size = x < zero ? -x : x;
   const floats t = 1.f / (0.3275911f * size + 1.f);
-  floats p = all(1.061405429f);
-  p = fused(p, t, all(-1.453152027f));
-  p = fused(p, t, all(1.421413741f));
-  p = fused(p, t, all(-0.284496736f));
-  p = fused(p, t, all(0.254829592f));
+  floats p = broadcast(1.061405429f);
+  p = fmadd(p, t, broadcast(-1.453152027f));
+  p = fmadd(p, t, broadcast(1.421413741f));
+  p = fmadd(p, t, broadcast(-0.284496736f));
+  p = fmadd(p, t, broadcast(0.254829592f));
   const floats found = 1.f - p * t * exponential(-(size * size));
   return x < zero ? -found : found;
 }
@@ -99,13 +105,13 @@ template <int KIND> inline void activate(float *gate, const float *up, int64_t n
   }
 }
 
-// gpt-oss's: g sigmoid(alpha g) (u + 1), with g at most `limit` and u between -limit and limit.
+// gpt-oss's SwiGLU: g sigmoid(alpha g) (u + 1), with g at most `limit` and u between -limit and limit.
 struct Clip {
   float alpha, limit;
 };
 
-inline void activate_clipped(Clip clip, float *gate, const float *up, int64_t n) {
-  const floats most = all(clip.limit), least = all(-clip.limit);
+inline void swiglu_oai(Clip clip, float *gate, const float *up, int64_t n) {
+  const floats most = broadcast(clip.limit), least = broadcast(-clip.limit);
   for (int64_t i = 0; i < n; i += LANES) {
     floats g = load<floats>(gate + i), u = load<floats>(up + i);
     g = g > most ? most : g;
@@ -131,7 +137,7 @@ inline void add(float *x, const float *y, float factor, int64_t n) {
 }
 
 // Multiplies numbers by a scale, and bounds them softly if there is a cap.
-inline void bound(float *x, int64_t n, float scale, float cap) {
+inline void soft_cap(float *x, int64_t n, float scale, float cap) {
   auto bounded = [&](floats v) {
     v = v * scale;
     return cap ? hyperbolic_tangent(v / cap) * cap : v;
@@ -141,31 +147,33 @@ inline void bound(float *x, int64_t n, float scale, float cap) {
     floats v = bounded(load<floats>(x + i));
     std::memcpy(x + i, &v, sizeof v);
   }
-  for (; i < n; i++) x[i] = bounded(all(x[i]))[0];
+  for (; i < n; i++) x[i] = bounded(broadcast(x[i]))[0];
 }
 
-// Turns the first dimensions of a head by the angles of its position. Two numbers are turned together:
-// half of these dimensions apart, or neighbours, which have an angle each or (by halves) one together.
-// HALVES_ONCE: there is one angle for the two, so that `rotary` angles turn twice as many dimensions.
-// PAIRS_APART: neighbours, as by halves, of which all first ones come before all second ones afterwards.
-inline void turn(float *head, const float *cosines, const float *sines, int64_t rotary, int64_t how) {
-  const int64_t half = rotary / 2;
-  auto turned = [&](float &first, float &second, int64_t one, int64_t other) {
+// Rotates the first dimensions of a head by the angles of its position. Two numbers are rotated together:
+// HALVES: i and i + half (NeoX). INTERLEAVED: 2 i and 2 i + 1 (GPT-J), each with its own entry of the
+// table. INTERLEAVED_HALF_TABLE: with the entries of the first half. HALVES_HALF_TABLE: as HALVES, with one
+// entry for both, so that a table of `dim` rotates twice as many dimensions. DEINTERLEAVED: as
+// INTERLEAVED_HALF_TABLE, and then all first numbers come before all second ones.
+inline void apply_rotary(float *head, const float *cosines, const float *sines, int64_t dim,
+                         int64_t style) {
+  const int64_t half = dim / 2;
+  auto rotate = [&](float &first, float &second, int64_t one, int64_t other) {
     const float a = first, b = second;
     first = a * cosines[one] - b * sines[one];
     second = b * cosines[other] + a * sines[other];
   };
-  if (how == BY_HALVES)
-    for (int64_t i = 0; i < half; i++) turned(head[i], head[i + half], i, i + half);
-  else if (how == HALVES_ONCE)
-    for (int64_t i = 0; i < rotary; i++) turned(head[i], head[i + rotary], i, i);
-  else if (how == BY_PAIRS)
-    for (int64_t i = 0; i < half; i++) turned(head[2 * i], head[2 * i + 1], 2 * i, 2 * i + 1);
+  if (style == HALVES)
+    for (int64_t i = 0; i < half; i++) rotate(head[i], head[i + half], i, i + half);
+  else if (style == HALVES_HALF_TABLE)
+    for (int64_t i = 0; i < dim; i++) rotate(head[i], head[i + dim], i, i);
+  else if (style == INTERLEAVED)
+    for (int64_t i = 0; i < half; i++) rotate(head[2 * i], head[2 * i + 1], 2 * i, 2 * i + 1);
   else
-    for (int64_t i = 0; i < half; i++) turned(head[2 * i], head[2 * i + 1], i, i);
-  if (how != PAIRS_APART) return;
-  float pairs[MOST_TURNED];
-  std::copy(head, head + rotary, pairs);
+    for (int64_t i = 0; i < half; i++) rotate(head[2 * i], head[2 * i + 1], i, i);
+  if (style != DEINTERLEAVED) return;
+  float pairs[MOST_ROTARY];
+  std::copy(head, head + dim, pairs);
   for (int64_t i = 0; i < half; i++) head[i] = pairs[2 * i], head[half + i] = pairs[2 * i + 1];
 }
 
