@@ -277,7 +277,10 @@ class Native:
     # -- weights in blocks -------------------------------------------------------------------------
 
     def lay_out_blocks(self, blocks: Blocks) -> Tensor:
-        """Returns a weight in blocks in the order in which products read it: uint8, flat."""
+        """Returns a weight in blocks in the order in which products read it: uint8, flat.
+
+        A view of a mapped file is released then.
+        """
         shape = _shape_of(blocks)
         size = self._blocks_size(*shape)
         begin = LARGE_PAGE if size >= LARGE_PAGE else LINE
@@ -287,6 +290,8 @@ class Native:
         kind, *sizes = shape
         given = blocks.raw.data_ptr(), _grid_of(blocks)
         self._lay_out_blocks(kind, *given, *sizes, panels.data_ptr(), *threads)
+        if blocks.release is not None:
+            blocks.release(0, blocks.nbytes)
         return panels
 
     def dequantize_blocks(self, panels: Tensor, shape: BlockShape) -> Tensor:
