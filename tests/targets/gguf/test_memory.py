@@ -123,6 +123,7 @@ PROC = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs 
         ("qwen2", LARGE),
         ("llama", LARGE),  # the file has the rows of queries and keys in another order
         ("granitehybrid_dense", WIDE),  # the file has a matrix in two
+        ("gemma3", {"hidden_size": 512, "vocab_size": 120_000}),  # most of it is the embedding
     ],
 )
 def test_a_file_is_in_memory_once(arch: str, changes: dict[str, Any], tmp_path: Path) -> None:

@@ -1412,20 +1412,20 @@ void prefer_large_pages(uint8_t *at, int64_t bytes) {
 #endif
 }
 
-// Laying out a weight that a file holds in blocks, on several threads.
+// Laying out some panels of a weight that a file holds in blocks, on several threads.
 struct Packing {
   int kind;
   const uint8_t *raw, *grid;
-  int64_t outputs, blocks;
+  int64_t outputs, blocks, first, last;
   uint8_t *to;
   Threads threads;
   Team team = {};
 
   void compute() {
-    const int64_t size = panel_bytes(FORMS[kind], blocks), panels = (outputs + WIDTH - 1) / WIDTH;
-    for (int64_t begin, end; team.take(panels, 1, threads.here(), begin, end);)
-      for (; begin < end; begin++)
-        pack_panel(kind, raw, grid, outputs, blocks, begin, to + begin * size);
+    const int64_t size = panel_bytes(FORMS[kind], blocks);
+    for (int64_t begin, end; team.take(last - first, 1, threads.here(), begin, end);)
+      for (int64_t panel = first + begin; panel < first + end; panel++)
+        pack_panel(kind, raw, grid, outputs, blocks, panel, to + panel * size);
   }
 };
 
@@ -1477,11 +1477,14 @@ int64_t outpace_blocks_size(int kind, int64_t outputs, int64_t inputs) {
   return (outputs + WIDTH - 1) / WIDTH * panel_bytes(FORMS[kind], blocks_of(inputs));
 }
 
-// Lays out a weight that a file holds in blocks. grid: of its kind, or null.
+// Lays out the panels from first to last of a weight that a file holds in blocks, the first ones
+// before others. grid: of its kind, or null.
 void outpace_lay_out_blocks(int kind, const uint8_t *raw, const uint8_t *grid, int64_t outputs,
-                            int64_t inputs, uint8_t *to, Parallel parallel, int (*size)(), int threads) {
-  prefer_large_pages(to, outpace_blocks_size(kind, outputs, inputs));
-  Packing packing{kind, raw, grid, outputs, blocks_of(inputs), to, {parallel, size, threads}};
+                            int64_t inputs, int64_t first, int64_t last, uint8_t *to, Parallel parallel,
+                            int (*size)(), int threads) {
+  if (first == 0) prefer_large_pages(to, outpace_blocks_size(kind, outputs, inputs));
+  const int64_t blocks = blocks_of(inputs);
+  Packing packing{kind, raw, grid, outputs, blocks, first, last, to, {parallel, size, threads}};
   packing.threads.run([](void *given) { static_cast<Packing *>(given)->compute(); }, &packing);
 }
 
