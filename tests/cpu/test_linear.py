@@ -22,7 +22,7 @@ from outpace.targets.cpu.library.processor import Processor, levels_below, this_
 from outpace.targets.cpu.linear import PackedLinear, RowLinear, can_pack
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.prebuilt import LEVELS
-from outpace.targets.cpu.weights.layers import exchange
+from outpace.targets.cpu.weights.layers import exchange, linear_layers
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
@@ -217,7 +217,7 @@ def test_layers_that_were_replaced_are_released() -> None:
         return nn.Identity()
 
     gone: list[weakref.ref[nn.Module]] = []
-    assert exchange(model, make) == 3
+    assert exchange(linear_layers(model), make) == 3
     assert alive == [1, 1, 1]
 
 

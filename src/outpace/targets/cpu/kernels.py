@@ -88,6 +88,7 @@ def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None =
         dtype: _chosen(kernels, dtype, layers, known)
         for dtype in {layer.weight.dtype for layer in layers}
     }
+    del layers  # each is released once it is replaced
 
     def make(layer: Any) -> nn.Module | None:
         kernel = known.get(by_dtype[layer.weight.dtype])
@@ -96,7 +97,7 @@ def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None =
         kernel = kernel if smallest is None else replace(kernel, smallest=smallest)
         return kernel.make(layer) if kernel.suits(layer) else None
 
-    return exchange(model, make)
+    return exchange(linear_layers(model), make)
 
 
 def preferred(dtype: torch.dtype, processor: Processor) -> tuple[str, ...]:

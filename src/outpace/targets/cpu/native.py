@@ -49,6 +49,9 @@ BLOCK_PANEL = 16
 LINE = 64
 """Bytes of a line of the processor's cache."""
 
+PIECE = 1 << 24
+"""Bytes of a weight in blocks that are laid out at once."""
+
 LARGE_PAGE = 1 << 21
 """Bytes of a page of memory, where the system has large ones."""
 
@@ -236,7 +239,7 @@ class Native:
         self._blocks_size = library.outpace_blocks_size
         self._blocks_size.argtypes, self._blocks_size.restype = (short, number, number), number
         self._lay_out_blocks = library.outpace_lay_out_blocks
-        self._lay_out_blocks.argtypes = (short, *(pointer,) * 2, number, number, pointer, *threads)
+        self._lay_out_blocks.argtypes = (short, *(pointer,) * 2, *(number,) * 4, pointer, *threads)
         self._dequantize_blocks = library.outpace_dequantize_blocks
         self._dequantize_blocks.argtypes = (short, pointer, number, number, pointer)
         self._dequantize_rows = library.outpace_dequantize_rows
@@ -281,7 +284,10 @@ class Native:
     # -- weights in blocks -------------------------------------------------------------------------
 
     def lay_out_blocks(self, blocks: Blocks) -> Tensor:
-        """Returns a weight in blocks in the order in which products read it: uint8, flat."""
+        """Returns a weight in blocks in the order in which products read it: uint8, flat.
+
+        A view of a mapped file is released piece by piece, so that a weight is never held twice.
+        """
         shape = _shape_of(blocks)
         size = self._blocks_size(*shape)
         begin = LARGE_PAGE if size >= LARGE_PAGE else LINE
@@ -289,8 +295,14 @@ class Native:
         panels = room[-room.data_ptr() % begin :][:size]
         threads = self._threads(blocks.outputs * blocks.inputs)
         kind, *sizes = shape
-        given = blocks.raw.data_ptr(), _grid_of(blocks)
-        self._lay_out_blocks(kind, *given, *sizes, panels.data_ptr(), *threads)
+        given = kind, blocks.raw.data_ptr(), _grid_of(blocks), *sizes
+        each = BLOCK_PANEL * blocks.raw.shape[1]  # bytes of a panel, as the file has it
+        count, step = -(-blocks.outputs // BLOCK_PANEL), max(1, PIECE // each)
+        for first in range(0, count, step):
+            last = min(first + step, count)
+            self._lay_out_blocks(*given, first, last, panels.data_ptr(), *threads)
+            if blocks.release is not None:
+                blocks.release(first * each, min(last * each, blocks.nbytes))
         return panels
 
     def dequantize_blocks(self, panels: Tensor, shape: BlockShape) -> Tensor:

@@ -191,7 +191,8 @@ def _reader(model: nn.Module) -> Reader:
         runner.retain([])
         runner.admit(1)
         tokens = torch.tensor([list(ids)], device=runner.device)
-        return runner.forward(tokens, keep=len(ids)).logits[0]
+        # Nothing goes on from within the text, and a state of each of its tokens may be large.
+        return runner.forward(tokens, keep=len(ids), certain=len(ids) - 1).logits[0]
 
     return read
 

@@ -150,20 +150,20 @@ void prefer_large_pages(uint8_t *at, int64_t bytes) {
 #endif
 }
 
-// Packs a weight that a file holds in blocks, on several threads.
+// Packs some panels of a weight that a file holds in blocks, on several threads.
 struct PackingJob {
   int kind;
   const uint8_t *raw, *grid;
-  int64_t outputs, blocks;
+  int64_t outputs, blocks, first, last;
   uint8_t *to;
   Threads threads;
   Team team = {};
 
   void compute() {
-    const int64_t size = panel_bytes(BLOCK_FORMATS[kind], blocks),
-                  panels = (outputs + BLOCK_PANEL - 1) / BLOCK_PANEL;
-    for (int64_t begin, end; team.take(panels, 1, threads.size_here(), begin, end);)
-      for (; begin < end; begin++) pack_panel(kind, raw, grid, outputs, blocks, begin, to + begin * size);
+    const int64_t size = panel_bytes(BLOCK_FORMATS[kind], blocks);
+    for (int64_t begin, end; team.take(last - first, 1, threads.size_here(), begin, end);)
+      for (int64_t panel = first + begin; panel < first + end; panel++)
+        pack_panel(kind, raw, grid, outputs, blocks, panel, to + panel * size);
   }
 };
 

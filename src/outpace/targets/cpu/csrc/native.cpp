@@ -75,11 +75,14 @@ int64_t outpace_blocks_size(int kind, int64_t outputs, int64_t inputs) {
   return (outputs + BLOCK_PANEL - 1) / BLOCK_PANEL * panel_bytes(BLOCK_FORMATS[kind], blocks_of(inputs));
 }
 
-// Packs a weight that a file holds in blocks. grid: of its kind, or null.
+// Packs the panels from first to last of a weight that a file holds in blocks, the first ones before
+// others. grid: of its kind, or null.
 void outpace_lay_out_blocks(int kind, const uint8_t *raw, const uint8_t *grid, int64_t outputs,
-                            int64_t inputs, uint8_t *to, Parallel parallel, int (*size)(), int threads) {
-  prefer_large_pages(to, outpace_blocks_size(kind, outputs, inputs));
-  PackingJob job{kind, raw, grid, outputs, blocks_of(inputs), to, {parallel, size, threads}};
+                            int64_t inputs, int64_t first, int64_t last, uint8_t *to, Parallel parallel,
+                            int (*size)(), int threads) {
+  if (first == 0) prefer_large_pages(to, outpace_blocks_size(kind, outputs, inputs));
+  const int64_t blocks = blocks_of(inputs);
+  PackingJob job{kind, raw, grid, outputs, blocks, first, last, to, {parallel, size, threads}};
   job.threads.run([](void *given) { static_cast<PackingJob *>(given)->compute(); }, &job);
 }
 

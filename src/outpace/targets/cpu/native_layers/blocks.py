@@ -27,7 +27,7 @@ from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.cpu.weights.latents import BlockLatents
-from outpace.targets.cpu.weights.layers import ShowsWeight
+from outpace.targets.cpu.weights.layers import ShowsWeight, exchange
 
 
 class NativeBlockLinear(ShowsWeight, NativeProduct):
@@ -137,17 +137,20 @@ def use_block_kernels(model: nn.Module) -> int:
     library = native()
     if library is None:
         return 0
-    made: dict[int, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if id(child) not in made and type(child) is BlockLinear:
-                made[id(child)] = NativeBlockLinear(library, child.blocks, child.bias)
-            if id(child) not in made and type(child) is BlockEmbedding:
-                made[id(child)] = NativeBlockEmbedding(library, child)
-            if id(child) in made:
-                made[id(child)].train(child.training)
-                setattr(parent, name, made[id(child)])
-    return len(made)
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if type(child) in (BlockLinear, BlockEmbedding)
+    ]
+    return exchange(places, lambda layer: _of_our_own(library, layer))
+
+
+def _of_our_own(library: Native, layer: BlockLinear | BlockEmbedding) -> nn.Module:
+    """The layer that our own code computes."""
+    if isinstance(layer, BlockEmbedding):
+        return NativeBlockEmbedding(library, layer)
+    return NativeBlockLinear(library, layer.blocks, layer.bias)
 
 
 def dequantize_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> int:
@@ -155,18 +158,22 @@ def dequantize_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> i
     their weights. Embeddings stay in blocks: their rows are dequantised exactly as they are looked
     up.
     """
-    made: dict[int, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, WHOLE) and id(child) not in made:
-                made[id(child)] = child.dequantized(dtype)
-            elif isinstance(child, (BlockLinear, NativeBlockLinear)) and id(child) not in made:
-                if isinstance(parent, WHOLE):
-                    continue
-                made[id(child)] = _dequantized(child, dtype)
-            if id(child) in made:
-                setattr(parent, name, made[id(child)])
-    numbers = [each for layer in made.values() for each in layer.parameters() if each.dim() > 1]
+    places = [
+        (parent, name)
+        for parent in model.modules()
+        if not isinstance(parent, WHOLE)
+        for name, child in parent.named_children()
+        if isinstance(child, (BlockLinear, NativeBlockLinear, *WHOLE))
+    ]
+    made: list[nn.Module] = []
+
+    def dequantized(layer: Any) -> nn.Module:
+        whole = isinstance(layer, WHOLE)
+        made.append(layer.dequantized(dtype) if whole else _dequantized(layer, dtype))
+        return made[-1]
+
+    exchange(places, dequantized)
+    numbers = [each for layer in made for each in layer.parameters() if each.dim() > 1]
     return sum(each.nbytes for each in numbers)
 
 

@@ -8,6 +8,7 @@ for each product. Our own integer products take their place where there are some
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -70,6 +71,9 @@ class Blocks:
     """One of `KINDS`."""
     raw: Tensor
     """uint8 ``[N, bytes of a row]``, contiguous; maybe a read-only view of a mapped file."""
+    release: Callable[[int, int], None] | None = None
+    """Takes bytes of a mapped file out of memory, from one of `raw` to before another, until
+    somebody looks at them again."""
 
     @property
     def outputs(self) -> int:

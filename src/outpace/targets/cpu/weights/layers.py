@@ -52,17 +52,19 @@ def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     return [module._forward_hooks, module._forward_pre_hooks]
 
 
-def exchange(model: nn.Module, make: Callable[[Any], nn.Module | None]) -> int:
-    """Puts what ``make`` returns in the place of each plain linear layer, unless it returns None;
-    returns how many layers were replaced.
+def exchange(
+    places: Sequence[tuple[nn.Module, str]], make: Callable[[Any], nn.Module | None]
+) -> int:
+    """Puts what ``make`` returns in the place of each layer, unless it returns None; returns how
+    many layers were replaced. places: of the layers, as `linear_layers` returns them.
 
     A layer that stands in two places is replaced by one. Each layer is released once it is
     replaced, so that a model is never held twice.
     """
-    places: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
-    for parent, name in linear_layers(model):
-        places[id(getattr(parent, name))].append((parent, name))
-    return sum(_replace(found, make) for found in places.values())
+    by_layer: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for parent, name in places:
+        by_layer[id(getattr(parent, name))].append((parent, name))
+    return sum(_replace(found, make) for found in by_layer.values())
 
 
 def _replace(

@@ -200,10 +200,10 @@ def quantize(model: nn.Module, quantization: Quantization, *, blocks: bool = Fal
     library = native()
     if library is None:
         levels = int8_levels()
-        exchange(model, lambda layer: Int8Linear(layer, levels))
+        exchange(linear_layers(model), lambda layer: Int8Linear(layer, levels))
     else:
         makes = {"int4": native_int4, "int8": native_int8_blocks if blocks else native_int8}
-        exchange(model, lambda layer: makes[quantization](library, layer))
+        exchange(linear_layers(model), lambda layer: makes[quantization](library, layer))
 
 
 def native_int4(library: Native, layer: Any) -> NativeBlockLinear:

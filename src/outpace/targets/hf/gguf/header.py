@@ -12,6 +12,8 @@ import errno
 import math
 import mmap
 import struct
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +58,29 @@ class Stored:
     lie side by side."""
     raw: Tensor
     """uint8, all its bytes: a view of the mapped file. Never write to it."""
+    data: mmap.mmap
+    """The mapped file."""
+    begin: int
+    """Where its bytes begin in the file."""
 
     @property
     def rows(self) -> Tensor:
         """The bytes of a matrix, ``[N, bytes of a row]``; of several, one's after another's."""
         return self.raw.view(math.prod(self.shape[:-1]), -1)
+
+    def release(self, first: int = 0, end: int | None = None) -> None:
+        """Takes its bytes from ``first`` to before ``end`` out of the process's memory; who looks
+        at them again reads the file.
+
+        Pages that hold other bytes too stay: numbers that are in no blocks are used where they lie,
+        and what was written to them would be lost.
+        """
+        end = self.raw.nbytes if end is None else end
+        begin = -(-(self.begin + first) // mmap.PAGESIZE) * mmap.PAGESIZE
+        size = (self.begin + end) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if sys.platform != "win32" and size > 0:
+            with suppress(OSError):  # of memory that the process has locked, which stays
+                self.data.madvise(mmap.MADV_DONTNEED, begin, size)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,10 +269,9 @@ class _Reader:
             end = offset + nbytes
             if start + end > self.size:
                 raise _Damaged(f"its tensor {shown(name)} would end beyond the end of the file")
-            raw = torch.frombuffer(
-                self.data, dtype=torch.uint8, count=nbytes, offset=start + offset
-            )
-            tensors[name] = Stored(name, kind, shape, raw)
+            begin = start + offset
+            raw = torch.frombuffer(self.data, dtype=torch.uint8, count=nbytes, offset=begin)
+            tensors[name] = Stored(name, kind, shape, raw, self.data, begin)
         return tensors
 
     def _size(self, name: str, shape: tuple[int, ...], number: int) -> tuple[str, int]:

@@ -9,7 +9,7 @@ another order, the same is done to the rows of blocks, which stay as they are in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -73,8 +73,7 @@ class Arrangement:
             name = self.names[stored.name]
             if name in joined:
                 if stored.name == joined[name][0].name:
-                    rows = torch.cat([half.rows for half in joined[name]])
-                    yield name, Blocks(stored.kind, rows)
+                    yield name, _in_one(joined[name])
                 continue
             whole = parts[name] == 1
             blocks = self._blocks(stored, packable.get(name)) if whole else None
@@ -84,6 +83,8 @@ class Arrangement:
             found = self._processed(stored.name, numbers_of(stored), merged)
             if found is not None:
                 yield name, torch.from_numpy(np.ascontiguousarray(found))
+            if stored.kind != "F32":  # whose numbers are used where they lie
+                stored.release()
         yield from merged["tensors"].items()
 
     def _joined(self, model: GGUFModel, packable: Mapping[str, bool]) -> dict[str, list[Stored]]:
@@ -107,11 +108,15 @@ class Arrangement:
         if turned is None or stored.kind not in KINDS or len(stored.shape) < 2:
             return None
         if len(stored.shape) == 3:  # of experts or heads, for a layer that holds those of all
-            return Blocks(stored.kind, stored.rows)
+            return Blocks(stored.kind, stored.rows, stored.release)
         order = self._order(stored)
         if order is None or order.turned != turned:
             return None
-        return Blocks(stored.kind, stored.rows if order.rows is None else stored.rows[order.rows])
+        if order.rows is None:
+            return Blocks(stored.kind, stored.rows, stored.release)
+        moved = Blocks(stored.kind, stored.rows[order.rows])
+        stored.release()
+        return moved
 
     def _order(self, stored: Stored) -> Order | None:
         """Returns what the family's function does to the rows of a matrix, None if it is more than
@@ -142,6 +147,14 @@ class Arrangement:
             parsed_parameters=merged,
         )
         return result.weights if result.name is not None else None
+
+
+def _in_one(halves: Sequence[Stored]) -> Blocks:
+    """Returns one matrix with the rows of several."""
+    whole = Blocks(halves[0].kind, torch.cat([half.rows for half in halves]))
+    for half in halves:
+        half.release()
+    return whole
 
 
 def numbers_of(stored: Stored) -> Any:

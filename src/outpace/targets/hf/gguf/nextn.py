@@ -157,7 +157,7 @@ class _Module:
     def _matrix(self, stored: Stored, shape: tuple[int, int]) -> nn.Module:
         self._check(stored, shape)
         if self._into.packed and stored.kind in KINDS:
-            return BlockLinear(Blocks(stored.kind, stored.rows))
+            return BlockLinear(Blocks(stored.kind, stored.rows, stored.release))
         made = nn.Linear(shape[1], shape[0], bias=False, device="meta")
         made.weight = self._weight(stored)
         return made
@@ -173,7 +173,8 @@ class _Module:
             return self._matrix(stored, (wanted[0], wanted[1]))
         self._check(stored, wanted)
         if self._into.packed and stored.kind in KINDS:
-            return BlockEmbedding(Blocks(stored.kind, stored.rows), self._into.dtype, 1.0)
+            blocks = Blocks(stored.kind, stored.rows, stored.release)
+            return BlockEmbedding(blocks, self._into.dtype, 1.0)
         made = nn.Embedding(wanted[0], wanted[1], device="meta")
         made.weight = self._weight(stored)
         return made

@@ -92,7 +92,7 @@ def tokenizer_of(model: GGUFModel) -> Any:
     try:
         backend = _backend(model, described)
         wrap: Any = PreTrainedTokenizerFast
-        tokenizer = wrap(tokenizer_object=backend, **options)
+        tokenizer = wrap(tokenizer_object=_Handed(backend), **options)
         tokenizer("text")
     except (KeyboardInterrupt, SystemExit, ModelLoadError):
         raise
@@ -102,6 +102,17 @@ def tokenizer_of(model: GGUFModel) -> Any:
             "download it again, or pass tokenizer=."
         ) from error
     return tokenizer
+
+
+class _Handed:
+    """A tokenizer that whoever copies it takes as it is: transformers copies what it is given, by
+    way of its JSON, and nobody else would use the first one."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __deepcopy__(self, _: Any) -> Any:
+        return self._backend
 
 
 def _backend(model: GGUFModel, described: dict[str, Any]) -> Any:
