@@ -24,7 +24,6 @@ from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.partial.layers import skipping
 from outpace.train.data import blocks, documents
 from outpace.train.distill import ModelRecipe, closest_layers, thinned
-from outpace.train.draft_model import evenly
 from outpace.train.losses import FORWARD_KL
 from outpace.train.recipe import LossOutput
 from outpace.train.teacher import Teacher
@@ -55,7 +54,7 @@ def main() -> None:
         return float(marked(lambda: recipe.compute_loss(piece)).loss)
 
     kept = {
-        "evenly spaced": evenly(count, options.layers),
+        "evenly spaced": torch.linspace(0, count - 1, options.layers).round().int().tolist(),
         "those that change the states most": most_changing(model, tokens[-1:], options.layers),
         "left out one by one": closest_layers(model, options.layers, "it", distance, said),
     }

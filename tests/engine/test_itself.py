@@ -16,10 +16,10 @@ from audit_engine.pairs import PROMPTS as LETTERS_IN
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.draft.exits import FIRST, PAPER, Exit
+from outpace.draft.exits import FIRST, PAPER, ExitThreshold
 from outpace.draft.fingerprint import Fingerprint, digest_of
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.methods.self_speculation.chosen import ChosenLayers, evenly
+from outpace.methods.self_speculation.chosen import ChosenLayers, guessed_sub_layers
 from outpace.methods.self_speculation.partial import Ending, ending_of
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.partial.layers import decoder_layers
@@ -176,7 +176,7 @@ def test_a_threshold_of_zero_never_ends_a_chain_and_one_near_one_always_does() -
 
 
 def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
-    careless = timid = cut_short = Exit()
+    careless = timid = cut_short = ExitThreshold()
     for _ in range(100):
         careless = careless.after(PAPER, 4, 1)
         timid = timid.after(PAPER, 4, 4)
@@ -296,10 +296,10 @@ def test_a_part_that_a_model_cannot_miss_is_refused_by_name(family: str) -> None
 
 
 def test_the_guess_leaves_the_first_and_last_layers_alone() -> None:
-    assert evenly(1) == SubLayers()
-    assert evenly(2) == SubLayers(frozenset({1}))
+    assert guessed_sub_layers(1) == SubLayers()
+    assert guessed_sub_layers(2) == SubLayers(frozenset({1}))
     for count in (8, 12, 28, 80):
-        guess = evenly(count)
+        guess = guessed_sub_layers(count)
         numbers = guess.attention | guess.mlp
         assert min(numbers) >= count // 4
         assert max(numbers) < count - 1

@@ -211,7 +211,8 @@ def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) 
     outputs = head.outputs(*given, before, visible, model)[0]
     logits = head.logits(outputs, model)
     anchors = head.context(states[0, [place - 1 for place in places]])
-    lattice = head.lilicorr(logits, outputs, anchors, model)
+    bias = head.lilicorr.attention_bias()
+    lattice = head.lilicorr(logits, outputs, anchors, bias, model)
     for row, (root, place) in enumerate(zip(roots, places, strict=True)):
         reference = LatticeReference(tmp_path, model.embeddings, model.output)
         reference.block(states[0, :place], root, 4)

@@ -20,7 +20,7 @@ from outpace.draft.base import Round
 from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
-from outpace.heads.classifiers import StopHead, StopHeadConfig
+from outpace.heads.classifiers import AcceptancePredictionConfig, AcceptancePredictionHead
 from outpace.methods.models.specimen import noisy_copy
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
@@ -228,10 +228,12 @@ LOWER = {"confidence": 0.05, "draft_exit": 0.05, "entropy": 4.0}
 
 
 @cache
-def stop_head() -> StopHead:
+def stop_head() -> AcceptancePredictionHead:
     """One that says something else of each state."""
     torch.manual_seed(1)
-    head = StopHead(origin_of(Loaded(drafter("llama"), None, "small")), StopHeadConfig())
+    head = AcceptancePredictionHead(
+        origin_of(Loaded(drafter("llama"), None, "small")), AcceptancePredictionConfig()
+    )
     torch.nn.init.normal_(head.linear.weight, std=0.5)
     return head.eval().requires_grad_(False)
 

@@ -287,13 +287,15 @@ def test_mistakes_in_training_are_named(draft: str, tmp_path: Path) -> None:
 def test_ending_by_states_keeps_the_distribution() -> None:
     from outpace.audit.letters import LetterTokenizer, letter_model
     from outpace.audit.model import AuditPlan, audit_model
-    from outpace.heads.classifiers import StopHead, StopHeadConfig
+    from outpace.heads.classifiers import AcceptancePredictionConfig, AcceptancePredictionHead
     from outpace.train.teacher import origin_of
 
     model = letter_model()
     small = noisy_copy(model, 1.0)
     torch.manual_seed(0)
-    head = StopHead(origin_of(Loaded(small, None, "small")), StopHeadConfig())
+    head = AcceptancePredictionHead(
+        origin_of(Loaded(small, None, "small")), AcceptancePredictionConfig()
+    )
     torch.nn.init.normal_(head.linear.weight, std=1.0)
     config = {
         "model": small,

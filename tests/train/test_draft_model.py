@@ -21,7 +21,7 @@ from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.train.checkpoint import LOG, STATE
-from outpace.train.draft_model import UNFINISHED, DraftModelSizes, Start, evenly, shortened, started
+from outpace.train.draft_model import UNFINISHED, DraftModelSizes, Start, shortened, started
 from outpace.train.losses import LOSSES, in_pieces
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
@@ -138,12 +138,6 @@ def test_a_full_disk_is_said_with_the_folder(
     (log,) = tmp_path.iterdir()
     assert log.name == LOG
     assert not log.stat().st_size, "a run that begins anew may use the folder"
-
-
-def test_layers_are_taken_evenly() -> None:
-    assert evenly(20, 4) == [0, 6, 13, 19]
-    assert evenly(20, 1) == [0]
-    assert evenly(3, 3) == [0, 1, 2]
 
 
 def test_a_folder_is_begun_from(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""When a chain ends early: the drafter was not sure of its last token.
+"""Adaptive draft-exiting: a chain ends after a token that the drafter gave a low probability, and
+the threshold for that follows what is accepted.
 
-Draft & Verify (Zhang et al., ACL 2024), section 3.4. The token itself stays, and the next one is
-not drawn. So what decides is known before the next token is drawn, and each token still follows its
+Draft & Verify (Zhang et al. 2024, arXiv 2309.08168), section 3.4. The unlikely token stays in the
+draft. What decides is known before the next token is drawn, so each token still follows its
 distribution.
 """
 
@@ -67,10 +68,10 @@ PAPER = ThresholdRule()
 
 
 @dataclass(frozen=True)
-class Exit:
+class ExitThreshold:
     """The threshold of a text, and the acceptance rate that it follows.
 
-    >>> Exit().after(PAPER, drafted=4, accepted=2).rate
+    >>> ExitThreshold().after(PAPER, drafted=4, accepted=2).rate
     0.5
     """
 
@@ -78,13 +79,16 @@ class Exit:
     rate: float | None = None
     """Accepted tokens by drafted ones, smoothed; None before the first draft."""
 
-    def after(self, rule: ThresholdRule, drafted: int, accepted: int, whole: bool = False) -> Exit:
+    def after(
+        self, rule: ThresholdRule, drafted: int, accepted: int, whole: bool = False
+    ) -> ExitThreshold:
         """Returns what it is after one more draft, of at least one token.
 
         whole: the draft was as long as it could be. That says nothing against the threshold, which
         is then not lowered.
         """
-        return Exit(*rule.moved(self.threshold, self.rate, drafted, accepted, lowers=not whole))
+        moved = rule.moved(self.threshold, self.rate, drafted, accepted, lowers=not whole)
+        return ExitThreshold(*moved)
 
 
 def probability(distribution: Tensor, token: Tensor) -> Tensor:

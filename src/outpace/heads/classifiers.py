@@ -126,7 +126,7 @@ def load_classifier(folder: str | os.PathLike[str], kind: str) -> Classifier:
 
 def find_classifier(kind: str) -> type[Classifier]:
     """Returns the classifier of one of these names."""
-    return {each.kind: each for each in (Judge, StopHead)}[kind]
+    return {each.kind: each for each in (Judge, AcceptancePredictionHead)}[kind]
 
 
 def _built(
@@ -241,17 +241,18 @@ class JudgeHead:
         return cls(linear.weight.detach()[0], float(linear.bias.detach()), network.origin)
 
 
-# -- the stop head ---------------------------------------------------------------------------------
+# -- the acceptance prediction head ----------------------------------------------------------------
 
-# The acceptance-prediction head of SpecDec++ over the draft model's states.
+# SpecDec++'s "acceptance prediction head" over the draft model's states: what `outpace train
+# stop_head` trains and the length policy "stop_head" reads.
 #
 # Huang et al. 2024, "SpecDec++: boosting speculative decoding via adaptive candidate lengths"
 # (arXiv 2405.19715).
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopHeadConfig(ClassifierConfig):
-    """What a stop head is built and trained with."""
+class AcceptancePredictionConfig(ClassifierConfig):
+    """What an acceptance prediction head is built and trained with."""
 
     blocks: int = 3
     """Residual blocks before the output."""
@@ -265,13 +266,13 @@ class StopHeadConfig(ClassifierConfig):
     distributions."""
 
 
-class StopHead(Classifier):
+class AcceptancePredictionHead(Classifier):
     """Residual blocks and one linear map: the log-odds that a drafted token is accepted."""
 
     kind: ClassVar[str] = "stop_head"
-    Config: ClassVar[type[ClassifierConfig]] = StopHeadConfig
+    Config: ClassVar[type[ClassifierConfig]] = AcceptancePredictionConfig
 
-    def __init__(self, origin: Origin, config: StopHeadConfig) -> None:
+    def __init__(self, origin: Origin, config: AcceptancePredictionConfig) -> None:
         super().__init__(origin, config)
         if not (config.rejection_weight and config.every):
             raise ValueError("rejection_weight and every are whole numbers of at least 1")

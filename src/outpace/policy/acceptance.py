@@ -1,5 +1,5 @@
-"""How likely drafted tokens are to be accepted, learned from earlier rounds: by their depth and
-rank among siblings, and by how sure the drafter was of them."""
+"""How likely drafted tokens are to be accepted, learned from earlier rounds: by depth and rank
+among siblings, and by the drafter's confidence."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ of a single text replays are the same."""
 
 @dataclass
 class Ratio:
-    """A discounted share: what came of how much."""
+    """A share in which older observations count less: ``part`` of ``whole``."""
 
     prior: float = 0.0
-    """What a share of 1 weighs before the first observation, and always."""
+    """The weight of a share of 1 that is assumed beforehand."""
     part: float = 0.0
     whole: float = 0.0
 
@@ -125,8 +125,8 @@ class Counts:
 class Acceptance:
     """Chances by depth and rank of one drafter, over all texts and for each.
 
-    A text is expected to be like the others, corrected by how much it differed from them at lesser
-    depths.
+    A text's chance at a depth is that of all texts, times how much the text differed from them at
+    the depth before, until the text's own counts say otherwise.
     """
 
     def __init__(self, prior: float = PRIOR) -> None:
@@ -224,7 +224,7 @@ def ranges_of(sure: Sequence[float]) -> list[int]:
 
 
 class Confidences:
-    """The confidence in each token that the chains of one round are made of.
+    """The confidence in each token of one round's chains.
 
     >>> row = object()
     >>> of_round = Confidences([row])

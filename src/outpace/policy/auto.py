@@ -1,4 +1,4 @@
-"""Which drafter drafts how much in each row: whatever brings most tokens for its cost."""
+"""Which drafter drafts how much in each row: whatever brings most tokens for its time."""
 
 from __future__ import annotations
 
@@ -46,19 +46,17 @@ class Auto(Controller):
     """Chooses among plain decoding, look-ups and draft models, and how much each drafts, by the
     expected tokens for the expected seconds of each candidate.
 
-    Of several drafters, look-ups cost nothing to ask, so that what they found is known when the
-    choice is made. What they would have brought is known, too, whoever drafts: the committed tokens
-    are compared with what they found. A draft model is tried now and then, and only its own rounds
-    tell what it brings. All trials share one budget (`Exploration`), and all drafters one table of
-    costs.
+    Look-ups cost nothing to ask, so their drafts are known before the choice is made. After each
+    round they are compared with the committed tokens, whichever drafter was chosen. What a draft
+    model brings is known from its own rounds only, so it is tried now and then. All trials share
+    one budget (`Exploration`), and all drafters one table of costs.
 
-    Rows whose text must repeat itself (`Request.reproducible`) each go by their own history and
-    nominal costs.
+    Each reproducible row (`Request.reproducible`) is decided by its own history and nominal costs.
     """
 
     def __init__(self, drafters: Sequence[Estimator], file: StateFile | None = None) -> None:
-        """drafters: look-ups first. With one alone, how much it drafts is settled before it is
-        asked. file: where what is learned is kept between runs."""
+        """drafters: look-ups first. If there is one only, it is asked after the choice. file: keeps
+        what is learned between runs."""
         self.costs, self._budget = CostTable(), Exploration(credit=MOST)
         for one in drafters:
             one.costs = self.costs
@@ -108,7 +106,7 @@ class Auto(Controller):
             budgets = [pick.budget for pick in self._picks(requests, budgets)]
             within = zip(requests, affordable(requests, budgets), strict=True)
             self._asked = frozenset(request for request, budget in within if budget)
-        # With several, how much is drafted is settled when look-ups have been asked (`pick`).
+        # With several drafters the choice is made when look-ups have been asked (`pick`).
         return RoundPlan(budgets, terms, shape)
 
     def pick(
@@ -154,26 +152,25 @@ class Auto(Controller):
         return [picks[request] for request in requests]
 
     def _nominal(self, request: Request) -> Pick:
-        """Who drafts in a row that goes by its own history and nominal costs."""
+        """Which drafter drafts in a reproducible row."""
         best, promise, drafts = Pick(), 1.0, self._lookup_drafts.get(request, {})
         able = [self._candidates[name] for name in drafts]
         able += [one for one in self._models if self._is_able(one.estimator)]
         for one in able:
             width, rate = one.nominal(request, drafts.get(one.name))
-            # A draft that is tried although plain decoding seems best promises less than 1.
+            # A trial promises less than 1.
             if width and (rate > promise or not best.budget):
                 best, promise = Pick(one.name, width), max(rate, promise)
         return best
 
     def _is_able(self, one: Estimator) -> bool:
-        """Whether it drafts for a row that must repeat itself, where others could."""
+        """Whether a drafter drafts for reproducible rows. The only drafter decides that itself."""
         return one is self._alone or not one.skips_reproducible
 
     def _measured(self, batch: RoundRows) -> _Plan:
-        """The best plan for the rows that go by measured rounds, or now and then the one of those
-        close to it that was measured longest ago, because one bad measurement might hide that it is
-        better. One of which nothing is known comes first: the budget sees to it that such trials
-        are few."""
+        """The best plan by measured rounds. Now and then it is one close to the best instead, the
+        one that was measured longest ago: a bad measurement may hide that it is better. A plan of
+        unknown time comes first; the budget for trials keeps those few."""
         plain = self.costs.plain(batch.place)
         nothing = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), plain)
         if self.costs.doubted(batch.place) and not batch.floor:
@@ -202,7 +199,8 @@ class Auto(Controller):
         return self.costs.age(place, widest.name, widest.budget)
 
     def _looked_up(self, batch: RoundRows) -> _Plan | None:
-        """What look-ups found, in the rows where they found anything; None if that does not pay."""
+        """The plan of the look-ups' drafts in the rows where they found something; None if that
+        does not pay."""
         chosen: dict[Request, str] = {}
         for request in batch.free:
             worth = {
@@ -238,8 +236,8 @@ class Auto(Controller):
     def _modelled(
         self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
     ) -> _Plan | None:
-        """A draft model in all rows, or in those where look-ups found nothing better; None if that
-        does not pay."""
+        """The plan with a draft model in all rows, or only in those where look-ups found nothing
+        better; None if that does not pay."""
         one, offer = model.estimator, model.plan(batch, self._saved_per_token(model))
         if self._look_ups:
             self._choices[one.name] = self._choices_of(model, batch, looked_up)
@@ -265,8 +263,8 @@ class Auto(Controller):
         return mixed if {one.name} < players and mixed.seconds is not None else whole
 
     def _saved_per_token(self, model: Candidate) -> SavedPerToken | None:
-        """What a model is expected to save in each text besides the look-ups; None while nothing is
-        known of that, or where it drafts alone."""
+        """What a model is expected to save in each text on top of the look-ups; None while that is
+        unknown, or where it drafts alone."""
         texts, name = self._texts, model.name
         if not self._look_ups or not texts.knows(name):
             return None
@@ -275,7 +273,7 @@ class Auto(Controller):
     def _choices_of(
         self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
     ) -> dict[Request, Choice]:
-        """What a model promises in each row of this round, and what can be had without it."""
+        """For each row of this round, the ways to play it with a model and without it."""
         forecast, plain = model.forecast, self.costs.plain(batch.place)
         if forecast is None or plain is None:
             return {}
@@ -333,8 +331,8 @@ class Auto(Controller):
         outcomes: Sequence[Outcome],
         seconds: Seconds,
     ) -> None:
-        """The time of a round with several drafters is that of the one that costs most, if it is
-        also the one that drafted most; otherwise it is nobody's."""
+        """Enters the time of a round. Where several drafters drafted, it counts for the one that
+        costs most, if that one also drafted most; otherwise for none."""
         widest: dict[str, int] = {}
         changes = self.costs.changes
         for outcome in outcomes:
@@ -374,7 +372,7 @@ class Auto(Controller):
             choices.clear()
 
     def _learn_lookups(self, outcomes: Sequence[Outcome]) -> None:
-        """Shows look-ups what would have become of what they found where another one drafted."""
+        """Learns what became of the look-ups' drafts, or would have where another one drafted."""
         for (request, drafts), outcome in zip(self._lookup_drafts.items(), outcomes, strict=False):
             committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
             if request.finished or request.length != self._lengths[request] + outcome.emitted:

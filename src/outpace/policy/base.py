@@ -42,9 +42,9 @@ class Controller(ABC):
         found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
     ) -> Sequence[Pick]:
-        """Returns who drafts how much in each row, for a drafter with `choices`; nothing where it
-        is left to the drafter. found: what look-ups would draft (`Drafter.look_up`). budgets: of
-        the rows, as they were planned."""
+        """Returns which drafter drafts how many tokens in each row, for a drafter that stands for
+        several (`Drafter.choices`); nothing where that drafter chooses itself. found: what look-ups
+        would draft (`Drafter.look_up`). budgets: the rows', from `plan`."""
         return ()
 
     def begin(self, request: Request, computed: Mapping[str, int]) -> None:
@@ -54,20 +54,20 @@ class Controller(ABC):
     def record(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
-        """Learns what the last round drafted, what came of it and what it took; no seconds if
-        that says nothing about the next one.
+        """Learns what the last round drafted, what was accepted and how long it took. seconds: None
+        for a round whose time says nothing about later ones.
 
         The requests are as the round has left them.
         """
 
     @abstractmethod
     def account(self, request: Request) -> Account:
-        """Returns what a request was drafted with so far, and why not with more."""
+        """Returns what drafted for a request so far, and why no more was drafted."""
 
 
 class FrozenController(Controller):
-    """Chooses as another controller does, which learns nothing of the rounds: for texts that are
-    nobody's."""
+    """Plans as another controller does, and shows it no rounds: for the texts of a warm-up, which
+    must not change how users' texts are drafted."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -90,10 +90,11 @@ class FrozenController(Controller):
 def affordable(
     requests: Sequence[Request], budgets: Sequence[int], most: int = LARGEST
 ) -> list[int]:
-    """Returns the budgets under what each request asks for itself, what it may still generate, and
-    what is scored at once, ``most``.
+    """Returns the budgets, each no larger than what its request may still generate and than
+    ``most``, the nodes that are scored at once. A request that asks for a number of its own gets
+    that instead.
 
-    One token comes with every round, so that the last one need not be drafted.
+    Every round brings one token without a draft, so the last token of a text is not drafted.
     """
     wanted = [
         budget if (asked := requested_budget(request)) is None else asked

@@ -1,4 +1,4 @@
-"""One drafter as a candidate for the coming round: how much it would draft, if anything."""
+"""One drafter as a candidate for the coming round: how many tokens it would draft."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Trial:
     loss: float
     """Plain rounds that it is expected to lose."""
     text: TextState | None = None
-    """The text that is charged for it, if it has to be read for that."""
+    """The text that is charged for the trial, if the drafter has to read that text first."""
 
     def made(self) -> None:
         """Charges the text: the trial is made."""
@@ -45,16 +45,16 @@ class Candidate:
     """Chooses the width of one drafter's drafts: that with most expected tokens for the expected
     cost (`Estimator`), or none.
 
-    Where plain decoding is best, a draft is tried as often as the budget for that allows, in one
-    row: that shows what a round takes, and the drafter has only one prompt to read.
+    Where plain decoding seems best, a draft is tried as often as the budget for trials allows. It
+    is tried in one row: that suffices to measure a round, and the drafter reads only one prompt.
     """
 
     def __init__(self, estimator: Estimator, budget: Exploration) -> None:
-        """budget: of all trials, whoever is tried."""
+        """budget: for the trials of all candidates together."""
         self.estimator, self._budget = estimator, budget
         self.forecast: Forecast | None = None  # the latest; None if nothing is known
         self._backoff: Backoff | None = None
-        # Why it did not draft, what a drafted node costs, and reading; in plain rounds.
+        # For the account: why it did not draft; what a node and reading cost, in plain rounds.
         self._reason: Reason | None = None
         self._cost: float | None = None
         self._reading: float | None = None
@@ -66,8 +66,8 @@ class Candidate:
     # -- by measured costs ---------------------------------------------------------------------
 
     def plan(self, batch: RoundRows, saves: SavedPerToken | None = None) -> CandidatePlan:
-        """Returns how many nodes to draft in each of the free rows. saves: what it saves besides
-        others that draft; unset: what follows from what it promises now."""
+        """Returns how many nodes to draft in each of the free rows. saves: what the drafter saves
+        on top of the others; unset: what its present forecast says."""
         if self.estimator.stopping is not None:
             self.estimator.stopping.begin(batch.free)
         width, trial = self._width(batch, saves)
@@ -115,8 +115,9 @@ class Candidate:
     def _tried(self, width: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
         """The width and the trial, if the budget allows it; else nothing is drafted.
 
-        What a text bears goes by its rounds, not by its tokens: a text that is copied takes few
-        rounds for many tokens, and would soon pay for reading a long prompt in vain.
+        What trials may cost a text is a share of its rounds, not of its tokens: a text that is
+        copied from its prompt has few rounds for many tokens, and would pay for reading a long
+        prompt in vain.
         """
         text = trial.text
         borne = text is None or text.lost + trial.loss <= OF_TEXT * text.rounds
@@ -148,12 +149,12 @@ class Candidate:
     # -- by a text's own history and nominal costs ---------------------------------------------
 
     def nominal(self, request: Request, draft: LookupDraft | None = None) -> tuple[int, float]:
-        """Returns how many nodes to draft in a text that must repeat itself, and the tokens for
-        each pass of the target that they promise: less than 1 where that is a trial. draft: what it
-        has found, if it was asked.
+        """Returns how many nodes to draft in a reproducible text, and the tokens that they promise
+        for the cost of a pass of the target: less than 1 for a trial. draft: what a look-up has
+        found.
 
-        Every draft is entered with what it lost against plain decoding, or gained. While too much
-        was lost nothing is drafted; where plain decoding seems best, the narrowest draft is tried.
+        The losses and gains of all drafts against plain decoding are added up. While too much was
+        lost, nothing is drafted. Where plain decoding seems best, the narrowest draft is tried.
         """
         one, room = self.estimator, request.remaining - 1  # one token comes anyway
         if room <= 0:
@@ -173,8 +174,9 @@ class Candidate:
     # -- what came of it -----------------------------------------------------------------------
 
     def record(self, request: Request, outcome: Outcome, decided: bool, asked: bool) -> None:
-        """Learns from what became of a row's draft. decided: it was chosen by measured rounds.
-        asked: whether it was, where that was not for `Estimator.lookup_drafts`."""
+        """Learns from what became of a row's draft. decided: measured rounds decided about it.
+        asked: whether the drafter was asked for it, if it is not a look-up among several
+        drafters."""
         tally = self.estimator.text(request).tally
         tally.score(outcome, self._reason if decided else None)
         if asked:

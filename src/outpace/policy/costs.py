@@ -144,11 +144,11 @@ class CostTable:
     def add(
         self, place: Place, name: str, width: int, seconds: Seconds, levels: int | None = None
     ) -> None:
-        """Adds a round that drafted ``width`` nodes in its widest row. name: of the drafter; a
-        plain round is everybody's.
+        """Adds a round that drafted ``width`` nodes in its widest row. name: the drafter's; plain
+        rounds are shared by all drafters.
 
-        levels: passes of the drafter, by default one for each node. What was measured with another
-        number of them is forgotten.
+        levels: passes of the drafter, by default one for each node. Measurements of this width with
+        another number of passes are forgotten.
         """
         cells = self._cells.setdefault(place, {})
         kind = (name if width else "", width)
@@ -177,8 +177,8 @@ class CostTable:
     def _doubt(
         self, place: Place, name: str, width: int, levels: int, total: float, cost: Cost | None
     ) -> None:
-        """Compares a round, before it is added, with what was to be expected of it. cost: of rounds
-        of its kind so far.
+        """Compares a round with what was expected of it, before it is added. cost: the median of
+        rounds of its kind so far.
 
         A round of a new width has no rounds of its kind to be compared with. Were the machine's
         speed to change together with the width, all that was measured before would make the new
@@ -259,8 +259,8 @@ class CostTable:
     def slopes(self, place: Place, name: str, forked: float) -> tuple[float, float] | None:
         """Returns what a level and a node more cost, in plain rounds; None while nothing is known.
 
-        forked: what trees cost over chains, in plain rounds. On a GPU, where the parts cannot be
-        told apart, drafting shows what its launching takes.
+        forked: what a tree costs more than a chain, in plain rounds. A GPU computes after the host
+        has gone on, so there the time of drafting is that of launching its kernels.
         """
         plain = self.plain(place)
         drafting = {w: cost for w, cost in self._measured(place, name).items() if cost.levels}
@@ -275,16 +275,17 @@ class CostTable:
 
     def curve(self, place: Place, name: str, levels: Sequence[int]) -> Sequence[float] | None:
         """Returns the seconds of a round for each width 0..W of one drafter, never falling, and
-        never below a plain round and what drafting itself took: the machine may have been faster
+        never below a plain round plus the time of drafting itself: the machine may have been faster
         while a draft was tried, and drafting must not look free.
 
-        levels: passes of the drafter for each width. What was not measured is put together from
-        what that many passes, and the rest of a round with that many nodes, take. A round that was
-        hardly ever measured counts with what the well-known ones make expect, if that is less:
-        another process may have held it up, and only what seems to pay is measured again.
+        levels: passes of the drafter for each width. A width that was not measured is the sum of
+        two interpolated times: that of so many passes of the drafter, and that of the rest of a
+        round with so many nodes. A width with fewer than ``ENOUGH`` measurements counts as no more
+        than the other widths predict for it: another process may have held it up, and a width that
+        looks too slow would never be measured again.
 
-        None until both a plain round and a drafting one have been measured, here or, for what a
-        drafted token adds, at the nearest other place.
+        None until a plain round was measured at this place, and a drafting one at this or another
+        place.
         """
         asked = place, name, tuple(levels)
         if asked not in self._curves:
@@ -381,7 +382,7 @@ class CostTable:
 
 
 def _put_together(known: Mapping[int, Cost], levels: Sequence[int]) -> list[float]:
-    """The time of a round for each width, from the measured ones."""
+    """The time of a round for each width, interpolated from the measured ones."""
     drafts, rests = _parts(known, max(levels), len(levels))
     found = [drafts[level] + rest for level, rest in zip(levels, rests, strict=False)]
     for width, cost in known.items():
@@ -393,7 +394,7 @@ def _put_together(known: Mapping[int, Cost], levels: Sequence[int]) -> list[floa
 
 
 def _expected(known: Mapping[int, Cost], width: int, levels: int) -> float:
-    """The time of a round that was never measured."""
+    """The time that the measured widths predict for one more."""
     drafts, rests = _parts(known, levels, width)
     return drafts[levels] + rests[width]
 

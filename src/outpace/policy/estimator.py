@@ -1,4 +1,4 @@
-"""What one drafter's rounds are expected to bring and to cost, by how much it drafts."""
+"""What one drafter's rounds are expected to bring and to cost, by the width of its drafts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RoundRows:
 
     rows: Sequence[Request]
     free: Sequence[Request]
-    """Those for which is chosen by measured rounds."""
+    """The rows whose drafts are chosen by measured rounds, here and now."""
     floor: int = 0
     """Nodes that some other row drafts in any case."""
 
@@ -56,10 +56,9 @@ class Estimator:
     same width, since narrower rows are padded to the widest; a row gets less only where its text is
     about to end.
 
-    Times differ from run to run, and what is drafted changes which random numbers a sampled text
-    meets. So for a row whose text is `reproducible` the costs are `NominalCosts` and the chances
-    those of its own rounds (Leviathan et al. 2022, section 3.3, without the assumption that all
-    depths are alike).
+    Times differ from run to run, and what is drafted decides which random numbers a sampled text
+    meets. So for a `reproducible` row the costs are `NominalCosts` and the chances those of its own
+    rounds (Leviathan et al. 2022, section 3.3, with a chance for each depth).
 
     A drafter that stands for others and chooses among them itself is one drafter here.
     """
@@ -76,10 +75,10 @@ class Estimator:
         stops: bool = False,
         skips_reproducible: bool = False,
     ) -> None:
-        """drafts: what to choose from. prior: the chance of a first token before anything is known.
-        look_up: it runs no model. needs_no_prefill: it never has anything to read before a draft.
-        stops: its chains may be ended by how sure it is of its tokens. skips_reproducible: it
-        drafts nothing for rows whose text must repeat itself."""
+        """drafts: the widths to choose from. prior: the chance of a first token before anything is
+        known. look_up: it runs no model. needs_no_prefill: it reads nothing before it drafts.
+        stops: its chains may be ended by its probabilities of their tokens. skips_reproducible: it
+        drafts nothing for reproducible rows."""
         self.name, self.look_up, self.skips_reproducible = name, look_up, skips_reproducible
         self._grown = drafts if isinstance(drafts, GrownTrees) else None
         self.static = drafts.static if isinstance(drafts, GrownTrees) else drafts
@@ -113,8 +112,8 @@ class Estimator:
         text.read, text.drafted = computed, False
 
     def unread(self, request: Request, since: int = 0) -> int:
-        """Returns the tokens that it has to read before it can draft for a row, as that was
-        ``since`` tokens ago. A few are read along with the last one."""
+        """Returns the tokens that it has to read before it can draft for a row, as of ``since``
+        tokens ago. A few are read together with the last one, and count as none."""
         text = self.text(request)
         left = request.length - since - text.read
         along = text.drafted or (text.read and left <= ALONG)
@@ -128,8 +127,8 @@ class Estimator:
     # -- before a round ------------------------------------------------------------------------
 
     def prepare(self, learned: bool) -> TreeShape | None:
-        """Begins a round; returns the tree that its drafts are parts of, if the drafter leaves it
-        open. learned: that tree may depend on what was learned, because no row is reproducible."""
+        """Begins a round; returns the tree whose first nodes are drafted, if the drafter leaves it
+        open. learned: the tree may depend on what was learned, because no row is reproducible."""
         self.lookup_drafts = {}
         if self._grown is None:
             return None
@@ -172,8 +171,8 @@ class Estimator:
         return forecast
 
     def nominal_forecast(self, request: Request, room: int) -> Forecast:
-        """Returns what the widths promise in a text that must repeat itself, in passes of the
-        target. room: levels that may be drafted."""
+        """Returns what the widths promise in a reproducible text, in passes of the target. room:
+        levels that may be drafted."""
         text, widths = self.text(request), self.static
         chances = text.counts.chances(widths.shape.height, widths.shape.most_siblings)
         tokens = widths.tokens(chances, room, text.levels.value)
@@ -195,8 +194,8 @@ class Estimator:
         return expected_seconds(curve, reach, floor)
 
     def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
-        """What each width is expected to bring in all free rows together. Where a drafter finds
-        something for some of the rows only, the others get the one token of every round."""
+        """What each width is expected to bring in all free rows together. A look-up finds something
+        for some of the rows only; the others get the one token of every round."""
         share = self._rows_found.value
         totals = dict.fromkeys(self.widths.values, 0.0)
         for request in free:
@@ -205,8 +204,8 @@ class Estimator:
         return totals
 
     def _expected(self, request: Request) -> Mapping[int, float]:
-        """What each width is expected to bring a request. It stays what it was while nothing is
-        learned, as in plain rounds, which must not take longer for asking again."""
+        """What each width is expected to bring a request. It is computed again only after something
+        was learned: in plain rounds nothing is, and they must not become slower."""
         text, widths = self.text(request), self.widths
         height, room = widths.shape.height, request.remaining - 1
         draft = self.lookup_drafts.get(request)
@@ -233,7 +232,7 @@ class Estimator:
         if outcome.drafted:
             text.read = request.length
             text.nominal.enter(cost - outcome.emitted)
-            if self.static.shape.is_chain:  # which stands for any tree
+            if self.static.shape.is_chain:  # or trees whose shape is not known beforehand
                 text.levels.add(outcome.depth, outcome.drafted)
             if self._any_tree:
                 self._levels.add(outcome.depth, outcome.drafted)
@@ -242,12 +241,13 @@ class Estimator:
             self.learn(request, self._trail(request, outcome))
 
     def learn(self, request: Request, trail: Trail) -> None:
-        """Learns from what became of a draft, or would have become of one that was not scored."""
+        """Learns from what became of a draft, or would have become of one that was not
+        verified."""
         self.acceptance.learn(self.text(request).counts, trail)
         self._learned += 1
 
     def learn_lookup(self, draft: LookupDraft, trail: Trail) -> None:
-        """Learns how often what it is sure of comes true."""
+        """Learns how often a look-up's tokens of each confidence are accepted."""
         accepted = sum(rank is not None for _, rank in trail)
         tested = ranges_of(draft.confidence[: len(trail)])
         self._calibration = self._calibration.with_draft(tested, accepted)
@@ -274,11 +274,11 @@ class Estimator:
         seconds: Seconds,
         begun: bool,
     ) -> None:
-        """Learns from what a round of its own took, before `record`. begun: it was no row's first
-        round, which reads the prompt, too."""
+        """Learns from how long a round took in which it drafted, before `record`. begun: no row had
+        its first round, which includes the prompt."""
         costs, name = self.costs, self.name
         width = max(outcome.drafted for outcome in outcomes)
-        # A look-up takes no longer for a tree of more levels.
+        # Trees of look-ups take as long as chains of as many nodes.
         levels = width if self._any_tree else max(outcome.depth for outcome in outcomes)
         catching_up = [
             self.unread(request, outcome.emitted)
@@ -289,7 +289,8 @@ class Estimator:
         if begun and not catching_up:
             costs.add(place, name, width, seconds, levels)
         elif begun and (steady is None or steady.measured < ENOUGH):
-            # Even if drafting took no time at all, scoring may already cost more than it brings.
+            # Its drafting is mostly catching up, but scoring took as long as ever, and that alone
+            # may cost more than drafts bring.
             known = costs.reading(name, unread, 0.0)
             drafting = max(0.0, seconds.draft - known) if known else 0.0
             costs.add(place, name, width, replace(seconds, draft=drafting), levels)
@@ -298,7 +299,7 @@ class Estimator:
             costs.add_reading(name, seconds.draft - (steady.draft if steady else 0.0), unread)
 
     def grow(self, place: Place) -> None:
-        """Grows the trees anew, where they are due."""
+        """Grows the trees anew, if they are due."""
         if self._grown is not None and self._grown.due():
             slopes = self.costs.slopes(place, self.name, self.nominal.forked)
             self._grown.grow(self.acceptance, slopes)

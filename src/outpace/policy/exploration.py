@@ -1,4 +1,5 @@
-"""Trying what does not seem best: else nobody would learn that it is better, or has become so."""
+"""Trials of drafts that do not seem to pay. Without them a drafter that was judged wrongly, or has
+become better, would never be found out."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ would pay for what all others learn."""
 
 @dataclass
 class Exploration:
-    """A budget for drafts that may lose against plain decoding: a share of all that was spent, and
-    a credit at first. So drafting never loses more than this limit and one draft, however bad the
-    drafter is."""
+    """A budget for drafts that may lose against plain decoding: a credit at first, and then a share
+    of the time of all rounds. However bad a drafter is, drafting loses no more than this budget and
+    one draft."""
 
     credit: float = CREDIT
     spent: float = 0.0
@@ -48,9 +49,9 @@ class Exploration:
 
 @dataclass
 class Backoff:
-    """A decision against drafting, which holds for some rounds while no rows join. Deciding takes a
-    share of a small model's plain round, and what it follows from hardly changes from one round to
-    the next."""
+    """A decision against drafting that holds for ``rounds`` rounds, unless rows join. Deciding
+    takes a noticeable share of a small model's plain round, and its reasons hardly change from one
+    round to the next."""
 
     place: Place
     rows: WeakSet[Request]

@@ -1,4 +1,5 @@
-"""What is expected of the coming round, by how much is drafted, and of the tokens after it."""
+"""What a round is expected to bring by the width of its draft, and what a draft model saves in the
+rest of a text."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Forecast:
     costs: Mapping[int, float]
     """Seconds, or passes of the target where no clock may decide."""
     curve: Sequence[float] = ()
-    """Seconds of a round by the nodes that are drafted in it, which may be fewer than it allows."""
+    """Seconds of a round by the nodes that are really drafted in it: chains may end early."""
 
     @cached_property
     def rates(self) -> Mapping[int, float]:
@@ -55,8 +56,9 @@ SavedPerToken = Callable[[Request], float]
 
 
 def repays(reading: float, requests: Sequence[Request], saves: SavedPerToken) -> bool:
-    """Returns whether drafting in these texts is expected to repay reading them well. reading: what
-    it costs, in tokens that plain decoding would write meanwhile, in all rows."""
+    """Returns whether drafting in these texts is expected to repay that the drafter reads them
+    first. reading: what that costs, in tokens that plain decoding would write meanwhile in all
+    rows."""
     saved = sum(min(HORIZON, request.remaining) * saves(request) for request in requests)
     return saved > REPAID * reading
 
@@ -66,24 +68,24 @@ def repays(reading: float, requests: Sequence[Request], saves: SavedPerToken) ->
 
 @dataclass
 class Sums:
-    """What some tokens were expected to save."""
+    """Plain rounds that some tokens were expected to save."""
 
     tokens: float = 0.0
     saved: float = 0.0  # plain rounds
 
     def add(self, tokens: float, saved: float, memory: float = 1.0) -> None:
-        """Adds some tokens; of the earlier ones this share is left."""
+        """Adds some tokens. memory: the share of the earlier ones that is kept."""
         self.tokens = self.tokens * memory + tokens
         self.saved = self.saved * memory + saved
 
     def rate(self, usual: float) -> float:
-        """Plain rounds for each token. usual: what is believed beforehand."""
+        """Returns the plain rounds saved per token. usual: of all texts, as a prior."""
         return (self.saved + WEIGHT * usual) / (self.tokens + WEIGHT)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a round might go."""
+    """One way to play a round."""
 
     tokens: float
     """Tokens that the round is expected to bring a row."""
@@ -98,7 +100,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Choice:
-    """Ways in which a round may go: with a draft of the model, or in the best way without it."""
+    """Two ways to play a round: with a draft of the model, and the best one without it."""
 
     without: Way
     model: Way
@@ -106,9 +108,9 @@ class Choice:
     """Plain rounds that a round of the model takes, by the number of tokens that it drafted."""
 
     def saved(self, tokens: int, drafted: int | None) -> float:
-        """Returns the plain rounds that the model has saved, or would have, in a round that brought
-        ``tokens`` tokens. drafted: how many the model has drafted in it; None if it has not, so
-        that it is known what became of the round without it.
+        """Returns the plain rounds that the model has saved, or would have saved, in a round that
+        brought ``tokens`` tokens. drafted: how many tokens the model drafted in it; None where the
+        round was played without the model.
 
         >>> choice = Choice(Way(tokens=1.2, takes=1.0), Way(tokens=3.0, takes=1.5), [1.0, 1.2, 1.5])
         >>> choice.saved(1, drafted=None), choice.saved(3, drafted=2), choice.saved(1, drafted=2)
@@ -125,8 +127,8 @@ class Choice:
 
 
 class TextForecast:
-    """Foretells what a draft model, which has to read a text before it can draft, saves for each of
-    its tokens besides what look-ups save."""
+    """Forecasts what a draft model saves for each token of a text on top of the look-ups. It has to
+    repay that the model reads the text before it drafts."""
 
     def __init__(self) -> None:
         self._saved: dict[str, Sums] = {}
@@ -147,8 +149,8 @@ class TextForecast:
         """Returns the plain rounds that a model is expected to save for each token of a text, if it
         `knows` anything. Never less than 0, since it need not draft.
 
-        It is a mean over tokens: a mean over rounds would weigh what is copied in long drafts like
-        the few tokens between.
+        It is a mean over tokens: in a mean over rounds a long copied draft would weigh no more than
+        a single token.
         """
         every, own = self._saved[model], self._own[request].get(model, Sums())
         return max(0.0, own.rate(every.saved / every.tokens))

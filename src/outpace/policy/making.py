@@ -66,9 +66,9 @@ def _estimator(drafter: Drafter, target: Target) -> Estimator:
 
 
 def _stops(drafter: Drafter, target: Target) -> bool:
-    """Whether chains may end by how sure the drafter is of its tokens. To see that of a GPU's
-    tokens, each of them would have to be waited for. On a CPU looking at one takes some .15 ms: a
-    pass should take longer than what drafting takes anyway."""
+    """Whether chains may end by the drafter's probabilities of its tokens. On a GPU the host would
+    have to wait for each token. On a CPU looking at one takes some .15 ms, which pays only where a
+    pass of the drafter takes longer than drafting costs besides its passes."""
     can = drafter.capabilities
     if not can.ends_chains or can.joins_drafts or target.device.type != "cpu":
         return False
@@ -76,7 +76,7 @@ def _stops(drafter: Drafter, target: Target) -> bool:
 
 
 def _drafts(drafter: Drafter, target: Target) -> Widths | GrownTrees:
-    """What a controller may choose from."""
+    """The chains or trees that a controller may choose from."""
     most = target.most_nodes
     if drafter.capabilities.any_shape:
         most, siblings = min(most, NODES), _siblings(target)

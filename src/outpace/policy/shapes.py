@@ -32,7 +32,7 @@ def sizes(most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Widths:
-    """Drafts that contain each other: the first nodes of one tree, by their number.
+    """The drafts to choose from: the first 0, 1, ... nodes of one tree.
 
     values: the numbers of nodes to choose from, ascending from 0.
     """
@@ -60,8 +60,7 @@ class Widths:
 
     @classmethod
     def by_node(cls, shape: TreeShape) -> Widths:
-        """Returns trees of the first nodes of a shape whose nodes stand in the order of their
-        worth."""
+        """Returns the trees of the first nodes of a shape whose most valuable nodes come first."""
         return cls(shape, sizes(shape.size))
 
     @cached_property
@@ -75,17 +74,17 @@ class Widths:
         return list(accumulate(self.shape.depth, max))
 
     def heights(self, widest: int) -> list[int]:
-        """Returns the levels of each number of nodes 0..widest; beyond the end of the shape each
-        node counts as one more level."""
+        """Returns the levels of the trees of 0..widest nodes; each node beyond the end of the shape
+        counts as one more level."""
         inside, last = self._inside, self._inside[-1]
         beyond = widest + 1 - len(inside)
         return [*inside[: widest + 1], *range(last + 1, last + 1 + beyond)]
 
     def tokens(self, chances: Chances, room: int, levels_per_node: float = 1.0) -> dict[int, float]:
         """Returns the expected tokens of a round for each width, with the one that every round
-        brings. room: levels that may be used before the text ends. levels_per_node: of a chain's
-        nodes, those that make a level, where they stand for trees whose shape is not known
-        beforehand.
+        brings. room: levels that may be used before the text ends. levels_per_node: less than 1
+        where the drafter makes trees whose shape is not known beforehand, and the chain here stands
+        for them.
 
         >>> Widths.chains(2).tokens([[0.5], [0.5]], room=9)
         {0: 1.0, 1: 1.5, 2: 1.75}
@@ -142,9 +141,9 @@ def _grown(nodes: int, chances: Chances, costs: NominalCosts) -> tuple[TreeShape
 
 
 class GrownTrees:
-    """The trees to choose from: one by nominal costs and typical chances, which is the same in
-    every run, and one by measured times and learned chances. A chain is a tree without siblings; it
-    is cheaper, because no siblings have to be compared.
+    """The trees to choose from: ``static`` follows from nominal costs and prior chances and is the
+    same in every run; ``learned`` follows from measured times and learned chances. Each is a tree
+    or a chain, whichever promises more: a chain is cheaper, because no siblings are compared.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class GrownTrees:
         if slopes is None:
             return
         self._since = 0
-        # Noise makes some look free, and a tree of all nodes that can be scored is not.
+        # Noise may make a level or a node look free. The largest tree is no cheaper than a round.
         level, node = (max(slope, 1 / LARGEST) for slope in slopes)
         costs = replace(self._nominal, level=level, node=node)
         self.learned = self._best(acceptance.typical(self._deepest, self._siblings), costs)

@@ -1,4 +1,4 @@
-"""Ends the chains of a round where one token more is not expected to repay what it costs."""
+"""Ends the chains of a round where the next token is not expected to repay its cost."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from outpace.policy.costs import ENOUGH
 class Stopping:
     """Watches the chains of the rows for which "auto" chooses how much to draft.
 
-    How likely it is that all tokens of a chain so far are accepted follows from how sure the
-    drafter was of each, and from how often that came true (`Calibration`). One more token in each
-    row brings that chance times the chance of a next one, summed over the rows. It makes the round
-    longer by its own drafting and scoring. Where it brings less in that time than rounds bring, the
-    chains of all these rows end: a pass is as wide as its widest row, so that ending one chain
-    alone would save nothing. The token that was looked at stays in the draft, so that each token
-    follows the distribution that it was drawn from.
+    The chance that all tokens of a chain so far are accepted is the product of the tokens' chances,
+    which follow from the drafter's probabilities (`Calibration`). One more token in each row is
+    expected to bring that chance times the chance of a next token, summed over the rows. It also
+    makes the round longer, by its drafting and scoring. Where it brings fewer tokens in that time
+    than rounds do on average, the chains of all these rows end: a pass is as wide as its widest
+    row, so ending one chain alone would save nothing. The last token that was looked at stays in
+    the draft, so that each token follows the distribution that it was drawn from.
     """
 
     def __init__(self) -> None:
         self._calibration = Calibration(memory=MEMORY)
-        self._next = Counts()
-        self._going = Acceptance()  # and how likely it is to go on
+        self._next = Counts()  # chances of tokens after an accepted one
+        self._going = Acceptance()  # chances that a chain is not ended, by its length
         self._free: Sequence[Request] = ()
-        self._least: Sequence[float] = ()  # by length, from 1; the sum of the rows' chances
+        # By length, from 1: the sum of the rows' chances below which chains of it end.
+        self._least: Sequence[float] = ()
         self._confidences = Confidences(())
         self._watched: dict[Request, bool] = {}  # in this round: whether its chain was ended
 
@@ -56,12 +57,12 @@ class Stopping:
         return reached
 
     def begin(self, free: Sequence[Request]) -> None:
-        """Begins a round: the rows whose chains are watched. They end where they must, unless
-        there is a plan."""
+        """Begins a round. free: the rows whose chains may be ended; none is, until `plan` says
+        where that pays."""
         self._free, self._least = free, ()
 
     def plan(self, rate: float, curve: Sequence[float]) -> None:
-        """Takes what the coming round's tokens have to bring.
+        """Sets how likely the chains of the coming round must be, at each length, to go on.
 
         rate: tokens per second that rounds bring, all rows together. curve: the seconds of a round
         by its width.
@@ -70,7 +71,7 @@ class Stopping:
         self._least = [rate * cost / chance for cost in costs_of_one_more(curve)]
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
-        """Returns the terms of the coming round. What ends the chains may be planned after this."""
+        """Returns the terms of the coming round; `plan` may be called afterwards, too."""
         self._confidences, self._watched = Confidences(requests), {}
         chances = [self._calibration.chances()] * len(requests)
 
@@ -110,8 +111,8 @@ class Stopping:
     # -- after a round ------------------------------------------------------------------------
 
     def learn(self, request: Request, own: Counts, outcome: Outcome) -> Trail:
-        """Learns from what became of a chain; returns it for those who learn how far drafts get: a
-        token that was not drafted any more counts as one that was not accepted.
+        """Learns from what became of a chain, and returns that as a trail. In the trail the first
+        token that was not drafted, because the chain was ended, counts as rejected.
 
         own: the request's counts, from `new`.
         """
@@ -129,8 +130,8 @@ class Stopping:
 
 
 def costs_of_one_more(curve: Sequence[float]) -> list[float]:
-    """Returns by how many seconds a token more makes a round longer that has 1, 2, ... of them, on
-    average over a few more: single medians are off by as much as a token costs.
+    """Returns how many seconds longer one more token makes a round with 1, 2, ... tokens. Each is a
+    mean over neighbouring widths: single medians are off by as much as a token costs.
 
     >>> costs_of_one_more([10.0, 12.0, 13.0, 14.0, 18.0])
     [1.0, 2.0, 2.5]

@@ -1,4 +1,4 @@
-"""What is known of one drafter in one text."""
+"""What is known of one drafter in one request's text."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Tally:
 
 @dataclass
 class TextState:
-    """What is known of a drafter in one text that it may draft for."""
+    """What is known of a drafter in one text."""
 
     counts: Counts
     chains: Counts
     """How far its chains go on, where something ends them."""
     nominal: Exploration
-    """What its drafts have lost, in a text that goes by nominal costs."""
+    """What its drafts have lost in nominal costs, for reproducible texts."""
     levels: Ratio
     """Levels for each node of its drafts."""
     read: int = 0
@@ -75,4 +75,4 @@ class TextState:
     """Plain rounds that trials in this text were expected to lose."""
     tally: Tally = field(default_factory=Tally)
     expected: tuple[object, Mapping[int, float]] | None = None
-    """What each width was last expected to bring, after all that this follows from."""
+    """What each width was last expected to bring, with all that this was computed from."""

@@ -18,11 +18,11 @@ from torch.nn.functional import logsigmoid
 
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import (
+    AcceptancePredictionConfig,
+    AcceptancePredictionHead,
     Classifier,
     Judge,
     JudgeConfig,
-    StopHead,
-    StopHeadConfig,
     find_classifier,
     save_classifier,
 )
@@ -107,15 +107,15 @@ class JudgeStudent(ClassifierStudent):
         return Examples(states, right, 0.5 / float(count), 0.5 / float(others))
 
 
-class StopHeadStudent(ClassifierStudent):
-    """The stop head. A drafted token is right by the chance that the target accepts it, in the text
-    in which the draft model's state at it is taken."""
+class AcceptancePredictionStudent(ClassifierStudent):
+    """The acceptance prediction head. How right a drafted token is, is the chance that the target
+    accepts it, in the text in which the draft model's state at it is taken."""
 
     top = 0
     measure = BalancedAccuracy(("accepted", "rejected"))
 
-    def __init__(self, loaded: Loaded, draft: Loaded, config: StopHeadConfig) -> None:
-        self.network = StopHead(origin_of(draft), config).to(loaded.device)
+    def __init__(self, loaded: Loaded, draft: Loaded, config: AcceptancePredictionConfig) -> None:
+        self.network = AcceptancePredictionHead(origin_of(draft), config).to(loaded.device)
         self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
         self._config = config
         self.depths = config.every
@@ -141,7 +141,7 @@ class StopHeadStudent(ClassifierStudent):
 
 STUDENTS: Mapping[str, Callable[[Loaded, Loaded, Any], ClassifierStudent]] = {
     "judge": JudgeStudent,
-    "stop_head": StopHeadStudent,
+    "stop_head": AcceptancePredictionStudent,
 }
 """Who learns, by the name of the classifier."""
 

@@ -192,17 +192,6 @@ def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
     return model
 
 
-def evenly(count: int, wanted: int) -> list[int]:
-    """Returns ``wanted`` of ``count`` numbers from 0, evenly spaced.
-
-    >>> evenly(20, 4), evenly(3, 1)
-    ([0, 6, 13, 19], [0])
-    """
-    if wanted == 1:
-        return [0]
-    return [round(at * (count - 1) / (wanted - 1)) for at in range(wanted)]
-
-
 def _random(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
     config = copy.deepcopy(target.config)
     count = int(config.num_hidden_layers)
@@ -224,7 +213,7 @@ def _random(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
             )
         if getattr(config, "head_dim", None) is not None:
             config.head_dim = config.hidden_size // config.num_attention_heads
-    kinds = evenly(count, min(wanted, count))
+    kinds = torch.linspace(0, count - 1, min(wanted, count)).round().int().tolist()
     return _made(with_layers(config, count, kinds, wanted), "these sizes")
 
 

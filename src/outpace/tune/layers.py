@@ -39,7 +39,7 @@ from outpace.draft.fingerprint import Fingerprint
 from outpace.engine.engine import Observer
 from outpace.errors import ConfigError
 from outpace.llm import LLM
-from outpace.methods.self_speculation.chosen import ChosenLayers, evenly
+from outpace.methods.self_speculation.chosen import ChosenLayers, guessed_sub_layers
 from outpace.methods.self_speculation.layer_skip import LayerSkip
 from outpace.targets.base import NOTHING, SubLayers
 
@@ -268,7 +268,7 @@ class LayerSearch:
 
     def _guesses(self) -> Iterator[dict[str, bool]]:
         count = self._model.layers
-        yield self._booleans(evenly(count))
+        yield self._booleans(guessed_sub_layers(count))
         generator = random.Random(self._seed)
         later = range(count // 4, count)
         for share in GUESSES:

@@ -22,9 +22,7 @@ from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.lengths.adaptive import Constant
-
-SIBLINGS = 4
-"""Children of a node that are looked at, because a fifth one is hardly ever accepted."""
+from outpace.policy.shapes import SIBLINGS
 
 FORKED = 8
 """Levels of the probe of which the nodes have siblings; deeper ones are hardly ever reached."""

@@ -1,4 +1,4 @@
-"""Look-ups, a draft model or nothing: whatever brings most, round by round."""
+"""Look-ups, a draft model or plain decoding: whatever brings most, round by round."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from outpace.targets.hf.loading.nextn import brings_modules
 LOGGER = logging.getLogger("outpace")
 
 LOOK_UPS = ("suffix", "ngram")
-"""The look-ups that are asked unless others are named, as far as they exist: the best one first."""
+"""The look-ups of which the first that exists is asked, unless others are named."""
 
 OF_TARGET: Mapping[str, Any] = MappingProxyType({"method": "mtp"})
-"""What drafts with the look-ups where nobody is named and the target brings modules for it."""
+"""What drafts besides the look-ups where nothing is named and the target brings modules for it."""
 
 OF_AUTO = ("model", "drafter", "lookups", "state")
-"""Options that stand whatever drafts with the look-ups."""
+"""Options that go with any kind of drafter."""
 
 OF_HEADS = ("quantization", "online", "check")
 """Options that trained heads have."""
@@ -114,7 +114,7 @@ class AutoOptions(DraftModelOptions):
 
     @property
     def model_configs(self) -> list[dict[str, Any]]:
-        """The config of what drafts with the look-ups in a list, which is empty without any."""
+        """A list with the config of the drafter besides the look-ups; empty if there is none."""
         if self.drafter is not None:
             return [dict(self.drafter)]
         if self.model is None:
@@ -127,8 +127,8 @@ class AutoOptions(DraftModelOptions):
 
 
 class AutoDrafter(Several):
-    """Asks the look-ups in every round, and lets the controller choose among what they found, the
-    draft model or trained head, and plain decoding, by measured costs and what each of them brings
+    """Asks the look-ups in every round. The controller then chooses among their drafts, the draft
+    model or trained head, and plain decoding, by what each brings and costs
     (`outpace.policy.auto`).
 
     With a fixed num_speculative_tokens the first look-up that finds anything drafts, and otherwise
@@ -190,7 +190,7 @@ class AutoDrafter(Several):
                 "drafts alone: give 'model' or 'drafter', too."
             )
         if len(children) == 1:
-            return children[0]  # how much it drafts, if anything, is all that there is to choose
+            return children[0]  # only how much it drafts is left to choose
         given = Children(children, names, setup.loaded)
         made = cls(given)
         if setup.options.state is not None:

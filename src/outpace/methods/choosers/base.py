@@ -1,4 +1,4 @@
-"""A drafter that stands for others: what all of them do alike."""
+"""What all drafters that stand for several others have in common."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Asked:
 
     child: int
     proposal: Proposal
-    nodes: list[Guess]  # of each row
+    nodes: list[Guess]  # by row
 
     @property
     def counts(self) -> list[int]:
@@ -51,18 +51,18 @@ class Asked:
 
 @dataclass
 class Turn:
-    """What was asked of children in one round."""
+    """What children were asked in one round."""
 
     asked: list[Asked] = field(default_factory=list)
-    """What children proposed, of those that proposed anything."""
+    """The proposals of the children that proposed anything."""
     aux_tokens: dict[int, AuxTokens | None] = field(default_factory=dict)
-    """The columns of each child that was asked, by its number."""
+    """The auxiliary tokens of each child that was asked, by its number."""
     found: Sequence[Asked] = ()
-    """What look-ups found before anybody was chosen."""
+    """What look-ups found before a child was chosen."""
     budgets: Sequence[int] = ()
     """How much each row may draft; empty where nothing is drafted."""
     chosen: Sequence[int] = ()
-    """By row, the number of the child that drafts, where one is chosen; empty as ``budgets``."""
+    """By row, the number of the child that drafts; empty where none is chosen."""
     wanted: Sequence[Sequence[int]] = ()
     """By child, how much it drafts in each row, whether or not that is scored."""
 
@@ -72,7 +72,7 @@ class Turn:
 
 
 TO_LOAD = frozenset({*OF_LOADING, "tokenizer", "processor"})
-"""Options of a draft model that say nothing of how it drafts once it is loaded."""
+"""Options of a draft model that matter only for loading it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ class Children:
         return cls(drafters, names, setup.loaded)
 
     def state_file(self, path: str | os.PathLike[str], method: str) -> StateFile:
-        """Returns where a method keeps what it learns of them. What was learned of the drafters of
-        one target says nothing of others."""
+        """Returns the file in which a method keeps what it learns about them. It names target and
+        drafters, because what was learned holds for these only."""
         whose = [
             name if one.loaded is None else f"{name} of {Path(one.loaded.name).name}"
             for name, one in zip(self.names, self.drafters, strict=True)
@@ -118,10 +118,10 @@ class Several(Drafter):
     """A drafter that stands for others, its children.
 
     Each child draws from a random stream of its own, sees every committed token, and observes every
-    round as if what it proposed itself had been scored. Rows may be drafted for by different
-    children in one round. Where any child samples, trees of fixed tokens are cut to their first
-    chain: fixed siblings do not share a distribution, as drawn ones do. A child that samples keeps
-    its trees where all its tokens are fixed, in batches that are greedy or coupled.
+    round as if its own proposal had been scored. Different children may draft for the rows of one
+    round. Where any child samples, trees of fixed tokens are cut to their first chain: fixed
+    siblings do not share a distribution, as drawn ones do. A child that samples keeps its trees
+    where all its tokens are fixed, in batches that are greedy or coupled.
     """
 
     def __init__(self, given: Children) -> None:
@@ -207,8 +207,7 @@ class Several(Drafter):
             yield from child.files()
 
     def save(self, folder: Path) -> None:
-        """Writes what the one child that learns online has learned, or without any the one look-up
-        that saves."""
+        """Saves the child that learns online. If none does, saves the look-up that can be saved."""
         pairs = list(zip(self.names, self.children, strict=True))
         found = [(name, one) for name, child in pairs for one in child.learners()]
         found = found or [(name, child) for name, child in pairs if child.capabilities.saves]
@@ -244,12 +243,12 @@ class Several(Drafter):
     # -- rounds --------------------------------------------------------------------------------
 
     def turn(self, rows: Rows) -> Turn:
-        """Returns what was asked of children so far in a round."""
+        """Returns what children were asked in this round so far."""
         turn: Turn = rows.state.setdefault(self, Turn())
         return turn
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
-        """Returns what a child proposes, and remembers it until the round is over."""
+        """Returns what a child proposes, and keeps it until the round is over."""
         made, nodes = self.made(child, rows, budgets)
         asked, turn = Asked(child, made, nodes), self.turn(rows)
         turn.aux_tokens[child] = made.aux_tokens
@@ -260,8 +259,9 @@ class Several(Drafter):
     def made(self, child: int, rows: Rows, budgets: Sequence[int]) -> tuple[Proposal, list[Guess]]:
         """Returns what a child proposes, and its nodes by row.
 
-        Columns ride only where all rows are one child's. So a child that drafts by them drafts
-        nothing in reproducible rows, whose drafts must not depend on the others.
+        Auxiliary tokens join the target's pass only if one child drafts in all rows. So a child
+        that needs them drafts nothing in reproducible rows, whose drafts must not depend on the
+        others.
         """
         if self.children[child].aux_per_node:
             budgets = rows.for_others(budgets)
@@ -281,7 +281,7 @@ class Several(Drafter):
         return made, nodes
 
     def join(self, asked: Sequence[Asked], chosen: Sequence[int]) -> Proposal:
-        """Returns the proposal of which each row is that of one child. chosen: of ``asked``, by
+        """Returns one proposal that has each row from one child. chosen: places in ``asked``, by
         row."""
         made = row_by_row([each.proposal for each in asked], chosen, self._vocabulary)
         names = tuple(self.names[asked[which].child] for which in chosen)
@@ -299,8 +299,8 @@ class Several(Drafter):
 
 
 def _as_its_own(asked: Asked, round: Round) -> Round:
-    """The round as if what the child proposed had been scored: as far as it says what was
-    committed, it was accepted. What the target said comes with the round that was played."""
+    """The round as if the child's proposal had been scored: its tokens count as accepted as far as
+    they are the committed ones. The target's distributions are in the round that was played."""
     outcomes = [
         replace(
             outcome,
@@ -331,8 +331,8 @@ def _as_its_own(asked: Asked, round: Round) -> Round:
 
 
 def check_look_up(option: str, drafter: Drafter) -> None:
-    """Raises ``ConfigError`` where what an option names as a look-up is none: it costs a pass, or
-    columns in the target's."""
+    """Raises ``ConfigError`` where an option names a drafter as a look-up that is none: it needs
+    passes of its own, or auxiliary tokens in the target's."""
     if drafter.pass_bytes:
         raise ConfigError(
             f"{option} cannot be {drafter.name!r}, which runs a model: choose a look-up."
@@ -376,9 +376,8 @@ def check_config(method: str, config: Any) -> SpeculativeConfig:
 
 
 def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the rule for drafters of which each may draft for a row: one that takes trees where
-    any of them makes some. With a drafter that samples, fixed trees are cut to chains; where all
-    drafts are fixed, "match" takes them all and accepts as much as any rule."""
+    """Returns the rule for drafters that take turns: one that takes trees if any of them makes
+    trees. If all drafts are fixed, "match" takes them all and accepts as much as any rule."""
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
     rules = [kind.usual_rule(kind.configure(each.options)) for kind, each in kinds]

@@ -29,8 +29,8 @@ class DraftersOptions(Options):
 
 
 class Choosing(Several):
-    """Lets one child draft for each row. What it goes by is known before the child draws anything,
-    so that what the child draws keeps its distribution."""
+    """Lets one child draft for each row. The choice is made before the child draws anything, so the
+    drawn tokens keep their distribution."""
 
     @abstractmethod
     def choice(self, rows: Rows) -> list[int]:
@@ -50,6 +50,7 @@ class Choosing(Several):
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
     ) -> Asked:
-        """Returns what a child proposes for those rows that chose it. chosen: each row's child."""
+        """Returns what a child proposes in the rows for which it was chosen. chosen: each row's
+        child."""
         own = [budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)]
         return self.ask(number, rows, own)

@@ -22,18 +22,18 @@ FEATURES = 1 << 14
 """Numbers that n-grams are hashed to."""
 
 LENGTHS = (1, 4)
-"""Letters of the shortest and of the longest n-gram, within words."""
+"""Letters of the shortest and the longest n-gram, within words."""
 
 LETTERS = 4000
-"""Letters of a prompt that are read from its beginning, and from its end, at most."""
+"""Letters that are read at most from a prompt's beginning, and from its end."""
 
 FORMAT = "outpace task router 1"
 
 DAMAGED = (OSError, ValueError, KeyError, TypeError, EOFError, BadZipFile, zlib.error)
-"""What numpy raises over a file that is none of its own, or only half of one."""
+"""What numpy raises for a file that it did not write, or that is cut off."""
 
 FOLDS = 5
-"""Parts that the examples are cut into, to see what the classifier makes of unseen ones."""
+"""Folds of the cross-validation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,9 @@ class TaskClassifier:
     weights: Any  # [tasks, FEATURES]
     biases: Any  # [tasks]
     temperature: float = 1.0
-    """What scores are divided by, so that a probability of .8 is right in 8 cases of 10."""
+    """What scores are divided by, so that probabilities are calibrated."""
     accuracy: float | None = None
-    """Share of unseen examples that were told right while it was trained."""
+    """The share of unseen examples that it classified rightly in cross-validation."""
 
     def task_of(self, text: str) -> tuple[str, float]:
         """Returns the most probable task of a prompt, and its probability."""
@@ -69,8 +69,8 @@ class TaskClassifier:
 
     @classmethod
     def trained(cls, texts: Mapping[str, Sequence[str]], seed: int = 0) -> TaskClassifier:
-        """Returns a classifier for these example prompts of each task, calibrated on parts of them
-        that it was not fitted to, where there are enough; ``ConfigError`` if there are too few."""
+        """Returns a classifier fitted to example prompts of each task, and calibrated by
+        cross-validation; ``ConfigError`` if there are too few."""
         tasks = tuple(texts)
         short = [task for task in tasks if len(texts[task]) < 2]
         if len(tasks) < 2 or short:
@@ -88,7 +88,7 @@ class TaskClassifier:
 
     @staticmethod
     def check_packages() -> None:
-        """Raises ``ConfigError`` where a package is missing that telling tasks needs."""
+        """Raises ``ConfigError`` where a package is missing that classifying needs."""
         _sklearn("feature_extraction.text")
 
     # -- files ---------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ def _unseen_scores(features: Any, labels: Any, tasks: int, folds: int, seed: int
 
 
 def _temperature(scores: Any, labels: Any) -> float:
-    """What to divide scores by so that unseen examples are most probable (Guo et al. 2017). Never
-    less than 1: that no example was told wrong does not make strange prompts certain."""
+    """What to divide scores by so that unseen examples are most probable (Guo et al. 2017). It is
+    never less than 1: rightly classified examples do not make strange prompts certain."""
     candidates = np.geomspace(1, 20, 41)
 
     def loss(temperature: float) -> float:

@@ -23,7 +23,8 @@ from outpace.methods.models.chain import DraftModel
 from outpace.targets.hf.loading.loaded import Loaded
 
 VOTE_MEMORY = 0.9
-"""Share of a drafter's weight in votes that a round leaves; the rest is what was accepted of it."""
+"""The share of a drafter's weight in votes that is kept in each round; the rest is the share of its
+tokens that was accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +42,13 @@ class EnsembleOptions(DraftersOptions):
 class Ensemble(Several):
     """Several drafters, joined in one of three ways.
 
-    precedence: for each row the first drafter of the list that proposes anything: put what costs
-    nothing first. merge: one tree of all their drafts. Chains that were drawn stand side by side,
-    as independent draws: from one distribution where the drafters are the same draft model,
-    otherwise from the distribution of each, which is certain of a fixed token. Where
-    nothing was drawn, or trees were, the merged tokens are fixed. vote: of all drafts as a
-    trie the path on which most of them agree, each drafter with the weight of what was accepted of
-    it lately; a choice among drawn tokens, so that they are fixed.
+    precedence: for each row the first drafter of the list that proposes anything; look-ups should
+    come first. merge: one tree of all drafts. Chains that were drawn stand side by side as
+    independent draws: from one distribution if the drafters are the same draft model, else each
+    from its own, where a fixed token has all the probability. If nothing was drawn, or a drafter
+    makes trees, the merged tokens are fixed. vote: the path through the trie of all drafts that has
+    most votes, where a drafter's vote weighs the share of its tokens that was accepted lately. That
+    is a choice among drawn tokens, so they count as fixed.
     """
 
     name: ClassVar[str] = "ensemble"
@@ -121,8 +122,8 @@ class Ensemble(Several):
     # -- merge ---------------------------------------------------------------------------------
 
     def _merges(self, alike: bool) -> Drawn:
-        """How merged tokens were drawn, unless none of them was: only chains can stand side by side
-        as independent draws."""
+        """How merged tokens were drawn. Only chains can stand side by side as independent draws;
+        anything else makes them fixed."""
         kinds = frozenset().union(*(child.draws for child in self.children))
         drawn = [child for child in self.children if child.draws != {Drawn.DETERMINISTIC}]
         if (
@@ -137,12 +138,12 @@ class Ensemble(Several):
         asked: list[Asked] = []
         for number in range(len(self.children)):
             left = len(self.children) - number
-            # What a drafter leaves of its share, the next ones may have.
+            # The next drafters may have what one leaves of its share.
             spent = [sum(each.counts[row] for each in asked) for row in range(len(rows))]
             shares = [-(-(b - used) // left) for b, used in zip(budgets, spent, strict=True)]
             asked.append(self.ask(number, rows, shares))
-        # A sampled row must get the same whatever else is in the batch. For a greedy one, which
-        # has fixed tokens where all rows are greedy, both make the same text.
+        # A sampled row must get the same whatever else is in the batch. A greedy row, whose tokens
+        # are fixed only if all rows are greedy, gets the same text either way.
         chosen = self.draws == {Drawn.DETERMINISTIC} or rows.coupled or rows.pipeline.all_greedy
         if not chosen and any(any(each.counts) for each in asked):
             made, counts = [each.proposal for each in asked], [each.counts for each in asked]
@@ -188,8 +189,8 @@ def heaviest(chains: Sequence[tuple[Sequence[int], float]]) -> list[int]:
 
 
 def _of_one_distribution(configs: Sequence[Mapping[str, Any]], children: Sequence[Drafter]) -> bool:
-    """Whether children draw after the same text from the same distribution: equal draft models
-    that learn nothing. Of two that learn, or choose among others, each goes its own way."""
+    """Whether children draw from the same distribution after the same text: equal draft models
+    that do not learn. Two that learn, or that stand for others, come to differ."""
     fixed = all(type(child) is DraftModel for child in children)
     learning = any(config.get("online") is not None for config in configs)
     return fixed and not learning and all(config == configs[0] for config in configs)

@@ -33,10 +33,9 @@ class Committed:
         return cls(tokens, nodes, round.probs, greedy)
 
     def of_draft(self, asked: Asked, row: int) -> list[float]:
-        """Returns, for each committed token, the chance that what a child drafted was accepted
-        there: the overlap of the distributions where it was sampled, else whether it was the token.
-        After the first token that was another one, or the end of the draft, nothing was drafted:
-        0."""
+        """Returns, for each committed token, the chance that the child's draft was accepted there:
+        the overlap of both distributions if the draft was sampled, else whether it was that token.
+        It is 0 after the draft's first other token, or its end."""
         nodes, tokens = asked.nodes[row], self.tokens[row]
         path = nodes.follow(tokens)
         distribution = asked.proposal.distribution
@@ -56,8 +55,8 @@ class Committed:
         return [*found, *[0.0] * (len(tokens) - len(found))]
 
     def of_probs(self, probs: Tensor, row: int) -> list[float]:
-        """Returns the same for a child that was not asked, by the distributions ``[B, T, V]`` that
-        it would have drawn the tokens from, each row's padded to T."""
+        """Returns the same for a child that did not draft, from the distributions ``[B, T, V]``
+        that it would have drawn the tokens from. Rows are padded to T tokens."""
         count = len(self.tokens[row])
         p, q = self.probs[row, self.nodes[row]].double(), probs[row, :count].double()  # [T, V]
         if self.greedy[row]:

@@ -14,10 +14,10 @@ from outpace.core.trees.tree import Tree
 
 
 def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int) -> Proposal:
-    """Returns the proposal of which each row is that of one drafter.
+    """Returns one proposal that has each row from one drafter.
 
-    Tokens that were not drawn stand with others with a distribution that is certain of them.
-    Auxiliary tokens come along if all rows are one drafter's. chosen: whose, by row.
+    Next to drawn tokens, a fixed one gets a distribution in which it has all the probability.
+    Auxiliary tokens are kept if all rows are one drafter's. chosen: places in ``made``, by row.
     """
     if len(set(chosen)) == 1:
         return made[chosen[0]]
@@ -69,7 +69,8 @@ def _padded(proposal: Proposal, row: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def _stacked(probs: Sequence[Tensor | None], proposal: Proposal, vocabulary: int) -> Tensor | None:
-    """``[B, N, V]`` from each row's ``[B, n, V]``; certain of the tokens where a row has none."""
+    """``[B, N, V]`` from each row's ``[B, n, V]``; where a row has none, its tokens have all the
+    probability."""
     known = [distribution for distribution in probs if distribution is not None]
     if not known:
         return None
@@ -106,10 +107,10 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
 def side_by_side(
     made: Sequence[Proposal], counts: Sequence[Sequence[int]], vocabulary: int, several: bool
 ) -> Proposal:
-    """Returns chains that were drawn independently, as a tree with one fork.
+    """Returns chains that were drawn independently, as a tree that forks at the root only.
 
-    counts: of each drafter, by row. several: whether their distributions differ; a fixed token has
-    one that is certain of it.
+    counts: nodes of each drafter, by row. several: whether their distributions differ; a fixed
+    token has all the probability in its own.
     """
     rows, device = len(made[0].counts), made[0].tokens.device
     offsets = [0]
@@ -135,7 +136,7 @@ def side_by_side(
 
 
 def _distribution_of(proposal: Proposal, vocabulary: int) -> Tensor:
-    """``[B, N, V]``: what the tokens were drawn from; certain of those that were not drawn."""
+    """``[B, N, V]``: what the tokens were drawn from; fixed ones have all the probability."""
     if isinstance(proposal.distribution, Sampled):
         return proposal.distribution.q
     shape = (*proposal.tokens.shape, vocabulary)

@@ -1,4 +1,4 @@
-"""A drafter for each kind of request: by task, by language, by whatever the request says of itself.
+"""A drafter for each kind of request, by the tag that the request brings: a task, a language.
 
 Yi et al. 2024, "Towards fast multilingual LLM inference: speculative decoding and specialized
 drafters" (arXiv 2406.16758), has one drafter per language.
@@ -58,7 +58,7 @@ class Tagged(Choosing):
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
 
     def __init__(self, given: Children, tags: Sequence[str]) -> None:
-        """given: that of the default, then those of the tags."""
+        """given: the default drafter, then those of the tags."""
         super().__init__(given)
         self._numbers = {tag: number for number, tag in enumerate(tags, 1)}
         self._routes = PerRequest(self.route, lasting=True)

@@ -140,10 +140,10 @@ class TrainedDrafter(Drafter):
         if online is None:
             return drafter
         from outpace.methods.online.online import Online
-        from outpace.methods.online.trainee import HeadTrainee
+        from outpace.methods.online.student import OnlineHead
 
         width = len(head.layers) * head.target.hidden_size
-        return Online(drafter, HeadTrainee(head, setup), online, width)
+        return Online(drafter, OnlineHead(head, setup), online, width)
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:

@@ -189,6 +189,7 @@ class DFlash2Drafter(DFlashDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self._seen = PerRequest(lambda request: Seen(request.length - 1))
+        self._bias = None if self.head.lilicorr is None else self.head.lilicorr.attention_bias()
 
     def begin(self, requests: Sequence[Request]) -> None:
         super().begin(requests)
@@ -242,7 +243,8 @@ class DFlash2Drafter(DFlashDrafter):
             blank = torch.zeros_like(known[0])
             states = torch.stack([blank if each is None else each for each in latest])
             anchors = self.head.context(states)  # [B, H]
-        return head(logits, outputs, anchors, self._target)  # type: ignore[no-any-return]
+        found: Lattice = head(logits, outputs, anchors, self._bias, self._target)
+        return found
 
 
 # -- its published format --------------------------------------------------------------------------

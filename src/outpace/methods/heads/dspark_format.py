@@ -137,17 +137,18 @@ def dspark_head(
         entries[ANCHOR[0]] = own or PLAIN not in architectures(about)
     off = {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False}
     names = (*ENTRIES, *OF_DOMINO) if kind == DOMINO else ENTRIES
-    said = {name: entries[name] for name in names if entries.get(name) is not None}
+    sizes = {name: entries[name] for name in names if entries.get(name) is not None}
     flat = {name: value for name, value in entries.items() if name not in (PROJECTOR, ABOUT)}
     if kind == DOMINO:
         flat.pop("pure_draft_prefix_len", None)
-        said |= {"markov_rank": entries["emb_dim"], "gru_hidden_dim": entries["gru_hidden_dim"]}
+        for name in ("markov_rank", "gru_hidden_dim"):
+            sizes[name] = entries[OF_DOMINO[name]]  # a head without one of them is refused
     more: dict[str, Any] = {}
     if OF_GEMMA4 in architectures(about):
         flat, more = _of_gemma4(flat, weights)
     if not _is_joined(entries) and kind != DOMINO:
         return dflash_head(flat, weights, more=more)
-    return dflash_head(flat, renamed(weights, BARE), DSpark, {**off, **said, **more})
+    return dflash_head(flat, renamed(weights, BARE), DSpark, {**off, **sizes, **more})
 
 
 def _of_gemma4(

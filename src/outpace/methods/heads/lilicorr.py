@@ -73,7 +73,7 @@ class LatticeLayer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(size, inner), nn.SiLU(), nn.Linear(inner, size))
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
-        """As of `LatticeAttention`."""
+        """Takes what `LatticeAttention` takes."""
         x = x + self.attn(self.attn_norm(x), bias)
         found: Tensor = x + self.mlp(self.mlp_norm(x))
         return found
@@ -108,11 +108,13 @@ class LiLiCorr(nn.Module):
             nn.Linear(size, sizes["factor_dim"]) for _ in range(3)
         )
 
-    def forward(self, logits: Tensor, outputs: Tensor, anchor: Tensor, shared: Shared) -> Lattice:
+    def forward(
+        self, logits: Tensor, outputs: Tensor, anchor: Tensor, bias: Tensor, shared: Shared
+    ) -> Lattice:
         """Returns the candidates of blocks with their scores.
 
         logits, outputs: of K places, ``[B, K, V]`` and ``[B, K, H]``; anchor: what the block's
-        layers read of the token before the root, ``[B, H]``.
+        layers read of the token before the root, ``[B, H]``; bias: `attention_bias`.
         """
         best = logits.log_softmax(-1).topk(self.chosen, -1)  # [B, K, C]
         x = self.token_proj(shared.embed(best.indices).to(outputs.dtype))  # [B, K, C, H']
@@ -122,7 +124,7 @@ class LiLiCorr(nn.Module):
             + self.feature_mlp(_features(best.values))
         )
         x = x + self.slot_embedding[:, 0] + self.rank_embedding[:, 0]
-        shape, bias = x.shape, self._bias(outputs.shape[1])
+        shape = x.shape
         x = x.flatten(1, 2)
         for layer in self.layers:
             x = layer(x, bias)
@@ -140,9 +142,11 @@ class LiLiCorr(nn.Module):
         pairs = leaves[:, :-1] @ enters[:, 1:].transpose(-1, -2)  # [B, K - 1, C, C]
         return Lattice(best.indices, self.scale * starts, self.scale * pairs, logits.shape[-1])
 
-    def _bias(self, places: int) -> Tensor:
-        """What attention adds for the places of two candidates, ``[heads, K C, K C]``."""
-        at = torch.arange(places, device=self.same_slot_bias.device).repeat_interleave(self.chosen)
+    @torch.no_grad()
+    def attention_bias(self) -> Tensor:
+        """Returns what attention adds for the places of two candidates, ``[heads, K C, K C]``."""
+        places = torch.arange(self.slot_embedding.shape[2], device=self.same_slot_bias.device)
+        at = places.repeat_interleave(self.chosen)
         apart = at[:, None] - at
         middle = self.relative_slot_bias.shape[1] // 2
         same = (apart == 0) * self.same_slot_bias[:, None, None]

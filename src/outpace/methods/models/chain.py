@@ -106,9 +106,9 @@ class DraftModel(Drafter):
             return drafter
         # Not imported above: few drafters learn.
         from outpace.methods.online.online import Online
-        from outpace.methods.online.trainee import ModelTrainee
+        from outpace.methods.online.student import OnlineModel
 
-        return Online(drafter, ModelTrainee(drafter.loaded, setup), online)
+        return Online(drafter, OnlineModel(drafter.loaded, setup), online)
 
     @classmethod
     def _built(cls, setup: Setup) -> DraftModel:

@@ -22,8 +22,8 @@ from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.methods.online.options import ALL, OnlineOptions
+from outpace.methods.online.student import OnlineStudent
 from outpace.methods.online.traces import Trace, Window, batch_of
-from outpace.methods.online.trainee import Trainee
 from outpace.train.learners import find_learner
 from outpace.train.teacher import TOP
 
@@ -48,16 +48,16 @@ class Online(Drafter):
     """
 
     def __init__(
-        self, inner: Drafter, trainee: Trainee, options: OnlineOptions, width: int = 0
+        self, inner: Drafter, student: OnlineStudent, options: OnlineOptions, width: int = 0
     ) -> None:
         """width: of the target's states of one token, for a head that reads them."""
-        if trainee.depths + 1 >= options.window:
+        if student.depths + 1 >= options.window:
             raise ConfigError(
-                f"window in 'online' must be more than {trainee.depths + 1} tokens for this head, "
+                f"window in 'online' must be more than {student.depths + 1} tokens for this head, "
                 f"not {options.window}."
             )
-        self._inner, self._trainee, self._options = inner, trainee, options
-        self._learner = find_learner(options.learner)(trainee.network, options.learning_rate)
+        self._inner, self._student, self._options = inner, student, options
+        self._learner = find_learner(options.learner)(student.network, options.learning_rate)
         self._traces = PerRequest(lambda request: Trace(options.window))
         self._windows: list[Window] = []
         self._begun: float | None = None
@@ -80,7 +80,7 @@ class Online(Drafter):
         )
         self.loaded = inner.loaded
         self.aux_per_node, self.aux_per_row = inner.aux_per_node, inner.aux_per_row
-        self.weight_bytes = inner.weight_bytes + trainee.nbytes
+        self.weight_bytes = inner.weight_bytes + student.nbytes
         self.pass_bytes = inner.pass_bytes
         self._rehearse(width)
 
@@ -102,7 +102,7 @@ class Online(Drafter):
 
     @property
     def nbytes(self) -> int:
-        return self._inner.nbytes + self._trainee.nbytes
+        return self._inner.nbytes + self._student.nbytes
 
     @property
     def compile_seconds(self) -> float:
@@ -118,18 +118,18 @@ class Online(Drafter):
         yield from self._inner.files()
 
     def save(self, folder: Path) -> None:
-        self._trainee.save(folder)
+        self._student.save(folder)
 
     def _rehearse(self, width: int) -> None:
         """Raises what learning raises: when the drafter is loaded, not in the middle of a text."""
-        device = next(self._trainee.network.parameters()).device
-        count, certain = self._trainee.depths + 2, torch.ones(1, device=device)
+        device = next(self._student.network.parameters()).device
+        count, certain = self._student.depths + 2, torch.ones(1, device=device)
         states = [torch.zeros(width, device=device)] * count if width else []
         window = Window([0] * count, states, {count - 1: certain.long()}, {count - 1: certain})
         with torch.enable_grad():  # transformers' generate, which may load it, needs none
-            loss = self._trainee.recipe.compute_loss(batch_of([window], count, device)).loss
+            loss = self._student.recipe.compute_loss(batch_of([window], count, device)).loss
             loss.backward()  # type: ignore[no-untyped-call]
-        self._trainee.network.zero_grad()
+        self._student.network.zero_grad()
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -215,11 +215,11 @@ class Online(Drafter):
         windows, self._windows = self._windows, []
         # The engine's rounds remember no gradients; tensors made there cannot.
         with torch.inference_mode(False), torch.enable_grad():
-            device = next(self._trainee.network.parameters()).device
+            device = next(self._student.network.parameters()).device
             text = batch_of(windows, self._options.window, device)
-            recipe = self._trainee.recipe
+            recipe = self._student.recipe
             self.losses.append(self._learner.learn(lambda: recipe.compute_loss(text).loss))
-            self._trainee.serve()
+            self._student.serve()
         self.updates += 1
         self._learned_for += time.monotonic() - begin
 

@@ -102,9 +102,9 @@ def _are_layers(given: Any) -> bool:
     )
 
 
-def evenly(count: int) -> SubLayers:
-    """Returns a guess for a model of n layers: every second attention part after the first
-    quarter, and every fourth MLP. Attention can be missed sooner than MLPs, and later layers sooner
-    than early ones (Draft & Verify, figure 4)."""
+def guessed_sub_layers(count: int) -> SubLayers:
+    """Returns the sub-layers that a model of ``count`` layers can probably do without: every second
+    attention part after the first quarter, and every fourth MLP. Leaving out attention costs less
+    than leaving out MLPs, and later layers less than early ones (Draft & Verify, figure 4)."""
     later = range(max(1, count // 4), min(count, max(2, count - 1)))
     return SubLayers(frozenset(later[::2]), frozenset(later[1::4]))

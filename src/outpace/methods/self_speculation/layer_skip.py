@@ -13,9 +13,14 @@ from typing import Annotated, Any, ClassVar
 from outpace.core.options import Reads
 from outpace.core.proposal import Needs
 from outpace.draft.base import Setup
-from outpace.methods.self_speculation.chosen import ChosenLayers, evenly, read_chosen, sub_layers
+from outpace.methods.self_speculation.chosen import (
+    ChosenLayers,
+    guessed_sub_layers,
+    read_chosen,
+    sub_layers,
+)
 from outpace.methods.self_speculation.partial import (
-    DraftExit,
+    DraftExitOption,
     PartialDrafter,
     PartialOptions,
     ending_of,
@@ -40,7 +45,7 @@ class LayerSkipOptions(PartialOptions):
     layers: Annotated[Any, Reads(_layers)] = EVEN
     """What is left out: the file that `outpace tune layers` wrote, a list of layers,
     {'attention': [...], 'mlp': [...]}, or 'even' for a guess that no model was tried with."""
-    draft_exit: DraftExit = "adaptive"
+    draft_exit: DraftExitOption = "adaptive"
 
 
 class LayerSkip(PartialDrafter):
@@ -63,7 +68,7 @@ class LayerSkip(PartialDrafter):
         if isinstance(layers, ChosenLayers):
             skipped = layers.for_model(loaded)
         elif layers == EVEN:
-            skipped = evenly(loaded.config.num_hidden_layers)
+            skipped = guessed_sub_layers(loaded.config.num_hidden_layers)
         else:
             skipped = ChosenLayers.checked(layers, loaded)
         ending = ending_of(setup.options.draft_exit)

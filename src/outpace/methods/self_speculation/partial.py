@@ -14,18 +14,18 @@ from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.chains import Chains
-from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below
+from outpace.draft.exits import FIRST, PAPER, ExitThreshold, ThresholdRule, below
 from outpace.draft.trees import TreePlans
 from outpace.targets.base import Target, View
 
-DraftExit = Annotated[Literal["adaptive"] | float | None, Ge(0), Lt(1)]
+DraftExitOption = Annotated[Literal["adaptive"] | float | None, Ge(0), Lt(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartialOptions(Options):
     """What a user may set of a drafter that is a part of the target."""
 
-    draft_exit: DraftExit = None
+    draft_exit: DraftExitOption = None
     """Drafting stops after a token with a lower probability than this; 'adaptive': a threshold
     that follows what is accepted; null: only at the budget."""
 
@@ -55,9 +55,9 @@ class PartialDrafter(Drafter):
         self.target, self.view = target, view
         self.pass_bytes = view.pass_bytes
         self._rule = ending.rule if ending is not None else None
-        self._exits: PerRequest[Exit] | None = None
+        self._exits: PerRequest[ExitThreshold] | None = None
         if ending is not None:
-            first = Exit(ending.first)
+            first = ExitThreshold(ending.first)
             self._exits = PerRequest(lambda request: first, lasting=True)
         self._plans = TreePlans(target.device)
 

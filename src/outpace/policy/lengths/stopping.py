@@ -16,7 +16,7 @@ from outpace.core.proposal import DraftingTerms, EndsAfter
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter
-from outpace.draft.exits import FIRST, PAPER, Exit, ThresholdRule, below, probability
+from outpace.draft.exits import FIRST, PAPER, ExitThreshold, ThresholdRule, below, probability
 from outpace.draft.rounds import Outcome
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Classifier, load_classifier
@@ -107,8 +107,8 @@ class DraftExitOptions(Options):
 
 
 class DraftExit(StoppingPolicy):
-    """Ends a chain after a token that has less than a threshold in the drafter's distribution, and
-    moves the threshold towards a wanted acceptance rate:
+    """Adaptive draft-exiting: ends a chain after a token that has less than a threshold in the
+    drafter's distribution, and moves the threshold towards a wanted acceptance rate:
 
         rate      <- beta_1 rate + (1 - beta_1) accepted / drafted
         threshold <- beta_2 threshold + (1 - beta_2) (threshold + step), or - step if rate is above
@@ -126,7 +126,7 @@ class DraftExit(StoppingPolicy):
 
     def __init__(self, count: int, options: Any) -> None:
         super().__init__(count, options)
-        first = Exit(options.threshold)
+        first = ExitThreshold(options.threshold)
         self._states = PerRequest(lambda request: first, lasting=True, common=first)
         self._watched: set[Request] = set()  # rows of the present round
         self._rule = ThresholdRule(
@@ -173,7 +173,7 @@ class Risk(StoppingPolicy):
     learn together, except sampled ones with a seed of their own.
 
     Huang et al. 2024, "SpecDec++" (arXiv 2405.19715), where a trained head predicts acceptance
-    (`StopHead`). Here it is learned from the rounds that are played.
+    (`StopHead` uses one). Here it is learned from the rounds that are played.
     """
 
     name: ClassVar[str] = "risk"
@@ -237,9 +237,9 @@ class StopHeadOptions(Options):
 class StopHead(LengthPolicy):
     """Ends a chain once the chance that any of its tokens is rejected is above ``threshold``.
 
-    A token's chance of acceptance comes from the draft model's state at it, which is there when the
-    distribution of the next token is. It is looked at before that token is drawn, and all tokens
-    that were drawn stay in the draft.
+    A token's chance of acceptance comes from the paper's acceptance prediction head
+    (`AcceptancePredictionHead`), which reads the draft model's hidden state at the token. That is
+    done before the next token is drawn, and all tokens that were drawn stay in the draft.
 
     Huang et al. 2024, "SpecDec++: boosting speculative decoding via adaptive candidate lengths"
     (arXiv 2405.19715).

@@ -28,8 +28,8 @@ State = TypeVar("State")
 
 
 class Learning(Choosing, Generic[State]):
-    """Keeps what is learned, once for all rows and apart for `Request.reproducible` ones, and in a
-    file between runs if the option ``state`` names one."""
+    """Keeps what is learned: one state for all rows, one for each reproducible row, and a file
+    between runs if the option ``state`` names one."""
 
     draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
     needs: Needs = Needs(probs=True)
@@ -40,7 +40,7 @@ class Learning(Choosing, Generic[State]):
         first: Callable[[], State],
         path: str | os.PathLike[str] | None,
     ) -> None:
-        """first: makes what is known before the first round. path: where it is kept, or None."""
+        """first: makes the state before the first round. path: of the file, if there is one."""
         super().__init__(given)
         self.needs = replace(self.needs, probs=True)
         self.learned = first()

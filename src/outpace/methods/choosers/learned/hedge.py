@@ -1,4 +1,4 @@
-"""Learns about all drafters from every round, and drafts with the one that would have done best.
+"""Learns about all drafters in every round, and drafts with the one that would have done best.
 
 Liu et al. 2025, "Not-a-Bandit: provably no-regret drafter selection in speculative decoding for
 LLMs" (HedgeSpec, arXiv 2510.20064).
@@ -25,11 +25,11 @@ from outpace.methods.choosers.learned.base import Learning, LearningOptions
 from outpace.methods.choosers.learned.leader import ALIKE, AT_FIRST, Allowance, Leader, Shadow
 
 READ_AT_ONCE = 8
-"""Tokens of a text that a model reads for the cost of one pass; more take as much longer."""
+"""Tokens of a text that a model reads for the cost of one pass."""
 
 EXPECTED = 128
-"""Tokens that are expected of a text, or from some length on as many again as it has: what reading
-it costs is shared out among them."""
+"""Tokens that a text is expected to have still, or as many as it has so far if those are more. The
+cost of reading it is spread over them."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class TextRecord:
     rounds: int = 0
     tokens: int = 0
     readers: set[int] = field(default_factory=set)
-    """The models that have read it, so that they need not begin with that."""
+    """The models that have read it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,17 +61,16 @@ class HedgeOptions(LearningOptions):
 class Hedge(Learning[Leader]):
     """Drafts with the child that would have brought most lately, in tokens per cost.
 
-    After a round a model that did not draft says with which distributions it would have drafted the
-    committed tokens (`Drafter.probs_of`, one pass); one that cannot, such as a trained head, drafts
-    besides the one that was chosen. That costs something, and is done in one of ``every`` rounds
-    only, and only while it takes no more than ``asking`` of what all rounds cost. Look-ups say what
-    they would have found: they are asked again wherever a round of their own would have ended.
+    After a round, a model that did not draft gives the distributions from which it would have
+    drafted the committed tokens (`Drafter.probs_of`, one pass). One that cannot, such as a trained
+    head, drafts as well, and its draft is not scored. This is done in one of ``every`` rounds, and
+    only while it costs no more than the share ``asking`` of all rounds. Look-ups are free: they are
+    asked again wherever a round of their own would have ended.
 
     Costs are nominal, so that a text does not depend on a clock: a round costs one pass of the
     target and ``horizon`` passes of the drafter, by the bytes of weights that these read. A model
-    that has not read a text yet has that to pay, too: another child drafts where the text is not
-    expected to be long enough to repay it. Rows of a batch have one leader; a sampled row with a
-    seed of its own goes by its own history.
+    that has not read a text has to do so first: another child drafts where the text is probably too
+    short to repay that. Rows of a batch have one leader; a reproducible row has its own.
     """
 
     name: ClassVar[str] = "hedge"
@@ -104,7 +103,7 @@ class Hedge(Learning[Leader]):
             lambda request: TextRecord([Shadow(horizon) for _ in children]), lasting=True
         )
         self._riding: set[int] = set()
-        """The children that draft from columns in the target's pass, as far as that is known."""
+        """The children known to draft from auxiliary tokens in the target's pass."""
 
     @classmethod
     def of(cls, setup: Setup, given: Children) -> Hedge:
@@ -117,7 +116,7 @@ class Hedge(Learning[Leader]):
 
     @property
     def spent(self) -> float:
-        """What asking has cost so far, in passes of the target; that of seeded rows left out."""
+        """What asking has cost so far, in passes of the target, without reproducible rows."""
         return self._allowance.spent
 
     def to_save(self) -> Mapping[str, Sequence[float]]:
@@ -134,7 +133,7 @@ class Hedge(Learning[Leader]):
         return [self._best(request, rows.lengths[row]) for row, request in enumerate(rows.requests)]
 
     def _best(self, request: Request, length: int) -> int:
-        """The leader, unless it has to read the text and another one costs less without that.
+        """The leader, unless it has to read the text first and another child costs less then.
         length: of the text."""
         leader = self._learned[request]
         expected = max(EXPECTED, self._texts[request].tokens)
@@ -170,10 +169,10 @@ class Hedge(Learning[Leader]):
     def _asked_for(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
     ) -> Sequence[int]:
-        """How much a child drafts in each row, whether that is what is scored or not.
+        """How much a child drafts in each row, whether or not that is scored.
 
-        A look-up is asked for all rows, whoever chose it: that is free and tells what it would
-        have brought. What one row learns must not depend on what another one chose."""
+        A look-up is asked for all rows: that is free, and tells what it would have brought. What
+        one row learns must not depend on the choice for another one."""
         child = self.children[number]
         if not child.pass_bytes:
             return budgets
@@ -196,7 +195,7 @@ class Hedge(Learning[Leader]):
     def observe(self, round: Round) -> None:
         turn, rows, committed = self.turn(round.rows), round.rows, Committed.of(round)
         turn.budgets = turn.budgets or [0] * len(rows)
-        # Before the children observe the round: what they learn from it would help them here.
+        # This comes before the children observe the round, from which they would know the tokens.
         found = {
             number: self._found(number, turn, rows, committed)
             for number, child in enumerate(self.children)
@@ -216,9 +215,9 @@ class Hedge(Learning[Leader]):
             text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
 
     def _pay(self, turn: Turn, rows: Rows, row: int) -> None:
-        """Enters what a round has cost in a row, and what it has cost to ask others for drafts.
+        """Enters what a round has cost in a row, drafts of children that were only asked included.
 
-        That waits until the round is over: one that comes to nothing is played again."""
+        That waits until the round is over, because a round that fails is played again."""
         request, cost = rows.requests[row], 1.0
         allowance, text = self._allowances[request], self._texts[request]
         for each in turn.asked:
@@ -235,8 +234,8 @@ class Hedge(Learning[Leader]):
     def _found(
         self, number: int, turn: Turn, rows: Rows, committed: Committed
     ) -> list[list[float]]:
-        """Whether a look-up would have said each committed token, by row. A round of its own ends
-        with the token that it did not foresee, after which it is asked again."""
+        """By row, whether a look-up would have drafted each committed token. A round of its own
+        ends with the first token that it would not have; then it is asked again."""
         before, texts, asked = rows.history_before(), committed.tokens, turn.of(number)
         every = range(len(rows))
         said: list[list[float]] = [[] for _ in every]
@@ -264,8 +263,8 @@ class Hedge(Learning[Leader]):
     def _chances(
         self, number: int, turn: Turn, rows: Rows, committed: Committed
     ) -> list[list[float]]:
-        """The chances of acceptance of a child at each committed token, by row; none where it was
-        not asked."""
+        """By row, a child's chances of acceptance at each committed token; none where it was not
+        asked."""
         child, asked, probs = self.children[number], turn.of(number), None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
@@ -293,10 +292,10 @@ class Hedge(Learning[Leader]):
         return found
 
     def _is_due(self, number: int, rows: Rows, row: int) -> bool:
-        """Whether it is time to ask a model about a row, and the row's allowance holds its cost.
+        """Whether it is time to ask a model about a row, and the row's allowance suffices.
 
-        What does not draft for reproducible rows is not asked about them: what it would say there
-        may be what it has learned from others."""
+        A child that does not draft for reproducible rows is not asked about them either: its answer
+        might depend on other texts."""
         request = rows.requests[row]
         skips = request.reproducible and self.children[number].capabilities.skips_reproducible
         if self._texts[request].rounds % self._every or skips:
@@ -304,26 +303,26 @@ class Hedge(Learning[Leader]):
         return self._allowances[request].hold(self._cost_of_asking(number, rows, row))
 
     def _cost_of_asking(self, number: int, rows: Rows, row: int) -> float:
-        """What it costs to ask a model: a pass, or a draft where it cannot say its
+        """What it costs to ask a model: a pass, or a draft if it cannot give its
         distributions."""
         passes = 1 if self.children[number].capabilities.has_probs else self._horizon
         reading = self._cost_of_reading(number, rows.requests[row], rows.lengths[row])
         return passes * self._shares[number] + reading
 
     def _was_silent(self, number: int, turn: Turn, rows: Rows, row: int) -> bool:
-        """Whether a child that cost no pass, and drafted nothing, was asked and had nothing to say.
-        One whose columns did not ride in the round before could not say anything."""
+        """Whether a child without passes of its own was asked and found nothing. A child whose
+        auxiliary tokens were not in the target's last pass could not find anything."""
         if not turn.budgets[row]:
             return False
-        # Look-ahead columns never ride in a reproducible row, whatever those of other rows do.
+        # Auxiliary tokens are never in the pass of a reproducible row.
         reproducible = rows.is_reproducible(row)
         rides = self.children[number].aux_per_node or (number in self._riding and not reproducible)
         return not rides or turn.chosen[row] == number
 
     @staticmethod
     def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:
-        """Nothing is known of the token after a draft that was accepted whole: the mean of the
-        others stands in."""
+        """The chances of a draft's tokens. After a draft that was accepted whole, the mean of its
+        chances stands for that of one more token."""
         length = len(asked.nodes[row])
         if length < len(chances) and all(chances[:length]):
             chances[length] = sum(chances[:length]) / length

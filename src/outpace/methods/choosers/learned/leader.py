@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALIKE = 1.02
-"""Another drafter must promise this many times what the present one does: whoever takes over has to
-read what it has not seen."""
+"""Another drafter must promise this many times what the present one does, because it has to read
+the tokens that it has not seen."""
 
 LEAST, MOST = 1e-3, 1e3
 """A gain is no less and no more than this, whatever was observed or read from a file."""
 
 LONGEST_SILENCE = 4.0
-"""What is observed of a drafter stands for the tokens since it was observed last, too, but at most
-for this many times as many as were observed: a single round must not be all that is known of it.
-"""
+"""An observation of a drafter also counts for the tokens since the last one, but at most for this
+many times its own tokens: a single round must not be all that is known."""
 
 AT_FIRST = 4.0
-"""Passes of the target for whose cost models are asked before anything is earned, once for all
-texts together; one that goes by its own history has what it is expected to earn."""
+"""What asking models may cost at first, in passes of the target, for all texts together. A
+reproducible text has what it is expected to earn instead."""
 
 
 class Shadow:
-    """The rounds that one drafter would have played alone on a text, as far as chances tell.
+    """The rounds that one drafter alone would have needed for a text, by its chances.
 
     A drafter's rounds begin where its own drafts end, and not where another one's do. So this
     follows where its present draft may have begun: ``begun[k]`` is the chance that k of its tokens
@@ -40,8 +39,8 @@ class Shadow:
         self.begun = [1.0, *[0.0] * horizon]
 
     def ended(self, chance: float) -> float:
-        """Returns the rounds that end with the next token of the text. chance: that a draft which
-        comes to this token says it; after a whole draft, it is the round's extra token."""
+        """Returns how many rounds, on average, end with the next token of the text. chance: that a
+        draft which gets this far has that token. After a whole draft it is the extra token."""
         *drafting, whole = self.begun
         ended = whole + (1 - chance) * sum(drafting)
         self.begun = [ended, *(chance * share for share in drafting)]
@@ -51,16 +50,16 @@ class Shadow:
 class Leader:
     """What N drafters would have brought lately, of which the greatest leads.
 
-    A drafter's gain is the tokens for the cost of the rounds that it would have played alone, with
-    older tokens counting less and less. They are known for all drafters, whoever drafted. With
-    Hedge's weights exp(eta x gain) the leader is the drafter with most weight; it is taken without
-    a draw, so that texts repeat.
+    A drafter's gain is the tokens per cost of the rounds that it would have played alone; older
+    tokens count less and less. Gains are known for all drafters, whichever drafted. The leader is
+    the drafter with most weight, by Hedge's weights exp(eta x gain); it is taken without a draw, so
+    that texts are reproducible.
     """
 
     def __init__(self, costs: Sequence[float], memory: float) -> None:
         """costs: of a round with each drafter; memory: what is kept at each token."""
         self.costs, self.memory = list(costs), memory
-        # For each token; at first all gains are alike, so that the drafter named first begins.
+        # Rounds per token. At first all gains are equal, and the drafter named first leads.
         self.rounds = [1 / cost for cost in self.costs]
         self.best = 0
         self._unobserved = [0.0] * len(self.costs)
@@ -78,9 +77,8 @@ class Leader:
         self.rounds = [1 / (min(max(LEAST, gain), MOST) * cost) for gain, cost in pairs]
 
     def learn(self, ended: Sequence[Sequence[float] | None], count: int) -> None:
-        """Adds n tokens, of one round. ended: of each drafter, the rounds of its own that
-        ended with each of them; None for a drafter that was not asked. What is observed of one
-        stands for the tokens since it was asked last, too."""
+        """Adds the tokens of one round, ``count`` of them. ended: by drafter, how many of its own
+        rounds ended with each token; None for a drafter that was not asked."""
         for number, new in enumerate(ended):
             self._unobserved[number] += count
             if new is not None:
@@ -97,7 +95,7 @@ class Leader:
 
 @dataclass
 class Allowance:
-    """What asking models may cost: a share of the cost of all rounds, and something at first."""
+    """What asking models may cost: a share of the cost of all rounds, and a credit at first."""
 
     share: float
     at_first: float = 0.0
@@ -106,14 +104,14 @@ class Allowance:
     """The cost of all rounds so far."""
     spent: float = 0.0
     held: float = 0.0
-    """What is to be spent in the present round, which may still come to nothing."""
+    """What will be spent in the present round, unless that is played again."""
 
     def hold(self, cost: float) -> bool:
-        """Returns whether this may be spent, and holds it ready then."""
+        """Returns whether this may be spent, and reserves it if so."""
         allowed = self.spent + self.held + cost <= self.at_first + self.share * self.earned
         self.held += cost if allowed else 0.0
         return allowed
 
     def pay(self, cost: float) -> None:
-        """Spends what was held ready."""
+        """Spends what was reserved."""
         self.held, self.spent = self.held - cost, self.spent + cost

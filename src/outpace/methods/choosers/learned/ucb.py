@@ -73,8 +73,8 @@ class UcbOptions(LearningOptions):
 
 
 class Ucb(Learning[Bandit]):
-    """Drafts with one child and learns about that one only: for drafters of like cost of which
-    others cannot be asked what they would have done.
+    """Drafts with one child and learns about that one only: for drafters of similar cost that
+    cannot say what they would have drafted.
 
     The reward of a round is its `block_divergence`, which varies less than what was accepted.
     Rows of a batch have one bandit; a sampled row with a seed of its own has its own.

@@ -24,8 +24,9 @@ from outpace.train.teacher import Teacher
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Trainee(ABC):
-    """A network that learns in float32, and that which drafts with the same weights."""
+class OnlineStudent(ABC):
+    """A network that learns from the target in float32, and the one that drafts with its
+    weights."""
 
     network: nn.Module
     recipe: Recipe
@@ -55,7 +56,7 @@ class Trainee(ABC):
         """Writes what was learned, as ``--draft`` takes it."""
 
 
-class HeadTrainee(Trainee):
+class OnlineHead(OnlineStudent):
     """A head over the target's states."""
 
     def __init__(self, head: Head, setup: Setup) -> None:
@@ -75,7 +76,7 @@ class HeadTrainee(Trainee):
         save_head(self._head, folder)
 
 
-class ModelTrainee(Trainee):
+class OnlineModel(OnlineStudent):
     """A draft model with the target's tokens."""
 
     depths = 1
