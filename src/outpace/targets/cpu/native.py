@@ -191,7 +191,7 @@ class Ending(NamedTuple):
 
     heads: ctypes.Array[LinearStruct] | None
     """Output matrices, each of a part of the vocabulary; None: no logits are wanted."""
-    count: int
+    head_count: int
     """How many these are."""
     logits: int | None
     """A pointer to where the logits ``[A, keep, V]`` go, one matrix's after another's."""
