@@ -1,13 +1,15 @@
-"""The bar of `outpace train`: no estimate beyond the time that the run has."""
+"""Estimates of the time left: none beyond the time that a run has, and none by its loading."""
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from outpace.cli.progress import TimeLeft
+from outpace.cli.progress import TimeLeft, counting
 
 
 @pytest.mark.parametrize(
@@ -26,3 +28,17 @@ def test_the_time_left_is_what_comes_first(
 ) -> None:
     task: Any = SimpleNamespace(time_remaining=estimate)
     assert str(TimeLeft(end, clock=lambda: 1000.0).render(task)) == shown
+
+
+def test_the_time_of_loading_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines tell the time left from the second step on, by what steps took after the first."""
+    now = [0.0]
+    monkeypatch.setattr("outpace.cli.progress.time.monotonic", lambda: now[0])
+    out = io.StringIO()
+    with counting(Console(file=out, width=200), "bench run") as steps:
+        steps.expect(11)
+        for now[0], what in ((300.0, "plain"), (310.0, "suffix"), (320.0, "auto")):
+            steps.done(what)
+    first, last = out.getvalue().splitlines()
+    assert first == "bench run: 2 of 11 steps (suffix), 5 min 10 s so far, about 1 min 30 s left"
+    assert last == "bench run: 3 of 11 steps (auto), 5 min 20 s so far, about 1 min 20 s left"

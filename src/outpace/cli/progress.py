@@ -176,16 +176,24 @@ class _Lines(Steps):
     def __init__(self, console: Console, name: str, end: float | None) -> None:
         self._console, self._name, self._end = console, name, end
         self._total, self._before, self._count, self._what = 0, 0, 0, "starting"
+        self._first: tuple[int, float] | None = None
+        """How many steps were done at first, and when. What came before them, loading a model for
+        example, says nothing about how long a step takes."""
         self.begin = time.monotonic()
 
     def expect(self, total: int, done: int = 0) -> None:
         self._total, self._before = total, done or self._before
 
     def at(self, count: int, what: str) -> None:
-        first = self._count == 0
+        before, seconds = self._since_first(), time.monotonic() - self.begin
         self._count, self._what = count - self._before, what
-        if first and self._count:  # from now on there is an estimate
-            self.say(self.line(time.monotonic() - self.begin))
+        if self._count and self._first is None:
+            self._first = self._count, seconds
+        if self._since_first() and not before:  # from now on there is an estimate
+            self.say(self.line(seconds))
+
+    def _since_first(self) -> int:
+        return self._count - self._first[0] if self._first is not None else 0
 
     def done(self, what: str) -> None:
         self.at(self._before + self._count + 1, what)
@@ -198,10 +206,10 @@ class _Lines(Steps):
         of = f" of {self._total}" if self._total else ""
         count = self._before + self._count
         line = f"{self._name}: {count}{of} steps ({self._what}), {_time(seconds)} so far"
-        rest = self._total - count
-        if self._count and rest > 0:
-            left = _sooner(seconds * rest / self._count, self._end, time.monotonic())
-            line += f", about {_time(left or 0)} left"
+        rest, known = self._total - count, self._since_first()
+        if self._first is not None and known and rest > 0:
+            left = (seconds - self._first[1]) * rest / known
+            line += f", about {_time(_sooner(left, self._end, time.monotonic()) or 0)} left"
         return line
 
 
