@@ -45,6 +45,7 @@ REPORTS = {
     "Xeon, AMX": ("amx.json", cpu("AVX-512 VNNI", 2.6, 2, 24e9)),
     "Xeon, AMX, another hour": ("amx-peers.json", cpu("AVX-512 VNNI", 2.6, 2, 24e9)),
     "Xeon held to AVX2": ("amx-held-to-avx2.json", cpu("AVX2", 2.6, 2, 24e9)),
+    "Xeon, VNNI": ("vnni.json", cpu("AVX-512 VNNI", 2.5, 2, 20e9)),
     "Zen 5": ("real-pair-zen5-with-head.json", cpu("AVX-512 VNNI", 3.8, 2, 50e9)),
     "Zen 5, faster memory": (
         "real-pair-zen5-llamacpp-with-head.json",

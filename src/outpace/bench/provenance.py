@@ -59,8 +59,14 @@ def printable_command(arguments: Sequence[str]) -> str:
 
     >>> printable_command(["/usr/bin/outpace", "--model", "/home/me/llama", "--llm", '{"a": 1}'])
     'outpace --model llama --llm \\'{"a": 1}\\''
+
+    >>> printable_command(["/venv/lib/outpace/__main__.py", "doctor"])
+    'python -m outpace doctor'
     """
-    return shlex.join(_without_folders(argument) for argument in arguments)
+    program, given = [], list(arguments)
+    if given and Path(given[0]).name == "__main__.py":
+        program, given = ["python", "-m", Path(given[0]).parent.name], given[1:]
+    return shlex.join([*program, *map(_without_folders, given)])
 
 
 def _without_folders(argument: str) -> str:
