@@ -25,7 +25,6 @@ from outpace.targets.cpu.library.processor import LEVEL, levels_below, this_proc
 KINDS = "tests/targets/gguf/test_kinds.py"
 TESTS = (
     "tests/cpu/test_blocks.py",
-    "tests/cpu/test_cached.py",
     "tests/cpu/test_copies.py",
     "tests/cpu/test_experts.py",
     "tests/cpu/test_latent.py",
@@ -44,7 +43,6 @@ TESTS = (
 
 FOR_ALL = (
     "tests/cpu/test_blocks.py::test_processors_agree",
-    "tests/cpu/test_cached.py::test_all_processors_round_and_widen_alike",
     "tests/cpu/test_copies.py::test_another_process_reads_pickled_models",
     "tests/cpu/test_latent.py::test_products_the_other_way_round",
     "tests/draft/test_rounding.py::test_each_rounded_head_changes_no_text",

@@ -75,6 +75,10 @@ class Blocks:
     """Takes bytes of a mapped file out of memory, from one of `raw` to before another, until
     somebody looks at them again."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: bytes of their own, not the file's."""
+        return {**self.__dict__, "release": None}
+
     @property
     def outputs(self) -> int:
         return self.raw.shape[0]
