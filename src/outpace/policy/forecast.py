@@ -17,7 +17,8 @@ since of several candidates the one that promises most promises too much. With 2
 times as fast, editing .987."""
 
 HORIZON = 128
-"""Tokens within which that must be repaid."""
+"""Tokens within which that must be repaid. With half of what remains, 64 at most, repaid once,
+replays are .996 times as fast, summaries .974."""
 
 
 @dataclass(frozen=True)
