@@ -280,8 +280,8 @@ class CostTable:
         while a draft was tried, and drafting must not look free.
 
         levels: passes of the drafter for each width. A width that was not measured is the sum of
-        two interpolated times: that of so many passes of the drafter, and that of the rest of a
-        round with so many nodes. A width with fewer than ``ENOUGH`` measurements counts as no more
+        two interpolated times: that of its passes of the drafter, and that of the rest of a round
+        with as many nodes. A width with fewer than ``ENOUGH`` measurements counts as no more
         than the other widths predict for it: another process may have held it up, and a width that
         looks too slow would never be measured again.
 

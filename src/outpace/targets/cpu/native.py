@@ -100,11 +100,9 @@ class Weight(NamedTuple):
     @property
     def kind(self) -> int:
         """The number of its kind in `linear.h`."""
-        return (
-            KINDS[self.matrix.dtype]
-            if self.blocks is None
-            else FIRST_BLOCK_KIND + self.blocks.number
-        )
+        if self.blocks is not None:
+            return FIRST_BLOCK_KIND + self.blocks.number
+        return KINDS[self.matrix.dtype]
 
     def some(self, first: int, outputs: int) -> Weight:
         """Returns some outputs in a row, as a layer of the same weights. ``first`` begins a panel

@@ -182,7 +182,7 @@ struct AttentionTile {
 
   int64_t size() const { return tokens * heads_per_kv; }
 
-  // Lets the tokens begin after so many slots that they see.
+  // Lets the tokens begin after this many slots that they see.
   void begin_at(int64_t slots) {
     const Mask &mask = job.pass->masks[job.layer->mask];
     for (int64_t t = 0; t < tokens; t++) {

@@ -108,12 +108,12 @@ class Arrangement:
         if turned is None or stored.kind not in KINDS or len(stored.shape) < 2:
             return None
         if len(stored.shape) == 3:  # of experts or heads, for a layer that holds those of all
-            return Blocks(stored.kind, stored.rows, stored.release)
+            return blocks_of(stored)
         order = self._order(stored)
         if order is None or order.turned != turned:
             return None
         if order.rows is None:
-            return Blocks(stored.kind, stored.rows, stored.release)
+            return blocks_of(stored)
         moved = Blocks(stored.kind, stored.rows[order.rows])
         stored.release()
         return moved
@@ -147,6 +147,11 @@ class Arrangement:
             parsed_parameters=merged,
         )
         return result.weights if result.name is not None else None
+
+
+def blocks_of(stored: Stored) -> Blocks:
+    """Returns a matrix as the file holds it, whose pages can be released."""
+    return Blocks(stored.kind, stored.rows, stored.release)
 
 
 def _in_one(halves: Sequence[Stored]) -> Blocks:

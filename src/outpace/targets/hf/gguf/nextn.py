@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
-from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
+from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear
 from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.gguf.architecture import config_of
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.header import Stored
-from outpace.targets.hf.gguf.names import numbers_of
+from outpace.targets.hf.gguf.names import blocks_of, numbers_of
 from outpace.targets.hf.nextn import NextN, NextNLayers, last_norm
 
 AROUND = "blk.0.nextn."
@@ -157,7 +157,7 @@ class _Module:
     def _matrix(self, stored: Stored, shape: tuple[int, int]) -> nn.Module:
         self._check(stored, shape)
         if self._into.packed and stored.kind in KINDS:
-            return BlockLinear(Blocks(stored.kind, stored.rows, stored.release))
+            return BlockLinear(blocks_of(stored))
         made = nn.Linear(shape[1], shape[0], bias=False, device="meta")
         made.weight = self._weight(stored)
         return made
@@ -173,8 +173,7 @@ class _Module:
             return self._matrix(stored, (wanted[0], wanted[1]))
         self._check(stored, wanted)
         if self._into.packed and stored.kind in KINDS:
-            blocks = Blocks(stored.kind, stored.rows, stored.release)
-            return BlockEmbedding(blocks, self._into.dtype, 1.0)
+            return BlockEmbedding(blocks_of(stored), self._into.dtype, 1.0)
         made = nn.Embedding(wanted[0], wanted[1], device="meta")
         made.weight = self._weight(stored)
         return made
