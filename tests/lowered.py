@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from outpace.targets.cpu.library.processor import LEVEL, levels_below, this_processor
+from outpace.targets.cpu.native import native
 
 KINDS = "tests/targets/gguf/test_kinds.py"
 TESTS = (
@@ -30,6 +31,7 @@ TESTS = (
     "tests/cpu/test_latent.py",
     "tests/cpu/test_linear.py",
     "tests/cpu/test_native.py",
+    "tests/cpu/test_native_heads.py",
     "tests/cpu/test_native_states.py",
     "tests/cpu/test_quantize.py",
     "tests/draft/test_rounding.py",
@@ -59,6 +61,9 @@ OTHERS = {
 """For each level, what oneDNN and torch call it."""
 
 
+COMPILES = "from outpace.targets.cpu.native import native; raise SystemExit(native() is None)"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--all", action="store_true")
@@ -82,9 +87,14 @@ def run(options: list[str], level: str) -> int:
         "ATEN_CPU_CAPABILITY": torchs,
         "MKL_ENABLE_INSTRUCTIONS": "AVX2" if torchs == "avx2" else "AVX512",
     }
+    environment = {**os.environ, **lowered}
+    compiled = subprocess.run([sys.executable, "-c", COMPILES], env=environment)
+    if compiled.returncode and native() is not None:
+        print(f"as on {level}: our code is not compiled, and all tests of it would be skipped")
+        return 1
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", *options, *TESTS]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run(command, env={**os.environ, **lowered}, **pipe)
+    done = subprocess.run(command, env=environment, **pipe)
     print(f"as on {level}:\n{done.stdout}", flush=True)
     return done.returncode
 

@@ -9,7 +9,8 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.heads.base import TargetShape
-from outpace.heads.layers import DecoderLayer, LayerConfig, Sight
+from outpace.heads.decoder import DecoderLayer
+from outpace.heads.layers import LayerConfig, Sight
 from outpace.heads.registry import find_head
 from outpace.methods.heads.text_cache import WAITING, PrefixTexts
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, target

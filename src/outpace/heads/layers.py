@@ -6,14 +6,13 @@ The parts are named as in transformers' Llama and Qwen3, and so in the published
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig
-from outpace.targets.cpu.native_layers.product import NativeProduct, Together
 
 PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -57,6 +56,18 @@ class Sight:
     positions: Tensor  # [B, W], their numbers in their texts, from 0
     before: Entries  # L of each row
     visible: Tensor  # [B, W, L + W] bool: of those before and of the W themselves, itself at least
+
+    def through(
+        self, layers: Sequence[nn.Module], x: Tensor, embeddings: Tensor | None = None
+    ) -> tuple[Tensor, Entries]:
+        """Returns what decoder layers make of states ``[B, W, H]``, one after another, and their
+        entries. embeddings: ``[B, W, H]``, which the first layer reads, too, if there are any."""
+        found, read = [], () if embeddings is None else (embeddings,)
+        for layer, before in zip(layers, self.before.by_layer(len(layers)), strict=True):
+            x, entries = layer(x, replace(self, before=before), *read)
+            found.append(entries)
+            read = ()
+        return x, Entries.of_layers(found)
 
     @classmethod
     def of_texts(cls, begin: Entries, count: int) -> Sight:
@@ -132,7 +143,9 @@ class Attention(nn.Module):
                 f"{self.heads} heads of width {self.head_dim} in {self.groups} groups do not fit"
             )
         self.window = window
-        self._rotary = Rotary(config.rope, self.head_dim)
+        self.layer_idx = 0
+        """The number of its layer among those of a head that our own code computes together."""
+        self.rotary = Rotary(config.rope, self.head_dim)
         wide = inputs or size
         self.q_proj = nn.Linear(wide, self.heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
@@ -160,17 +173,17 @@ class Attention(nn.Module):
         own = self._entries(x, turn)
         together = sight.before.then(own)
         found = nn.functional.scaled_dot_product_attention(
-            _turned(_normed(self._split(self.q_proj(x)), self.q_norm), turn),
+            _turned(normalised(self._split(self.q_proj(x)), self.q_norm), turn),
             together.keys,
             together.values,
-            attn_mask=_latest(sight.visible, self.window)[:, None],
+            attn_mask=latest(sight.visible, self.window)[:, None],
             scale=self.scale,
             enable_gqa=self.groups != self.heads,
         )  # [B, heads, W, D]
         return self.o_proj(found.transpose(1, 2).flatten(2)), own
 
     def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Entries:
-        keys = _turned(_normed(self._split(self.k_proj(x)), self.k_norm), turn)
+        keys = _turned(normalised(self._split(self.k_proj(x)), self.k_norm), turn)
         return Entries(keys, self._split(self._values(x)))
 
     def _values(self, x: Tensor) -> Tensor:
@@ -184,7 +197,7 @@ class Attention(nn.Module):
     def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The cosines and sines ``[B, 1, W, D']`` by which positions turn the first D' elements of
         queries and keys."""
-        cos, sin = self._rotary(positions, dtype)
+        cos, sin = self.rotary(positions, dtype)
         return cos[:, None], sin[:, None]
 
 
@@ -195,6 +208,7 @@ class Rotary:
     def __init__(self, rope: Mapping[str, Any], head_dim: int) -> None:
         self._inv_freq = _frequencies(rope, head_dim)
         self._factor = float(rope.get("attention_factor") or 1.0)
+        self._table: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns the cosines and sines ``[B, W, D']`` by which positions ``[B, W]`` turn the first
@@ -205,81 +219,19 @@ class Rotary:
         angle = torch.cat([angle, angle], -1)
         return (angle.cos() * self._factor).to(dtype), (angle.sin() * self._factor).to(dtype)
 
-
-class FeedForward(nn.Module):
-    """Llama's gated feed-forward part."""
-
-    def __init__(self, size: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size, inner, bias=False)
-        self.up_proj = nn.Linear(size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: ``[..., H]`` -> the same shape."""
-        found: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+    def table(self, positions: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Returns the same for the first positions, maybe with others after them, ``[P, D']``. It
+        is kept."""
+        found = self._table
+        if found is None or len(found[0]) < positions or found[0].dtype != dtype:
+            count = 1 << max(8, (positions - 1).bit_length())
+            cos, sin = self(torch.arange(count)[None], dtype)
+            found = self._table = cos[0], sin[0]
         return found
 
 
-class DecoderLayer(nn.Module):
-    """A whole layer: attention and feed-forward part, each of the normalised input."""
-
-    def __init__(
-        self,
-        size: int,
-        config: LayerConfig,
-        *,
-        input_norm: bool = True,
-        bias: bool = False,
-        output_bias: bool = False,
-        normed: bool = False,
-        window: int = 0,
-    ) -> None:
-        """input_norm: whether attention reads its input normalised. The others: as in
-        `Attention`."""
-        super().__init__()
-        eps = config.norm_eps
-        self.input_layernorm = Norm(size, eps=eps) if input_norm else None
-        self.self_attn = Attention(
-            size, config, bias=bias, output_bias=output_bias, normed=normed, window=window
-        )
-        self.post_attention_layernorm = Norm(size, eps=eps)
-        self.mlp = FeedForward(size, config.inner_size or 3 * size)
-
-    def begin(self, rows: int) -> Entries:
-        """Returns no entries of ``rows`` rows."""
-        return self.self_attn.begin(rows)
-
-    def entries(self, x: Tensor, positions: Tensor) -> Entries:
-        """Returns the keys and values of inputs ``[B, W, H]``, without what the layer makes of
-        them."""
-        return self.self_attn.entries(_normed(x, self.input_layernorm), positions)
-
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
-        """x: ``[B, W, H]`` -> the same shape, and the keys and values of these."""
-        attended, entries = self.self_attn(_normed(x, self.input_layernorm), sight)
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), entries
-
-
-def share_head_products(head: nn.Module) -> None:
-    """Lets products of a head's layers that have the same input be computed together, where they
-    are our own: queries, keys and values, and both that a feed-forward part begins with."""
-    for module in head.modules():
-        if isinstance(module, Attention):
-            group = [module.q_proj, module.k_proj, module.v_proj]
-        elif isinstance(module, FeedForward):
-            group = [module.gate_proj, module.up_proj]
-        else:
-            continue
-        own = [each for each in group if isinstance(each, NativeProduct)]
-        if len(own) == len(group) and len({each.read.dtype for each in own}) == 1:
-            together = Together(own[0].library, own)
-            for each in own:
-                each.share(together)
-
-
-def _normed(x: Tensor, norm: nn.Module | None) -> Tensor:
+def normalised(x: Tensor, norm: nn.Module | None) -> Tensor:
+    """Returns x through a norm, or as it is where there is none."""
     found: Tensor = x if norm is None else norm(x)
     return found
 
@@ -300,10 +252,10 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int) -> Tensor:
     return 1.0 / float(rope["rope_theta"]) ** steps
 
 
-def _latest(visible: Tensor, window: int) -> Tensor:
-    """Those of the visible entries ``[B, W, L]`` that are in a window. What an entry sees is its
-    text, what was drafted on its way, and itself, one at each position and in that order: the last
-    ones are the nearest."""
+def latest(visible: Tensor, window: int) -> Tensor:
+    """Returns those of the visible entries ``[B, W, L]`` that are in a window. What an entry sees
+    is its text, what was drafted on its way, and itself, one at each position and in that order:
+    the last ones are the nearest."""
     if not window or visible.shape[-1] <= window:
         return visible
     return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from outpace.core.request import PerRequest, Request
@@ -23,7 +23,8 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, Shared
-from outpace.heads.layers import Entries, Sight, share_head_products
+from outpace.heads.decoder import share_head_products
+from outpace.heads.layers import Entries, Sight
 from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, of_parents
 from outpace.methods.heads.text_cache import WAITING, TextCache
 from outpace.targets.base import Target
@@ -47,6 +48,12 @@ class AttendingHead(Head):
     @abstractmethod
     def begin(self, rows: int) -> Entries:
         """Returns no entries of ``rows`` rows."""
+
+    @property
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        """The layers that `step` goes through (`Sight.through`); none where it does more with them,
+        so that torch has to compute them."""
+        return ()
 
     @abstractmethod
     def step(
@@ -172,6 +179,7 @@ class AttendingHeadDrafter(HeadDrafter):
         self.Walk: type[HeadWalk] = HeadWalk
         self.head = cast(AttendingHead, self._head)
         share_head_products(self.head)
+        self.cached_layers = self.head.decoder_layers
         self._cache: TextCache = TextCache(self.head, target.rows, ahead=1)
         self._texts = PerRequest(lambda request: Text(request.length - 1))
 
@@ -292,9 +300,7 @@ class HeadWalk:
     ) -> None:
         """cache: with the entries of the roots; outputs: ``[B, 1, H]``, theirs."""
         self._head, self._target, self._vocabulary = head, target, vocabulary
-        rows = range(outputs.shape[0])
-        self._entries, self._own = cache.of(rows)
-        self._position = to_device([cache.lengths[row] for row in rows], outputs.device)[:, None]
+        self._drafts = cache.drafts_of(range(outputs.shape[0]))
         self._outputs = outputs
 
     @torch.inference_mode()
@@ -308,13 +314,10 @@ class HeadWalk:
         ancestors; parents: ``[W]`` or ``[B, W]``, which columns of the step before they belong to.
         """
         width = parents.shape[-1]
-        related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
-        visible = torch.cat([_to_all(self._own, width), related], -1)
-        sight = Sight(self._position.expand(-1, width), self._entries, visible)
+        sight = self._drafts.sight(tree.ancestors[:, -width:, 1:])
         guides, tokens = self._head.after_text(of_parents(self._outputs, parents), fed[:, -width:])
         self._outputs, entries = self._head.step(guides, tokens, sight, self._target)
-        self._entries = self._entries.then(entries)
-        self._position = self._position + 1
+        self._drafts.add(entries)
         return self._vocabulary.logits(self._head.logits(self._outputs, self._target))
 
     @torch.inference_mode()
@@ -325,15 +328,10 @@ class HeadWalk:
         if masks:
             columns = torch.arange(masks, device=outputs.device)
             causal = (columns <= columns[:, None]).expand(len(outputs), -1, -1)
-            visible = torch.cat([_to_all(self._own, masks), causal], -1)
-            sight = Sight(self._position + columns, self._entries, visible)
+            sight = self._drafts.sight(causal)
+            sight = replace(sight, positions=self._drafts.positions + columns)
             nothing = columns.expand(len(outputs), -1)
             guides, tokens = self._head.after_text(outputs.expand(-1, masks, -1), nothing)
             more, _ = self._head.step(guides, tokens, sight, self._target)
             outputs = torch.cat([outputs, more], 1)
         return self._vocabulary.logits(self._head.logits(outputs, self._target))
-
-
-def _to_all(own: Tensor, width: int) -> Tensor:
-    """``[B, L]`` -> ``[B, W, L]``."""
-    return own[:, None].expand(-1, width, -1)

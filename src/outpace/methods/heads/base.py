@@ -27,6 +27,7 @@ from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
+from outpace.heads.native import NativeLayers
 from outpace.heads.registry import find_head
 from outpace.methods.heads.text_cache import TextCache
 from outpace.methods.online.options import WeightsOptions
@@ -97,6 +98,8 @@ class TrainedDrafter(Drafter):
     """The sizes of the head that its `specimen` has."""
     _cache: TextCache | None = None
     """What it keeps of the texts in the batch; None where nothing but their latest states."""
+    cached_layers: Sequence[nn.Module] = ()
+    """The layers whose entries it keeps, if they follow one another and do nothing else."""
     _prefixes: PrefixCache | None = None
     """What it keeps of ended texts."""
 
@@ -130,6 +133,8 @@ class TrainedDrafter(Drafter):
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if drafter._cache is not None:
+            if _takes_kernels(setup):
+                drafter._cache.native = NativeLayers.of(drafter.cached_layers)
             drafter._prefixes = PrefixCache(
                 drafter._cache, setup.max_length, setup.saved_texts, setup.saved_tokens
             )
@@ -391,6 +396,10 @@ class ByDepth:
 # the target's.
 
 
+def _takes_kernels(setup: Setup) -> bool:
+    return setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
+
+
 def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     """Returns a head as the option ``quantization`` wants it.
 
@@ -401,7 +410,7 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     ``UnsupportedModel`` where most of the head's weights are not in linear layers.
     """
     asked: Quantization | Literal["auto"] | None = setup.options.quantization
-    left_open = setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
+    left_open = _takes_kernels(setup)
     if block_bytes(head):
         head = copy.deepcopy(head) if handed_over else head
         on_cpu = setup.target.device.type == "cpu" and head.dtype == torch.float32

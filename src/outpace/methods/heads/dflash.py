@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
-from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
+from outpace.heads.decoder import DecoderLayer
+from outpace.heads.layers import Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.blocks import BlockHead, BlockHeadDrafter
 from outpace.methods.heads.gemma4_layer import Gemma4Layer
 from outpace.targets.hf.loading.loaded import Loaded

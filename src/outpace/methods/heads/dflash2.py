@@ -22,8 +22,9 @@ from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Rows
 from outpace.heads.base import LARGEST, Head, HeadConfig, Shared, TargetShape
 from outpace.heads.checkpoint import Content, Format, architectures
+from outpace.heads.decoder import DecoderLayer
 from outpace.heads.folder import Folder
-from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Sight
+from outpace.heads.layers import Entries, LayerConfig, Sight
 from outpace.methods.heads.base import NOISE
 from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
 from outpace.methods.heads.dflash_format import (

@@ -24,8 +24,9 @@ from outpace.heads.base import (
     config_of,
 )
 from outpace.heads.checkpoint import Content, Format, architectures
+from outpace.heads.decoder import DecoderLayer
 from outpace.heads.folder import Folder
-from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Sight
+from outpace.heads.layers import Entries, LayerConfig, Sight
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter, AttendingRecipe
 from outpace.methods.heads.published import (
     about_layers,
@@ -95,13 +96,16 @@ class Eagle(TargetOutput, AttendingHead):
     def begin(self, rows: int) -> Entries:
         return self.layer.begin(rows)
 
+    @property
+    def decoder_layers(self) -> list[nn.Module]:
+        return [self.layer]
+
     def step(
         self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
         joined = self.fc(torch.cat([embed(tokens).to(guides.dtype), guides], -1))
-        found: tuple[Tensor, Entries] = self.layer(joined, sight)
-        return found
+        return sight.through(self.decoder_layers, joined)
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
         return self.read_out(outputs, shared)

@@ -25,16 +25,9 @@ from outpace.heads.base import (
     TargetShape,
     begin_as_last,
 )
+from outpace.heads.decoder import DecoderLayer, MidLayer
 from outpace.heads.folder import CONFIG
-from outpace.heads.layers import (
-    Attention,
-    DecoderLayer,
-    Entries,
-    FeedForward,
-    LayerConfig,
-    Norm,
-    Sight,
-)
+from outpace.heads.layers import Attention, Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
 from outpace.methods.heads.base import ByDepth, named
 from outpace.methods.heads.published import LAYERS
@@ -145,7 +138,7 @@ class Eagle3(AttendingHead):
         norms = [Norm(target.hidden_size, eps=eps) for _ in range(count if config.fc_norm else 0)]
         self.fc_norm = nn.ModuleList(norms) if norms else None
         self.fc = nn.Linear(wide, size, bias=config.fusion_bias) if config.fused else None
-        self.midlayer = MidLayer(size, config)
+        self.midlayer = MidLayer(size, config, _first(size, config), config.norm_before_residual)
         self.stack = nn.ModuleDict(  # numbered as in the files
             {
                 str(number): DecoderLayer(size, config, **_attention(config, number))
@@ -189,21 +182,19 @@ class Eagle3(AttendingHead):
         return found
 
     def begin(self, rows: int) -> Entries:
-        each = self.midlayer.self_attn.begin(rows)
-        return Entries.of_layers([each] * self.config.layers)
+        return Entries.of_layers([self.midlayer.begin(rows)] * self.config.layers)
+
+    @property
+    def decoder_layers(self) -> list[nn.Module]:
+        return [self.midlayer, *self.stack.values()]
 
     def step(
         self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
-        before = sight.before.by_layer(self.config.layers)
-        embedded = embed(tokens).to(guides.dtype)
-        x, own = self.midlayer(embedded, guides, replace(sight, before=before[0]))
-        entries = [own]
-        for layer, earlier in zip(self.stack.values(), before[1:], strict=True):
-            x, own = layer(x, replace(sight, before=earlier))
-            entries.append(own)
-        return self.norm(x) if self.config.norm_output else x, Entries.of_layers(entries)
+        embeddings = embed(tokens).to(guides.dtype)
+        x, entries = sight.through(self.decoder_layers, guides, embeddings)
+        return self.norm(x) if self.config.norm_output else x, entries
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
         x = outputs if self.config.norm_output else self.norm(outputs)
@@ -228,31 +219,13 @@ class Eagle3(AttendingHead):
             self.lm_head.weight.copy_(shared_head)
 
 
-class MidLayer(nn.Module):
-    """A Llama layer whose attention reads embedding and guide, each normalised, side by side."""
+def _first(size: int, config: Eagle3Config) -> Attention | LatentAttention:
+    """The attention of the first layer."""
+    if not config.latent:
+        return Attention(size, config, inputs=2 * size, **_attention(config, 0))
+    from outpace.heads.latent import LatentAttention  # and so a model of transformers
 
-    def __init__(self, size: int, config: Eagle3Config) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(size, eps=config.norm_eps)
-        self.hidden_norm = Norm(size, eps=config.norm_eps)
-        self.self_attn: Attention | LatentAttention
-        if config.latent:
-            from outpace.heads.latent import LatentAttention  # and so a model of transformers
-
-            self.self_attn = LatentAttention(size, config, 2 * size, config.latent)
-        else:
-            self.self_attn = Attention(size, config, inputs=2 * size, **_attention(config, 0))
-        self._norm_first = config.norm_before_residual
-        self.post_attention_layernorm = Norm(size, eps=config.norm_eps)
-        self.mlp = FeedForward(size, config.inner_size or 3 * size)
-
-    def forward(self, embedded: Tensor, guides: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
-        """As `AttendingHead.step`."""
-        normed = self.hidden_norm(guides)
-        seen = torch.cat([self.input_layernorm(embedded), normed], -1)
-        attended, entries = self.self_attn(seen, sight)
-        state = (normed if self._norm_first else guides) + attended
-        return state + self.mlp(self.post_attention_layernorm(state)), entries
+    return LatentAttention(size, config, 2 * size, config.latent)
 
 
 def _attention(config: Eagle3Config, number: int) -> dict[str, Any]:

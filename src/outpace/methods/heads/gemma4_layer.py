@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, rms_norm
 
-from outpace.heads.layers import (
-    Attention,
-    DecoderLayer,
-    Entries,
-    FeedForward,
-    LayerConfig,
-    Norm,
-    Sight,
-)
+from outpace.heads.decoder import DecoderLayer, FeedForward
+from outpace.heads.layers import Attention, Entries, LayerConfig, Norm, Sight
 
 ONLY: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",

@@ -22,8 +22,9 @@ from outpace.draft.base import Drafter, Setup
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
 from outpace.heads.checkpoint import KIND, kind_in
+from outpace.heads.decoder import DecoderLayer
 from outpace.heads.folder import CONFIG, Folder
-from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
+from outpace.heads.layers import Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.attending import (
     AttendingHead,
     AttendingHeadDrafter,
@@ -158,13 +159,17 @@ class Mtp(TargetOutput, AttendingHead):
     def begin(self, rows: int) -> Entries:
         return Entries.of_layers([each.block.begin(rows) for each in self.modules_in_order])
 
+    @property
+    def decoder_layers(self) -> list[nn.Module]:
+        return [] if self.later else [cast(nn.Module, self.block)]
+
     def step(
         self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
     ) -> tuple[Tensor, Entries]:
         embedded = shared.embed(tokens) if self.embed is None else self.embed(tokens)
         pair = [self.enorm(embedded.to(guides.dtype)), self.hnorm(guides)]
         joined = self.eh_proj(torch.cat(pair[::-1] if self.config.states_first else pair, -1))
-        x, entries = self.block(joined, sight)
+        x, entries = sight.through([cast(nn.Module, self.block)], joined)
         return self.post_norm(x), entries
 
     def logits(self, outputs: Tensor, shared: Shared) -> Tensor:

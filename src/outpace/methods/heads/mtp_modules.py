@@ -24,6 +24,7 @@ from outpace.heads.base import Shared
 from outpace.heads.layers import Entries, Sight
 from outpace.methods.heads.attending import HeadWalk
 from outpace.methods.heads.base import of_parents
+from outpace.methods.heads.text_cache import ShownDrafts
 
 if TYPE_CHECKING:
     from outpace.methods.heads.mtp import Mtp
@@ -84,14 +85,14 @@ class ModulesWalk(HeadWalk):
     @torch.inference_mode()
     def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         width, modules = parents.shape[-1], self._modules
+        drafts = self._drafts
+        assert isinstance(drafts, ShownDrafts), "its layers are torch's to compute"
         if self._columns is None:
-            count = torch.arange(len(self._entries), device=fed.device)
+            count = torch.arange(len(drafts.entries), device=fed.device)
             self._columns = count.expand(len(fed), -1)
-        related = tree.ancestors[:, -width:, 1:]  # [B, W, F]
-        visible = torch.cat([self._own[:, None].expand(-1, width, -1), related], -1)
-        positions = self._position.expand(-1, width)
+        whole = drafts.sight(tree.ancestors[:, -width:, 1:])
         outputs = list(of_parents(self._outputs, parents).chunk(len(modules), -1))
-        before, tokens = self._entries.by_layer(len(modules)), fed[:, -width:]
+        before, tokens = drafts.entries.by_layer(len(modules)), fed[:, -width:]
         found: list[Tensor] = []
         new: list[Entries] = []
         for number, module in enumerate(modules):
@@ -99,16 +100,14 @@ class ModulesWalk(HeadWalk):
                 found.append(torch.zeros_like(outputs[0]))
                 new.append(_blank(before[number], width))
                 continue
-            sight = Sight(positions, before[number], visible)
-            seen = _without_first(sight, self._columns, number)
-            sight = Sight(positions, before[number], seen)
+            seen = _without_first(whole, self._columns, number)
+            sight = Sight(whole.positions, before[number], seen)
             made = module.step(outputs[number - 1], tokens, sight, self._target)
             found.append(made[0])
             new.append(made[1])
         self._outputs = torch.cat(found, -1)
-        self._entries = self._entries.then(Entries.of_layers(new))
-        self._columns = torch.cat([self._columns, positions], 1)
-        self._position = self._position + 1
+        drafts.add(Entries.of_layers(new))
+        self._columns = torch.cat([self._columns, whole.positions], 1)
         self._depth += 1
         return self._logits(self._outputs, self._depth - 1)
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from outpace.draft.base import Setup
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
+from outpace.heads.decoder import DecoderLayer
+from outpace.heads.layers import Entries, LayerConfig, Norm, Sight
 from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
 from outpace.methods.heads.base import NOISE, TreeHeadOptions
 from outpace.targets.hf.loading.loaded import Loaded

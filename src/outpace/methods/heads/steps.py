@@ -21,7 +21,8 @@ from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
 from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, config_of
-from outpace.heads.layers import DecoderLayer, Entries, LayerConfig, Norm, Sight
+from outpace.heads.decoder import DecoderLayer, NormedLayer
+from outpace.heads.layers import LayerConfig, Sight
 from outpace.methods.heads.base import (
     HeadDrafter,
     TokenWalk,
@@ -51,18 +52,6 @@ class PrefixConfig(HeadConfig):
     """Whether a norm comes after it."""
 
 
-class NormedLayer(DecoderLayer):
-    """A layer with a norm after it."""
-
-    def __init__(self, size: int, config: LayerConfig) -> None:
-        super().__init__(size, config)
-        self.norm = Norm(size, eps=config.norm_eps)
-
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
-        found, entries = super().forward(x, sight)
-        return self.norm(found), entries
-
-
 class StateHead(Head):
     """Guesses from the target's last hidden state of one place."""
 
@@ -82,8 +71,7 @@ class StateHead(Head):
         if self.prefix is None:
             return states
         sight = Sight.of_texts(self.prefix.begin(len(states)), states.shape[1])
-        found: Tensor = self.prefix(states, sight)[0]
-        return found
+        return sight.through([self.prefix], states)[0]
 
     @torch.no_grad()
     def begin_from(self, shared_head: Tensor | None) -> None:
@@ -169,6 +157,7 @@ class StateDrafter(TrainedDrafter):
         self._seen = PerRequest(lambda request: Seen(request.length - 1))
         layer = cast(StateHead, self._head).prefix
         self._cache: PrefixTexts | None = None if layer is None else PrefixTexts(layer, target.rows)
+        self.cached_layers = () if layer is None else (layer,)
         if layer is not None:  # it is read once for a draft, whatever the other parts are
             read, depths = pass_bytes(layer), self._head.config.depths
             self.pass_bytes += read // depths - read // self._head.depths_at_once

@@ -12,9 +12,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outpace.core.transfer import to_device
-from outpace.heads.layers import DecoderLayer, Entries, Sight
+from outpace.heads.decoder import DecoderLayer
+from outpace.heads.layers import Entries, Sight
+from outpace.heads.native import NativeLayers, SlotSight, WrittenEntries
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import PassSlots
+from outpace.targets.hf.extents import PassSlots, Placement
 from outpace.targets.hf.prefixes import SavedText
 from outpace.targets.hf.slot_layer import seen
 
@@ -41,6 +43,9 @@ class TextCache:
         self._layer: Any = self._slots.layers[0]
         self._layer.lazy_initialization(self._none.keys, self._none.values)
         self.lengths: list[int] = []
+        self.native: NativeLayers | None = None
+        """What computes the head's layers in these slots; None: torch does, and `append` puts their
+        entries there."""
 
     @property
     def nbytes(self) -> int:
@@ -84,12 +89,57 @@ class TextCache:
     def next_of(self, rows: Sequence[int], count: int) -> Sight:
         """Returns the sight of the next ``count`` entries of some rows: each sees those of its own
         row that come before it, and itself."""
-        before, own = self.of(rows)
-        begin = to_device([self.lengths[row] for row in rows], own.device)
-        columns = torch.arange(count, device=own.device)
+        device, lengths = self._none.keys.device, [self.lengths[row] for row in rows]
+        columns = torch.arange(count, device=device)
         causal = (columns <= columns[:, None]).expand(len(rows), -1, -1)
+        positions = to_device(lengths, device)[:, None] + columns
+        if self.native is not None and self.native.takes(len(rows) * count):
+            return self.in_slots(rows, lengths, positions, causal)
+        before, own = self.of(rows)
         visible = torch.cat([own[:, None].expand(-1, count, -1), causal], -1)
-        return Sight(begin[:, None] + columns, before, visible)
+        return Sight(positions, before, visible)
+
+    def drafts_of(self, rows: Sequence[int]) -> Drafts:
+        """Returns what will be drafted after some rows."""
+        if self.native is None or not self.native.takes(1):
+            return ShownDrafts(self, rows)
+        return DraftsInSlots(self, rows)
+
+    def in_slots(
+        self, rows: Sequence[int], lengths: Sequence[int], positions: Tensor, related: Tensor
+    ) -> SlotSight:
+        """Returns the sight of entries that a pass of `native` writes into slots.
+
+        lengths: of the texts before them. positions: ``[B, W]``. related: ``[B, W, F + W]``,
+        which of the F entries that were written after the text, and of the W themselves, each sees.
+        """
+        assert self.native is not None
+        count, width = related.shape[1:]
+        needed, view = list(self.lengths), max(lengths) + width
+        for row, length in zip(rows, lengths, strict=True):
+            needed[row] = length + width
+        self._slots.reserve(0, needed)
+        starts = torch.tensor(lengths) + (width - count)
+        return SlotSight(
+            positions=positions,
+            before=self._nothing_of(len(rows)),
+            visible=_by_slot(lengths, related, view),
+            native=self.native,
+            cache=self._slots,
+            slots=PassSlots(self._placement(rows), starts, None, count, view),
+        )
+
+    def _placement(self, rows: Sequence[int]) -> Placement:
+        """Where the slots of some rows are."""
+        if list(rows) == list(range(rows[0], rows[0] + len(rows))):
+            return self._slots.placement(rows[0], len(rows))
+        each = [self._slots.placement(row, 1) for row in rows]
+        return Placement(
+            firsts=torch.cat([one.firsts for one in each]),
+            lasts=torch.cat([one.lasts for one in each]),
+            spacing=None,
+            shortest=min(one.shortest for one in each),
+        )
 
     @torch.inference_mode()
     def append(self, rows: Sequence[int], more: Entries, counts: Sequence[int]) -> None:
@@ -97,6 +147,9 @@ class TextCache:
         needed = list(self.lengths)
         for row, count in zip(rows, counts, strict=True):
             needed[row] += count
+        if isinstance(more, WrittenEntries):
+            self.lengths = needed
+            return
         self._slots.reserve(0, needed)
         for at, (row, count) in enumerate(zip(rows, counts, strict=True)):
             begin = self.lengths[row]
@@ -111,8 +164,7 @@ class TextCache:
     def _entries(self, rows: list[int], count: int) -> Entries:
         """The first ``count`` slots of some rows."""
         if not count:
-            keys, values = self._none.keys, self._none.values
-            return Entries(keys.expand(len(rows), -1, -1, -1), values.expand(len(rows), -1, -1, -1))
+            return self._nothing_of(len(rows))
         if rows != list(range(rows[0], rows[0] + len(rows))):
             alone = [self._entries([row], count) for row in rows]
             return Entries(
@@ -122,6 +174,72 @@ class TextCache:
         starts = to_device([self.lengths[row] for row in rows], self._none.keys.device)
         slots = PassSlots(placement, starts, None, columns=0, view=count)
         return Entries(seen(self._layer.keys, slots), seen(self._layer.values, slots))
+
+    def _nothing_of(self, rows: int) -> Entries:
+        """No entries of this many rows."""
+        keys, values = self._none.keys, self._none.values
+        return Entries(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1))
+
+
+def _by_slot(lengths: Sequence[int], related: Tensor, view: int) -> Tensor:
+    """Which slots entries see, bool ``[B, W, view]``: all of their texts, and those after these
+    that ``related`` says."""
+    rows, count, width = related.shape
+    if min(lengths) == max(lengths):
+        return torch.cat([related.new_ones(rows, count, lengths[0]), related], -1)
+    after = torch.arange(view) - torch.tensor(lengths)[:, None]  # [B, view]
+    at = after.clamp(0, width - 1)[:, None].expand(-1, count, -1)
+    text, drafted = (after < 0)[:, None], (after < width)[:, None]
+    return text | (related.gather(2, at) & drafted)
+
+
+class Drafts(Protocol):
+    """Entries after the texts of some rows, in one draft."""
+
+    positions: Tensor
+    """``[B, 1]``, of the next ones."""
+
+    def sight(self, related: Tensor) -> Sight:
+        """Returns the sight of the next W entries of each row. related: ``[B, W, F + W]``, which of
+        those that were drafted before, and of these, each of them sees besides its text."""
+
+    def add(self, entries: Entries) -> None:
+        """Takes the entries that were computed with this sight."""
+
+
+class ShownDrafts:
+    """Drafts next to the texts' entries, as tensors."""
+
+    def __init__(self, cache: TextCache, rows: Sequence[int]) -> None:
+        self.entries, self.own = cache.of(rows)
+        """Those before the next ones, and which of the text's are a row's own, bool ``[B, L]``."""
+        lengths = [[cache.lengths[row]] for row in rows]
+        self.positions = to_device(lengths, self.own.device)
+
+    def sight(self, related: Tensor) -> Sight:
+        width = related.shape[1]
+        visible = torch.cat([self.own[:, None].expand(-1, width, -1), related], -1)
+        return Sight(self.positions.expand(-1, width), self.entries, visible)
+
+    def add(self, entries: Entries) -> None:
+        self.entries = self.entries.then(entries)
+        self.positions = self.positions + 1
+
+
+class DraftsInSlots:
+    """Drafts in the slots after the texts, which nobody else uses until the draft is over."""
+
+    def __init__(self, cache: TextCache, rows: Sequence[int]) -> None:
+        self._cache, self._rows = cache, rows
+        self._lengths = [cache.lengths[row] for row in rows]
+        self.positions = torch.tensor(self._lengths)[:, None]
+
+    def sight(self, related: Tensor) -> Sight:
+        positions = self.positions.expand(-1, related.shape[1])
+        return self._cache.in_slots(self._rows, self._lengths, positions, related)
+
+    def add(self, entries: Entries) -> None:
+        self.positions = self.positions + 1
 
 
 WAITING = 32
@@ -166,7 +284,7 @@ class PrefixTexts(TextCache):
         states = [torch.cat(self._waiting[row]) for row in rows]
         counts = [len(each) for each in states]
         sight = self.next_of(rows, max(counts))
-        found, entries = self._read(pad_sequence(states, batch_first=True), sight)
+        found, entries = sight.through([self._read], pad_sequence(states, batch_first=True))
         self.append(rows, entries, counts)
         for row in rows:
             self._waiting[row].clear()

@@ -69,6 +69,7 @@ private:
   const float *attend(int64_t index, const Worker &worker);
   const float *attend_latents(int64_t index, const Worker &worker);
   const float *recurrence(int64_t index, const Worker &worker);
+  void join_embeddings(const Layer &layer, const Worker &worker, float *to);
   void normalise_together(const Attention &job, int size);
   void attend_heads(const Attention &job, int size);
   void attend_splits(const Attention &job, int size);

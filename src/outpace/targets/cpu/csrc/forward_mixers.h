@@ -36,13 +36,29 @@ inline CacheVectors ForwardPass::values_of(int64_t index) const {
   return {cache.values[index], scales, cache.kind, layer.latent.size ? layer.latent.rope : layer.dim};
 }
 
+// Writes the embedding of each token, normalised, and its hidden state after it, [tokens, 2 hidden].
+inline void ForwardPass::join_embeddings(const Layer &layer, const Worker &worker, float *to) {
+  const int64_t hidden = layer.hidden;
+  for (int64_t begin, end; team.take(tokens(), 1, worker.size, begin, end);)
+    for (int64_t r = begin; r < end; r++) {
+      float *both = to + r * 2 * hidden;
+      normalise(layer.embedding_norm, pass.embeddings + r * hidden, hidden, both);
+      std::memcpy(both + hidden, worker.normed + r * hidden, hidden * sizeof(float));
+    }
+  team.barrier(worker.size);
+}
+
 // Returns the outputs of the heads of all tokens, [tokens, heads dim].
 inline const float *ForwardPass::attend(int64_t index, const Worker &worker) {
   const Layer &layer = layers[index];
   const int64_t query_width = layer.query_width(), key_width = layer.kv_heads * layer.dim;
-  product(worker.normed, worker.work, layer.hidden, &layer.query, 3, worker.size);
   float *new_keys = worker.work + tokens() * query_width, *new_values = new_keys + tokens() * key_width;
-  float *result = new_values + tokens() * key_width;
+  float *result = new_values + tokens() * key_width, *in = worker.normed;
+  if (layer.reads_embeddings) {
+    in = result + tokens() * layer.attended_width();
+    join_embeddings(layer, worker, in);
+  }
+  product(in, worker.work, layer.attention_inputs(), &layer.query, 3, worker.size);
   Attention attention{
       &layer, &pass,          worker.work,         new_keys, new_values, keys_of(index), values_of(index),
       result, worker.scratch, worker.split_results};

@@ -34,9 +34,11 @@ struct Layer {
   Norm before_mlp, after_mlp;
   Norm query_norm, key_norm; // of each head, or of all heads together, or of what `query_a` makes and
                              // of latents
+  Norm embedding_norm;       // of embeddings, where attention reads them
   // kv_heads: of latents, groups of heads that one thread takes. dim: numbers of a value in the cache.
   int64_t hidden, heads, kv_heads, dim, inner;
   int64_t has_attention, has_mlp; // 0 of a part that is skipped
+  int64_t reads_embeddings;       // whether attention reads them, too, before the hidden states (EAGLE-3)
   int64_t parallel;               // whether the MLP is given what attention is given
   int64_t norm_over_heads;        // whether all heads are normalised together
   int64_t norm_stride;            // between the weights of the norms of two heads: 0 if they share them
@@ -53,6 +55,9 @@ struct Layer {
 
   bool gated() const { return gate.weight; }
 
+  // Numbers of a token that attention reads.
+  int64_t attention_inputs() const { return reads_embeddings ? 2 * hidden : hidden; }
+
   // Numbers of a query, with its gate, and of a key.
   int64_t query_dim() const { return latent.size ? dim + latent.rope : gated_heads ? 2 * dim : dim; }
   // Numbers of all queries, and of what they have seen, as their products make and take them.
@@ -64,7 +69,8 @@ struct Layer {
   // The floats per token that the products before the MLP, and queries, need.
   int64_t scratch_per_token() const {
     if (recurrence.kind) return recurrence.scratch_per_token();
-    if (!latent.size) return query_width() + 2 * kv_heads * dim + attended_width();
+    if (!latent.size)
+      return query_width() + 2 * kv_heads * dim + attended_width() + (reads_embeddings ? 2 * hidden : 0);
     return query_a.outputs + key.outputs + query_width() + heads * (query_dim() + dim) + attended_width();
   }
 
@@ -94,6 +100,7 @@ struct Pass {
   const int64_t *firsts; // [rows]: where each row's slots begin in the cache
   const int64_t *starts; // [rows]: the slot, of the row's own, of its first token
   int64_t slots;         // of a head of the cache
+  const float *embeddings; // [tokens, hidden], or null where no layer reads them
   float *scratch;
 };
 

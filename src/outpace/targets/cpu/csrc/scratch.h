@@ -52,7 +52,7 @@ inline int64_t split_scratch(const Layer *layers, int64_t count, int64_t rows, i
 inline int64_t quantized_scratch(const Layer *layers, int64_t count) {
   int64_t most = 0;
   for (const Layer *at = layers; at < layers + count; at++)
-    most = std::max({most, at->hidden, at->query_a.outputs, at->attended_width(), at->inner});
+    most = std::max({most, at->attention_inputs(), at->query_a.outputs, at->attended_width(), at->inner});
   return blocks_of(most) * int64_t(sizeof(ActivationBlock) / sizeof(float));
 }
 

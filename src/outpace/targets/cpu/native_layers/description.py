@@ -73,6 +73,10 @@ class LayerDescription:
     latent: Latent | None = None
     recurrence: Recurrence | None = None
     clip: Clip = NO_CLIP
+    reads_embeddings: bool = False
+    """Whether attention reads the embedding of a token, too, before its hidden state (EAGLE-3)."""
+    embedding_norm: Norm | None = None
+    """Of these embeddings."""
     rotary: RotaryStyle = RotaryStyle.HALVES
     angles: int = 0
     """Which of the angles of a pass are its own."""
@@ -139,7 +143,8 @@ class LayerDescription:
         linears = [linear.module for linear in self.linears if linear is not None]
         for part in (self.recurrence, self.mixture):
             linears += [] if part is None else part.modules
-        return [*linears, *(norm.module for norm in self.norms if norm is not None)]
+        norms = (*self.norms, self.embedding_norm)
+        return [*linears, *(norm.module for norm in norms if norm is not None)]
 
     @property
     def sinks(self) -> Tensor | None:

@@ -32,7 +32,9 @@ def fits(found: LayerDescription, library: Native) -> bool:
         and _fits_attention(found, library)
         and all(
             norm is None or norm.module.weight.numel() == size
-            for norm, size in zip(found.norms, _norm_sizes(found), strict=True)
+            for norm, size in zip(
+                (*found.norms, found.embedding_norm), (*_norm_sizes(found), hidden), strict=True
+            )
         )
     )
 
@@ -41,7 +43,8 @@ def _input_sizes(found: LayerDescription, inner: int) -> list[int]:
     """The inputs of each linear layer."""
     hidden, latent, first = found.hidden, found.latent, found.linears[7]
     if latent is None:
-        heads = [hidden, hidden, hidden, found.width]
+        read = 2 * hidden if found.reads_embeddings else hidden
+        heads = [read, read, read, found.width]
     else:
         from_ = hidden if first is None else first.outputs
         heads = [from_, hidden, latent.size, latent.heads * latent.value]

@@ -108,6 +108,8 @@ class PassInputs(NamedTuple):
     masks: tuple[Tensor | None, ...]
     """By the numbers of layers' descriptions: bool ``[A, 1, T, S]``; None where all is seen, or all
     up to the token itself."""
+    embeddings: Tensor | None = None
+    """float32 ``[A, T, hidden]``, contiguous, for layers that read them; None: there are none."""
     states: Tensor | None = None
     """``[layers, A, T, hidden]``: the output of each layer is written there, that of the last one
     through the norm."""
@@ -124,6 +126,7 @@ class PassInputs(NamedTuple):
                 None if mask is None else mask.expand(count, -1, -1, -1)[rows]
                 for mask in self.masks
             ),
+            embeddings=None if self.embeddings is None else self.embeddings[rows],
             states=None if states is None else states[:, rows],
         )
 
@@ -166,6 +169,7 @@ class _Pass(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("rows", "columns", "view")),
         *((name, ctypes.c_void_p) for name in ("angles", "masks", "firsts", "starts")),
         ("slots", ctypes.c_int64),
+        ("embeddings", ctypes.c_void_p),
         ("scratch", ctypes.c_void_p),
     )
 
@@ -200,7 +204,7 @@ class PassDescriptions:
 
 
 def _source(given: PassInputs) -> tuple[Any, ...]:
-    return given.slots, *given.masks, *chain.from_iterable(given.angles)
+    return given.slots, given.embeddings, *given.masks, *chain.from_iterable(given.angles)
 
 
 def _same(old: Sequence[Any], new: Sequence[Any]) -> bool:
@@ -217,7 +221,8 @@ def _describe_pass(given: PassInputs, cached: int, scratch: int) -> PassDescript
     struct = _Pass(
         *(rows, columns, slots.view, ctypes.addressof(tables), ctypes.addressof(seen)),
         *(slots.placement.firsts.data_ptr(), slots.starts.data_ptr()),
-        *(cached, room.data_ptr()),
+        *(cached, None if given.embeddings is None else given.embeddings.data_ptr()),
+        room.data_ptr(),
     )
     alive = (tables, seen, angles, masks, room)
     return PassDescription(struct, _source(given), (cached, scratch), alive)

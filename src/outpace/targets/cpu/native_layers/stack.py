@@ -60,8 +60,10 @@ class _Layer(ctypes.Structure):
         *((name, LinearStruct) for name in ("query_a", "key_b")),
         *((name, NormStruct) for name in ("before_attention", "after_attention")),
         *((name, NormStruct) for name in ("before_mlp", "after_mlp", "query_norm", "key_norm")),
+        ("embedding_norm", NormStruct),
         *((name, ctypes.c_int64) for name in ("hidden", "heads", "kv_heads", "dim", "inner")),
-        *((name, ctypes.c_int64) for name in ("has_attention", "has_mlp", "parallel")),
+        *((name, ctypes.c_int64) for name in ("has_attention", "has_mlp", "reads_embeddings")),
+        ("parallel", ctypes.c_int64),
         *((name, ctypes.c_int64) for name in ("norm_over_heads", "norm_stride")),
         *((name, ctypes.c_int64) for name in ("activation", "rotary", "gated_heads")),
         *((name, ctypes.c_int64) for name in ("angles", "mask")),
@@ -233,7 +235,7 @@ class LayerStack:
         found = self._last_pointers
         if found is None or found.cache() is not cache or found.generation != cache.generation:
             layers = [
-                cache.buffers_of(index, *layer.cached, like=x) if layer.recurrence is None else None
+                self._buffers_of(cache, index, layer, x) if layer.recurrence is None else None
                 for index, layer in zip(description.indices, self._layers, strict=True)
             ]
             attending = [layer for layer in layers if layer is not None]
@@ -248,6 +250,10 @@ class LayerStack:
                 generation=cache.generation,
             )
         return found
+
+    def _buffers_of(self, cache: SlotCache, index: int, layer: LayerDescription, x: Tensor) -> Any:
+        """Returns what has the keys and values of a layer."""
+        return cache.buffers_of(index, *layer.cached, like=x)
 
     def _description(self) -> _StackDescription:
         """Returns the layers as the library reads them, described again if a weight has moved."""
@@ -298,13 +304,16 @@ def _struct(
     recurring: those of the products of what keeps a state."""
     sinks, mixture, recurrence = layer.sinks, layer.mixture, layer.recurrence
     parts = [LinearStruct() if weight is None else linear_struct(weight) for weight in weights]
-    norms = [NormStruct() if norm is None else norm.struct() for norm in layer.norms]
+    norms = [
+        NormStruct() if norm is None else norm.struct()
+        for norm in (*layer.norms, layer.embedding_norm)
+    ]
     number, latent = layer.attention.layer_idx, layer.latent
     return _Layer(
         *parts,
         *norms,
         *(layer.hidden, layer.heads, layer.kv_heads, layer.dim, parts[5].outputs),
-        *(number not in skipped.attention, number not in skipped.mlp),
+        *(number not in skipped.attention, number not in skipped.mlp, layer.reads_embeddings),
         *(layer.parallel, layer.norm_over_heads, layer.norm_stride),
         *(layer.activation, layer.rotary, layer.gated_heads, layer.angles, layer.mask),
         *(layer.scaling, layer.softcap, layer.residual_multiplier, *layer.clip),

@@ -1,0 +1,298 @@
+"""Layers of heads in our own code: what torch makes of them, in texts that grow and in drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from devices import cpu_only
+from outpace import LLM
+from outpace.core.trees.tree import Tree
+from outpace.draft.registry import find_drafter
+from outpace.draft.vocabulary import Vocabulary
+from outpace.heads.base import TargetShape
+from outpace.heads.checkpoint import load_head
+from outpace.heads.decoder import DecoderLayer, NormedLayer
+from outpace.heads.layers import LayerConfig
+from outpace.heads.native import NativeLayers, SlotSight
+from outpace.methods.heads.attending import HeadWalk
+from outpace.methods.heads.eagle import Eagle, EagleConfig
+from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
+from outpace.methods.heads.mtp import Mtp, MtpConfig
+from outpace.methods.heads.text_cache import PrefixTexts, TextCache
+from outpace.targets.cpu.native import native
+from outpace.targets.cpu.native_layers.blocks import use_block_kernels
+from outpace.targets.cpu.native_layers.linear import lay_out_weights
+from outpace.targets.cpu.weights.quantize import quantize
+from outpace.targets.hf.loading.loaded import Loaded
+from targets.families import CONTEXT, PROMPTS, target
+
+pytestmark = [
+    pytest.mark.skipif(native() is None, reason="no C++ compiler here"),
+    cpu_only("Our own code computes on a CPU."),
+]
+
+SIZE, VOCABULARY, LAYERS = 32, 61, 12
+HEAD = {"heads": 4, "groups": 2, "head_dim": 16, "inner_size": 48}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+NEAR = {"atol": 1e-4, "rtol": 1e-4}
+BUNDLED = Path(__file__).parents[2] / "bundle" / "heads" / "eagle3-qwen2.5-coder-1.5b"
+
+
+class Shared:
+    """What heads read of a target."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        torch.manual_seed(5)
+        self._rows, self._output = torch.randn(VOCABULARY, size), torch.randn(VOCABULARY, size)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._rows[tokens % VOCABULARY]
+
+    def head(self, states: Tensor) -> Tensor:
+        return states @ self._output.t()
+
+
+def eagle3(**more: Any) -> Any:
+    config = Eagle3Config(**{**HEAD, "reads": [1, 2, 3], **more})
+    return Eagle3(TargetShape(SIZE, VOCABULARY, LAYERS), config)
+
+
+def eagle(**more: Any) -> Any:
+    return Eagle(TargetShape(SIZE, VOCABULARY, LAYERS), EagleConfig(**{**HEAD, **more}))
+
+
+def mtp(**more: Any) -> Any:
+    return Mtp(TargetShape(SIZE, VOCABULARY, LAYERS), MtpConfig(**{**HEAD, **more}))
+
+
+IN_INT8 = "8 bits"
+MADE: dict[str, Callable[[], Any]] = {
+    "eagle3": eagle3,
+    "several layers and windows": lambda: eagle3(layers=3, windows=[0, 4, 6]),
+    "norms of heads": lambda: eagle3(normed=True),
+    "biases": lambda: eagle3(bias=True, output_bias=True),
+    "the normalised state goes on": lambda: eagle3(norm_before_residual=True),
+    "normalised outputs": lambda: eagle3(norm_output=True, layers=2),
+    "some elements are turned": lambda: eagle3(rope={**ROPE, "partial_rotary_factor": 0.5}),
+    "a scaled turn": lambda: eagle3(
+        rope={**ROPE, "rope_type": "yarn", "inv_freq": [0.5] * 8, "attention_factor": 1.3}
+    ),
+    IN_INT8: lambda: eagle3(layers=2),
+    "eagle": eagle,
+    "eagle without a norm": lambda: eagle(input_norm=False, fusion_bias=True, bias=True),
+    "mtp": mtp,
+}
+
+
+def made(name: str) -> Any:
+    torch.manual_seed(0)
+    head = MADE[name]().eval().requires_grad_(False)
+    for each in head.parameters():
+        each.add_(torch.randn_like(each), alpha=0.1)
+    if name == IN_INT8:
+        quantize(head, "int8")
+        lay_out_weights(head)
+    return head
+
+
+class Played:
+    """Texts of some rows, and drafts after them."""
+
+    def __init__(self, head: Any, shared: Any, rows: int, own: bool) -> None:
+        self.head, self.shared = head, shared
+        self.cache = TextCache(head, rows, ahead=1)
+        self.cache.native = NativeLayers.of(head.decoder_layers) if own else None
+        assert (self.cache.native is not None) is own
+        for _ in range(rows):
+            self.cache.admit()
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[int], states: Tensor, tokens: Tensor, counts: Any) -> Tensor:
+        """Returns the outputs of the next entries."""
+        sight = self.cache.next_of(rows, tokens.shape[1])
+        assert isinstance(sight, SlotSight) is (self.cache.native is not None)
+        found, entries = self.head.step(self.head.guide(states), tokens, sight, self.shared)
+        self.cache.append(rows, entries, counts)
+        return found
+
+    @torch.inference_mode()
+    def drafts(self, outputs: Tensor, fed: Tensor, levels: Sequence[int], tree: Tree) -> list[Any]:
+        """Returns the logits of all levels of a tree, and the outputs that follow from them."""
+        vocabulary = Vocabulary(torch.arange(VOCABULARY), VOCABULARY)
+        if getattr(self.head, "d2t", None) is not None:
+            vocabulary = Vocabulary(self.head.d2t, 151936)
+        walk = HeadWalk(self.head, self.shared, vocabulary, self.cache, outputs)
+        found, done, last = [walk.first()], 0, [0]
+        for width in levels:
+            nodes = list(range(done, done + width))
+            parents = [int(tree.parents[0, node]) for node in nodes]
+            at = torch.tensor([last.index(parent) for parent in parents])
+            done, last = done + width, [node + 1 for node in nodes]
+            part = Tree.uniform(tree.parents[0, :done].tolist(), rows=len(fed))
+            found.append(walk.deeper(fed[:, :done], part, at))
+        return found
+
+
+def numbers(head: Any, rows: int, count: int) -> tuple[Tensor, Tensor]:
+    """States of a target, and tokens."""
+    wide = len(head.layers) * head.target.hidden_size
+    return torch.randn(rows, count, wide), torch.randint(0, VOCABULARY, (rows, count))
+
+
+def play(games: Sequence[Played], near: Callable[[Any, Any], None]) -> None:
+    """Reads texts of different lengths and drafts after them, with all of them alike."""
+    torch.manual_seed(1)
+    head = games[0].head
+    parents, levels = [0, 0, 1, 1, 2, 4, 5], (2, 3, 2)
+    tree = Tree.uniform(parents, rows=3)
+    for rows, counts in (([0, 1, 2], [7, 1, 4]), ([2, 0], [3, 2]), ([0, 1, 2], [2, 2, 1])):
+        states, tokens = numbers(head, len(rows), max(counts))
+        outputs = [game.read(rows, states, tokens, counts) for game in games]
+        for row, count in enumerate(counts):
+            near([each[row, :count] for each in outputs], rows)
+    for repeated in range(2):  # what was drafted before is not seen
+        fed = torch.randint(0, VOCABULARY, (3, len(parents)))
+        found = [
+            game.drafts(each[:, :1], fed, levels, tree)
+            for game, each in zip(games, outputs, strict=True)
+        ]
+        for level in zip(*found, strict=True):
+            near(level, repeated)
+    for game in games:
+        game.cache.drop(1, 1)
+    states, tokens = numbers(head, 1, 40)
+    near([game.read([1], states, tokens, [40]) for game in games], "a longer text")
+
+
+@pytest.mark.parametrize("name", list(MADE))
+def test_torch_makes_the_same_of_it(name: str) -> None:
+    head = made(name)
+
+    def near(found: Any, where: Any) -> None:
+        torch.testing.assert_close(*found, **NEAR, msg=lambda text: f"{where}: {text}")
+
+    play([Played(head, Shared(), 3, own) for own in (True, False)], near)
+
+
+def test_the_bundled_head_in_4_bits() -> None:
+    head: Any = load_head(BUNDLED, blocks=True).to(torch.float32)
+    use_block_kernels(head)
+
+    def near(found: Any, where: Any) -> None:
+        ours, torchs = (each.nan_to_num(neginf=0.0) for each in found)
+        off = (ours - torchs).square().mean().sqrt() / torchs.std()
+        assert off < 0.02, where  # a last bit may decide how an activation is rounded
+
+    play([Played(head, Shared(1536), 3, own) for own in (True, False)], near)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "several layers and windows"])
+def test_the_same_bits_in_any_company(name: str) -> None:
+    """Alone and in a batch of longer and shorter texts, in a chain and in a tree."""
+    head, shared = made(name), Shared()
+    together, alone = Played(head, shared, 3, True), Played(head, shared, 1, True)
+    torch.manual_seed(2)
+    states, tokens = numbers(head, 3, 18)
+    guides = head.guide(states)
+    head.guide = lambda states: states  # torch's product is another one in a batch
+    all_of = together.read([0, 1, 2], guides, tokens, [18, 3, 11])
+    one_by_one = [
+        alone.read([0], guides[2:, at, None], tokens[2:, at, None], [1]) for at in range(11)
+    ]
+    assert torch.equal(all_of[2, :11], torch.cat(one_by_one, 1)[0])
+    step, kept = head.step, []
+
+    def recorded(*given: Any) -> Any:
+        found = step(*given)
+        kept.append(found[0])
+        return found
+
+    head.step = recorded
+    tree = Tree.uniform([0, 0, 1, 2, 3], rows=3)
+    fed = torch.randint(0, VOCABULARY, (3, 5))
+    together.drafts(all_of[:, 10:11], fed, (2, 2, 1), tree)
+    chain = fed[2:, [0, 2, 4]]
+    alone.drafts(all_of[2:, 10:11], chain, (1, 1, 1), Tree.uniform([0, 1, 2], rows=1))
+    in_tree, in_chain = kept[:3], kept[3:]
+    for wide, single in zip(in_tree, in_chain, strict=True):
+        assert torch.equal(wide[2, 0], single[0, 0])
+
+
+@pytest.mark.parametrize("kind", [DecoderLayer, NormedLayer])
+def test_layers_over_a_text(kind: Any) -> None:
+    torch.manual_seed(3)
+    layer = kind(SIZE, LayerConfig(**HEAD)).eval().requires_grad_(False)
+    readers = [PrefixTexts(layer, 2) for _ in range(2)]
+    readers[0].native = NativeLayers.of([layer])
+    assert readers[0].native is not None
+    for reader in readers:
+        reader.admit()
+        reader.admit()
+    for counts in ((3, 1), (1, 6), (2, 2)):
+        states = torch.randn(2, max(counts), SIZE)
+        for reader in readers:
+            for row, count in enumerate(counts):
+                reader.add(row, states[row, :count])
+        torch.testing.assert_close(*(reader.latest([0, 1]) for reader in readers), **NEAR)
+
+
+class Other(DecoderLayer):
+    """A layer that computes something else."""
+
+
+def test_what_is_left_to_torch() -> None:
+    head = made("eagle3")
+    layers = head.decoder_layers
+    assert NativeLayers.of([Other(SIZE, LayerConfig(**HEAD))]) is None
+    assert NativeLayers.of([DecoderLayer(SIZE, LayerConfig(**{**HEAD, "head_dim": 6}))]) is None
+    assert NativeLayers.of([*layers[:1], *layers[:1]]) is None
+    assert NativeLayers.of(made("eagle3").double().decoder_layers) is None
+    assert NativeLayers.of([]) is None
+    found = NativeLayers.of(layers)
+    assert found is not None
+    with torch.inference_mode():
+        assert found.takes(1)
+        assert not found.takes(65), "weights in float32: torch is faster"
+        hook = layers[0].mlp.register_forward_hook(lambda *_: None)
+        assert not found.takes(1), "somebody looks on"
+        hook.remove()
+        assert found.takes(1)
+    assert not found.takes(1), "gradients are wanted"
+
+
+def test_weights_that_move_are_found_again() -> None:
+    head, shared = made("eagle"), Shared()
+    game = Played(head, shared, 1, True)
+    states, tokens = numbers(head, 1, 4)
+    before = game.read([0], states, tokens, [0])
+    head.layer.mlp.down_proj.weight = nn.Parameter(torch.zeros(SIZE, 48), requires_grad=False)
+    after = game.read([0], states, tokens, [0])
+    torch.testing.assert_close(
+        after, Played(head, shared, 1, False).read([0], states, tokens, [0]), **NEAR
+    )
+    assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+def test_a_drafter_has_them_unless_kernels_are_off(kernels: Any) -> None:
+    loaded = Loaded(target("llama").float(), None, "llama")
+    shape = TargetShape.of(loaded.config)
+    sizes = {"heads": 1, "head_dim": 16, "inner_size": 32}
+    config = {"method": "eagle3", "model": Eagle3(shape, Eagle3Config(**sizes)).eval()}
+    llm = LLM(loaded, speculative_config=config, cpu_kernels=kernels, max_model_len=CONTEXT)
+    drafter: Any = llm.engine.drafter
+    assert isinstance(drafter, find_drafter("eagle3"))
+    fits = shape.hidden_size % native().lanes == 0
+    assert (drafter._cache.native is not None) is (kernels == "auto" and fits)
+    params = {"temperature": 0, "max_tokens": 12}
+    drafted, plain = (
+        [out.token_ids for out in llm.generate(PROMPTS, {**params, **more})]
+        for more in ({}, {"speculative": "off"})
+    )
+    assert drafted == plain
