@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cpu.described import made
 from cpu.test_blocks import compiled_for, library, random_blocks, same_bits_everywhere
-from outpace.targets.cpu.native import Weight, laid_out, linear_struct, native
+from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.latent import latent_of
 from outpace.targets.cpu.native_layers.layer import use_native_layers
@@ -20,6 +20,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import KINDS
 from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.cpu.weights.narrow import to_int8
+from outpace.targets.cpu.weights.weight import Weight, laid_out, linear_struct
 from outpace.targets.hf.loading.load import load
 from targets.gguf.files import tiny, write
 

@@ -13,12 +13,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
-from outpace.targets.cpu.native import LINE
 from outpace.targets.cpu.native_layers import passes
 from outpace.targets.cpu.native_layers.layer import use_native_layers
 from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
 from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.cpu.weights.weight import LINE
 from outpace.targets.hf.partial.parts import LowerLayers, UpperLayers, WithoutSubLayers
 from outpace.targets.hf.runner import Runner
 

@@ -18,10 +18,11 @@ from cpu.test_native import play
 from outpace import LLM
 from outpace.core.trees.tree import Tree
 from outpace.targets.cpu.kernels import speed_up
-from outpace.targets.cpu.native import LINE, native
+from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers import passes
 from outpace.targets.cpu.native_layers.layer import NativeLayer, use_native_layers
 from outpace.targets.cpu.native_layers.model import NativeModel
+from outpace.targets.cpu.weights.weight import LINE
 from outpace.targets.describe import describe
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.recurrent.states import StateCache

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from cpu.test_blocks import SIZES, played, unrounded
-from outpace.targets.cpu.native import LINE, native
+from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers import passes
+from outpace.targets.cpu.weights.weight import LINE
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
 from targets.gguf.files import tiny, write

@@ -1,6 +1,6 @@
 // A linear layer, as all products read it, and slices of its outputs.
 //
-// Python's `LinearStruct` (native.py) has the same fields.
+// Python's `LinearStruct` (weights/weight.py) has the same fields.
 #pragma once
 
 #include <cstdint>

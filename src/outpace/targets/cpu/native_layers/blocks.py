@@ -15,19 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.targets.cpu.linear import opaque
-from outpace.targets.cpu.native import (
-    BLOCK_PANEL,
-    BlockShape,
-    Native,
-    Prepared,
-    Weight,
-    native,
-)
+from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.cpu.weights.layers import ShowsWeight, exchange
+from outpace.targets.cpu.weights.weight import BLOCK_PANEL, BlockShape, Prepared, Weight
 
 
 class NativeBlockLinear(ShowsWeight, NativeProduct):

@@ -76,7 +76,7 @@ class LayerDescription:
     reads_embeddings: bool = False
     """Whether attention reads the embedding of a token, too, before its hidden state (EAGLE-3)."""
     embedding_norm: Norm | None = None
-    """Of these embeddings."""
+    """What normalises these embeddings."""
     rotary: RotaryStyle = RotaryStyle.HALVES
     angles: int = 0
     """Which of the angles of a pass are its own."""

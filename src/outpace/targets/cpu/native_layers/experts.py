@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.targets.cpu.native import BLOCK_PANEL, LinearStruct, linear_struct
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.probing import is_plain
 from outpace.targets.cpu.weights.experts import BlockExperts
+from outpace.targets.cpu.weights.weight import BLOCK_PANEL, LinearStruct, linear_struct
 
 MOST_EXPERTS = 1024
 """Experts of a layer (`experts.h`)."""

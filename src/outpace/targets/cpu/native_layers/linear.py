@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from outpace.targets.cpu.linear import can_pack, opaque, packed_product
-from outpace.targets.cpu.native import Native, Prepared, Weight, laid_out, native
+from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.product import (
     NativeProduct,
     Together,
@@ -22,6 +22,7 @@ from outpace.targets.cpu.native_layers.product import (
 from outpace.targets.cpu.race import native_reads_prompts
 from outpace.targets.cpu.weights.layers import matrix_of
 from outpace.targets.cpu.weights.narrow import narrowed, to_int8
+from outpace.targets.cpu.weights.weight import Prepared, Weight, laid_out
 from outpace.targets.hf.plain import read_plainly
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -103,7 +104,7 @@ class NativeLinear(NativeProduct):
         return self.layout is WeightLayout.ROWS and self.out_features % self.library.panel == 0
 
     def lay_out(self) -> None:
-        """Puts the weight into panels (`native.laid_out`), the order in which products read it.
+        """Puts the weight into panels (`weight.laid_out`), the order in which products read it.
 
         It is held only so: from then on ``weight`` is a copy that is made at each look.
         """

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, arange
 
-from outpace.targets.cpu.native import LINE
+from outpace.targets.cpu.weights.weight import LINE
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.extents import PassSlots
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.logits.truncation import NEVER
-from outpace.targets.cpu.native import (
+from outpace.targets.cpu.native import Native
+from outpace.targets.cpu.native_layers.probing import is_plain
+from outpace.targets.cpu.weights.weight import (
     LinearStruct,
-    Native,
     Prepared,
     Weight,
     in_rows,
     linear_struct,
 )
-from outpace.targets.cpu.native_layers.probing import is_plain
 
 
 class WeightLayout(Enum):
@@ -30,7 +30,7 @@ class WeightLayout(Enum):
     TRANSPOSED = "transposed", "weight"
     """``[K, N]``, over memory that holds rows: what GPT-2's layers show."""
     PANELS = "panels", "panels"
-    """``[N / panel, K, panel]`` (`native.laid_out`)."""
+    """``[N / panel, K, panel]`` (`weight.laid_out`)."""
 
     def __init__(self, _: str, parameter: str) -> None:
         self.parameter = parameter

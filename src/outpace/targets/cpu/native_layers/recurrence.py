@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from outpace.targets.cpu.native import LinearStruct, Weight, linear_struct
 from outpace.targets.cpu.native_layers.probing import (
     SILU,
     Norm,
@@ -22,6 +21,7 @@ from outpace.targets.cpu.native_layers.probing import (
     is_plain,
 )
 from outpace.targets.cpu.native_layers.product import Linear, outputs_of
+from outpace.targets.cpu.weights.weight import LinearStruct, Weight, linear_struct
 
 MOST_TAPS = 8
 """Inputs that a convolution sees (`recurrence.h`)."""

@@ -14,17 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.base import NOTHING, SubLayers
-from outpace.targets.cpu.native import (
-    NO_LOGITS,
-    NO_STATES,
-    Ending,
-    LinearStruct,
-    Native,
-    StatesLeft,
-    Weight,
-    first_outputs,
-    linear_struct,
-)
+from outpace.targets.cpu.native import NO_LOGITS, NO_STATES, Ending, Native, StatesLeft
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.experts import MixtureStruct
@@ -41,6 +31,7 @@ from outpace.targets.cpu.native_layers.product import (
 )
 from outpace.targets.cpu.native_layers.recurrence import RecurrenceStruct
 from outpace.targets.cpu.weights.layers import hooks_of
+from outpace.targets.cpu.weights.weight import LinearStruct, Weight, first_outputs, linear_struct
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.logits import LogitScaling, VocabularySubset
 from outpace.targets.hf.recurrent.states import StateCache

@@ -17,10 +17,10 @@ from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ModelLoadError
-from outpace.targets.cpu.native import BLOCK_PANEL
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import STACKED, BlockExperts, is_experts
 from outpace.targets.cpu.weights.latents import BlockLatents
+from outpace.targets.cpu.weights.weight import BLOCK_PANEL
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.gguf.file import GGUFModel
 from outpace.targets.hf.gguf.names import arrangement_of
