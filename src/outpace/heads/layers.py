@@ -210,6 +210,10 @@ class Rotary:
         self._factor = float(rope.get("attention_factor") or 1.0)
         self._table: tuple[Tensor, Tensor] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: the table is worked out anew."""
+        return {**self.__dict__, "_table": None}
+
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Returns the cosines and sines ``[B, W, D']`` by which positions ``[B, W]`` turn the first
         D' elements of queries and keys."""
@@ -225,7 +229,7 @@ class Rotary:
         found = self._table
         if found is None or len(found[0]) < positions or found[0].dtype != dtype:
             count = 1 << max(8, (positions - 1).bit_length())
-            cos, sin = self(torch.arange(count)[None], dtype)
+            cos, sin = self(torch.arange(count, device="cpu")[None], dtype)
             found = self._table = cos[0], sin[0]
         return found
 

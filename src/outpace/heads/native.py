@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.decoder import DecoderLayer, MidLayer, NormedLayer
+from outpace.heads.decoder import DecoderLayer, FeedForward, MidLayer, NormedLayer
 from outpace.heads.layers import Attention, Entries, Rotary, Sight, latest
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.fitting import fits
+from outpace.targets.cpu.native_layers.layer import Unchanged
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs
-from outpace.targets.cpu.native_layers.probing import SILU, Norm, norm_of
+from outpace.targets.cpu.native_layers.probing import SILU, Norm, is_plain, norm_of
 from outpace.targets.cpu.native_layers.product import Linear
 from outpace.targets.cpu.native_layers.stack import LayerStack, ModelEnd
 from outpace.targets.hf.cache import SlotCache
@@ -56,6 +57,8 @@ class NativeLayers:
 
     def __init__(self, library: Native, layers: Sequence[Any], described: _Described) -> None:
         self._first = layers[0]
+        inside = [module for layer in layers for module in layer.modules()]
+        self._unchanged = Unchanged(inside, inside)
         self._windows = described.windows
         self._rotary: Rotary = layers[0].self_attn.rotary
         self._stack = _HeadStack(library, described.layers, PassDescriptions(), described.end)
@@ -70,10 +73,13 @@ class NativeLayers:
         return cls(library, layers, described)
 
     def takes(self, tokens: int) -> bool:
-        """Returns whether it computes a pass over this many tokens, and nobody has changed or
-        hooked the layers."""
+        """Returns whether it computes a pass over this many tokens, and the layers are as they
+        were: nobody has hooked them, exchanged a part of them, or made them of another dtype."""
         few = 0 < tokens <= self._stack.most
-        return few and not torch.is_grad_enabled() and not self._stack.is_watched
+        numbers = self._first.post_attention_layernorm.weight
+        plain = is_plain(numbers) and numbers.device.type == "cpu"
+        free = not (torch.is_grad_enabled() or self._stack.is_watched)
+        return few and plain and free and bool(self._unchanged)
 
     def run(self, x: Tensor, sight: SlotSight, embeddings: Tensor | None) -> Tensor:
         """Returns what the layers make of states ``[B, W, H]``; keys and values go into slots.
@@ -81,7 +87,7 @@ class NativeLayers:
         first = self._first
         if isinstance(first, MidLayer) and first.norm_first:
             x = first.hidden_norm(x)
-        y = x.clone(memory_format=torch.contiguous_format)
+        y = torch.empty(x.shape, dtype=torch.float32).copy_(x)
         cosines, sines = self._rotary.table(sight.slots.view, y.dtype)
         given = PassInputs(
             x=y,
@@ -89,7 +95,7 @@ class NativeLayers:
             cache=sight.cache,
             slots=sight.slots,
             masks=tuple(latest(sight.visible, window)[:, None] for window in self._windows),
-            embeddings=None if embeddings is None else embeddings.contiguous(),
+            embeddings=None if embeddings is None else embeddings.float().contiguous(),
         )
         self._stack.run(given)
         return y
@@ -120,9 +126,11 @@ KINDS = (DecoderLayer, NormedLayer, MidLayer)
 
 
 def _described(layers: Sequence[Any], library: Native) -> _Described | None:
-    if any(type(each) not in KINDS or type(each.self_attn) is not Attention for each in layers):
+    if not all(type(each) in KINDS and _has_known_parts(each) for each in layers):
         return None
-    if any(type(each) is not DecoderLayer for each in layers[1:]):  # others come first
+    if any(type(each) is not DecoderLayer for each in layers[1:]):  # `MidLayer` comes first
+        return None
+    if type(layers[0]) is NormedLayer and len(layers) > 1:  # its norm comes last
         return None
     windows = list(dict.fromkeys(each.self_attn.window for each in layers))
     found = [_description(each, windows.index(each.self_attn.window)) for each in layers]
@@ -136,6 +144,10 @@ def _described(layers: Sequence[Any], library: Native) -> _Described | None:
         windows,
         None if end is None else ModelEnd(end, None, LogitScaling()),
     )
+
+
+def _has_known_parts(layer: Any) -> bool:
+    return type(layer.self_attn) is Attention and type(layer.mlp) is FeedForward
 
 
 def _description(layer: Any, mask: int) -> LayerDescription | None:

@@ -263,10 +263,10 @@ class AttendingHeadDrafter(HeadDrafter):
             ],
             batch_first=True,
         )
-        rows = self._rows.of(requests)
-        sight = self._cache.next_of(rows, following.shape[1])
+        rows, counts = self._rows.of(requests), [len(each) for each in tokens]
+        sight = self._cache.next_of(rows, counts)
         outputs, entries = self._step(texts, self.head.guide(states), following, sight)
-        self._cache.append(rows, entries, [len(each) for each in tokens])
+        self._cache.append(rows, entries, counts)
         for row, text in enumerate(texts):
             if self.chained and len(tokens[row]) > dropped:
                 text.output = outputs[row, len(tokens[row]) - dropped - 1].clone()

@@ -32,7 +32,7 @@ from outpace.heads.registry import find_head
 from outpace.methods.heads.text_cache import TextCache
 from outpace.methods.online.options import WeightsOptions
 from outpace.targets.base import Target
-from outpace.targets.cpu.kernels import LEFT_OPEN
+from outpace.targets.cpu.kernels import LEFT_OPEN, NATIVE
 from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
 from outpace.targets.cpu.native_layers.linear import lay_out_weights
 from outpace.targets.cpu.weights.blocks import block_bytes
@@ -133,7 +133,7 @@ class TrainedDrafter(Drafter):
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
         drafter.take(setup.options)
         if drafter._cache is not None:
-            if _takes_kernels(setup):
+            if setup.cpu_kernels in NATIVE and setup.target.device.type == "cpu":
                 drafter._cache.native = NativeLayers.of(drafter.cached_layers)
             drafter._prefixes = PrefixCache(
                 drafter._cache, setup.max_length, setup.saved_texts, setup.saved_tokens
@@ -217,7 +217,11 @@ class TrainedDrafter(Drafter):
                 self._prefixes.clear()
             elif self._target.reuses:
                 self._keep([one for one in requests if _may_be_kept(one)], self._prefixes)
-        self._cache.retain(self._rows.end(None if interrupted else requests))
+        left = self._rows.end(None if interrupted else requests)
+        if interrupted:
+            self._cache.reset()
+        else:
+            self._cache.retain(left)
 
     def _keep(self, leaving: Sequence[Request], prefixes: PrefixCache) -> None:
         leaving = leaving[max(0, len(leaving) - prefixes.limit) :]
@@ -396,10 +400,6 @@ class ByDepth:
 # the target's.
 
 
-def _takes_kernels(setup: Setup) -> bool:
-    return setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
-
-
 def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     """Returns a head as the option ``quantization`` wants it.
 
@@ -410,7 +410,7 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     ``UnsupportedModel`` where most of the head's weights are not in linear layers.
     """
     asked: Quantization | Literal["auto"] | None = setup.options.quantization
-    left_open = _takes_kernels(setup)
+    left_open = setup.cpu_kernels in LEFT_OPEN and setup.target.device.type == "cpu"
     if block_bytes(head):
         head = copy.deepcopy(head) if handed_over else head
         on_cpu = setup.target.device.type == "cpu" and head.dtype == torch.float32

@@ -16,7 +16,7 @@ from outpace.heads.decoder import DecoderLayer
 from outpace.heads.layers import Entries, Sight
 from outpace.heads.native import NativeLayers, SlotSight, WrittenEntries
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import PassSlots, Placement
+from outpace.targets.hf.extents import GRAIN, PassSlots, Placement
 from outpace.targets.hf.prefixes import SavedText
 from outpace.targets.hf.slot_layer import seen
 
@@ -40,12 +40,21 @@ class TextCache:
         too."""
         self._none, self._ahead = head.begin(1), ahead
         self._slots = SlotCache(rows, self._none.keys.device)
-        self._layer: Any = self._slots.layers[0]
-        self._layer.lazy_initialization(self._none.keys, self._none.values)
         self.lengths: list[int] = []
+        self._begin()
         self.native: NativeLayers | None = None
         """What computes the head's layers in these slots; None: torch does, and `append` puts their
         entries there."""
+
+    def _begin(self) -> None:
+        self._layer: Any = self._slots.layers[0]
+        self._layer.lazy_initialization(self._none.keys, self._none.values)
+
+    def reset(self) -> None:
+        """Forgets all rows, whatever state an interruption has left."""
+        self._slots.reset()
+        self.lengths = []
+        self._begin()
 
     @property
     def nbytes(self) -> int:
@@ -86,14 +95,18 @@ class TextCache:
         own = torch.arange(longest, device=device) < to_device(lengths, device)[:, None]
         return self._entries(list(rows), longest), own
 
-    def next_of(self, rows: Sequence[int], count: int) -> Sight:
-        """Returns the sight of the next ``count`` entries of some rows: each sees those of its own
-        row that come before it, and itself."""
+    def next_of(self, rows: Sequence[int], counts: Sequence[int]) -> Sight:
+        """Returns the sight of the next entries of some rows, as many of each as the most of
+        ``counts``: each sees those of its own row that come before it, and itself. counts: how many
+        of them a row will keep."""
+        count = max(counts)
         device, lengths = self._none.keys.device, [self.lengths[row] for row in rows]
         columns = torch.arange(count, device=device)
         causal = (columns <= columns[:, None]).expand(len(rows), -1, -1)
         positions = to_device(lengths, device)[:, None] + columns
-        if self.native is not None and self.native.takes(len(rows) * count):
+        # A pass of our own takes slots for all entries, also for those that are not kept.
+        even = count - min(counts) <= GRAIN
+        if self.native is not None and even and self.native.takes(len(rows) * count):
             return self.in_slots(rows, lengths, positions, causal)
         before, own = self.of(rows)
         visible = torch.cat([own[:, None].expand(-1, count, -1), causal], -1)
@@ -101,7 +114,7 @@ class TextCache:
 
     def drafts_of(self, rows: Sequence[int]) -> Drafts:
         """Returns what will be drafted after some rows."""
-        if self.native is None or not self.native.takes(1):
+        if self.native is None or not self.native.takes(len(rows)):
             return ShownDrafts(self, rows)
         return DraftsInSlots(self, rows)
 
@@ -119,7 +132,7 @@ class TextCache:
         for row, length in zip(rows, lengths, strict=True):
             needed[row] = length + width
         self._slots.reserve(0, needed)
-        starts = torch.tensor(lengths) + (width - count)
+        starts = torch.tensor(lengths, device="cpu") + (width - count)
         return SlotSight(
             positions=positions,
             before=self._nothing_of(len(rows)),
@@ -187,7 +200,7 @@ def _by_slot(lengths: Sequence[int], related: Tensor, view: int) -> Tensor:
     rows, count, width = related.shape
     if min(lengths) == max(lengths):
         return torch.cat([related.new_ones(rows, count, lengths[0]), related], -1)
-    after = torch.arange(view) - torch.tensor(lengths)[:, None]  # [B, view]
+    after = torch.arange(view, device="cpu") - torch.tensor(lengths, device="cpu")[:, None]
     at = after.clamp(0, width - 1)[:, None].expand(-1, count, -1)
     text, drafted = (after < 0)[:, None], (after < width)[:, None]
     return text | (related.gather(2, at) & drafted)
@@ -232,7 +245,7 @@ class DraftsInSlots:
     def __init__(self, cache: TextCache, rows: Sequence[int]) -> None:
         self._cache, self._rows = cache, rows
         self._lengths = [cache.lengths[row] for row in rows]
-        self.positions = torch.tensor(self._lengths)[:, None]
+        self.positions = torch.tensor(self._lengths, device="cpu")[:, None]
 
     def sight(self, related: Tensor) -> Sight:
         positions = self.positions.expand(-1, related.shape[1])
@@ -264,6 +277,10 @@ class PrefixTexts(TextCache):
         super().admit(source, length)
         self._waiting.append([])
 
+    def reset(self) -> None:
+        super().reset()
+        self._waiting = []
+
     def retain(self, rows: Sequence[int]) -> None:
         super().retain(rows)
         self._waiting = [self._waiting[row] for row in rows]
@@ -283,7 +300,7 @@ class PrefixTexts(TextCache):
         last state of each, ``[B, H]``."""
         states = [torch.cat(self._waiting[row]) for row in rows]
         counts = [len(each) for each in states]
-        sight = self.next_of(rows, max(counts))
+        sight = self.next_of(rows, counts)
         found, entries = sight.through([self._read], pad_sequence(states, batch_first=True))
         self.append(rows, entries, counts)
         for row in rows:

@@ -301,6 +301,7 @@ class SlotCache(Cache):
         at_least: slots of the new buffers, if the rows need no more.
         """
         sizes = evened(sizes)
+        self.generation += 1  # first: who is stopped on the way leaves no pointer that seems valid
         self.capacity = max(at_least, sum(sizes) + self.spare)
         self._allocator = ExtentAllocator(self.capacity - self.spare)
         extents = self._allocator.take(sizes)
@@ -310,7 +311,6 @@ class SlotCache(Cache):
             layer.exchange(moves, self.capacity)
         self._extents = extents
         self._forget_placements()
-        self.generation += 1
 
     # -- passes ----------------------------------------------------------------------------------
 
