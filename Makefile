@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# As many processes of pytest as there are cores, up to eight.
+WORKERS ?= -n auto --maxprocesses 8
 
 # Tests start many processes, and each of them would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -26,20 +28,20 @@ check: $(STAMP)  ## style and types
 
 test: check  ## everything CI runs; what depends on the processor also as on weaker ones
 	$(BIN)/python -m tests.lowered -n 2
-	$(BIN)/pytest -q -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -q $(WORKERS) --dist worksteal -m "not slow"
 
 docs: $(STAMP)  ## the site, in build/site: no link leads nowhere, every example runs; less than a minute
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 	$(BIN)/pytest -q tests/test_site.py tests/test_doctests.py tests/test_contributing.py tests/api/test_options_page.py tests/api/test_migration.py
 
 gpu: $(STAMP)  ## drafters, rules and recorded passes with their tiny models on a GPU
-	OUTPACE_TEST_DEVICE=cuda $(BIN)/pytest -q -n 4 -m "not slow" tests/engine/test_contract.py tests/draft tests/targets/test_recording.py tests/targets/test_fixed.py tests/targets/test_trees.py
+	OUTPACE_TEST_DEVICE=cuda $(BIN)/pytest -q $(WORKERS) -m "not slow" tests/engine/test_contract.py tests/draft tests/targets/test_recording.py tests/targets/test_fixed.py tests/targets/test_trees.py
 	$(BIN)/pytest -q -m gpu
 
 OLDEST := 5.17.0
 oldest: $(STAMP)  ## the tests with the oldest transformers that is supported; OLDEST=5.20.0 for another
 	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .transformers/$(OLDEST) transformers==$(OLDEST)
-	PYTHONPATH=.transformers/$(OLDEST) $(BIN)/pytest -q -n 2 -m "not slow"
+	PYTHONPATH=.transformers/$(OLDEST) $(BIN)/pytest -q $(WORKERS) -m "not slow"
 
 ray: $(STAMP)  ## the tests that need Ray, which dev does not install: it is large
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,ray]'
@@ -51,8 +53,8 @@ audit: $(STAMP)  ## the whole exactness gate, on tiny models and the bundled pai
 	$(BIN)/outpace audit diff
 	$(BIN)/outpace audit model --samples 160 -k 4 --temperature 0.8 --top-p 0.95
 	$(BIN)/python -m tests.lowered --all -n 2
-	$(BIN)/pytest -q -n 2 -m slow
-	OUTPACE_FUZZ=long $(BIN)/pytest -q -n 2 tests/fuzz
+	$(BIN)/pytest -q $(WORKERS) -m slow
+	OUTPACE_FUZZ=long $(BIN)/pytest -q $(WORKERS) tests/fuzz
 
 clients:  ## other programs' clients, which tests/serve/test_clients.py then uses: LangChain, LlamaIndex, Node
 	$(PYTHON) -m venv .clients/venv

@@ -341,9 +341,9 @@ class Intake:
     def row_options(
         self, params: SamplingParams, eos_ids: Sequence[int] | None = None
     ) -> RowOptions:
-        """Returns resolved params as distributions are made from them, with every word as token
-        ids.
-        eos_ids: the tokens that end the text; by default those that end any text."""
+        """Returns the row options of resolved params, with every word as token ids.
+
+        eos_ids: the tokens that end the text; unset: those that end any text."""
         words = {tuple(word) for word in params.bad_words_ids or ()}
         for word in params.bad_words or ():
             words |= self._spellings(word)

@@ -1,4 +1,4 @@
-"""The Python face: ``LLM``."""
+"""The Python entry point: ``LLM``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ where something drafts."""
 
 
 class LLM:
-    """A causal language model that generates faster with speculation, without other words.
+    """A causal language model with speculative decoding: faster, with the same distribution.
 
     Its arguments are those of `EngineArgs`, where each is explained (docs/options.md): the model,
     and all others by name.

@@ -94,7 +94,7 @@ def test_a_request_may_say_how_much(asked: object, mode: Mode) -> None:
 
 
 def test_without_a_drafter_that_is_said() -> None:
-    account = played(Constant(0), request(), draft=0.1, chance=0.5)
+    account = played(Constant.without_drafter(), request(), draft=0.1, chance=0.5)
     assert (account.mode, account.drafted, str(account)) == (Mode.NONE, 0, "there is no drafter")
 
 

@@ -45,11 +45,11 @@ def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
     return kind(kind.usual if count is None else count, length_options(name, options))
 
 
-def watched(of: LengthPolicy, row: Request, outcome: Outcome) -> None:
-    """Plays a round in which the chain of a row was watched."""
+def watched(of: LengthPolicy, row: Request, outcome: Outcome, most: int = 12) -> None:
+    """Plays a round in which the chain of a row was watched, which might have ``most`` tokens."""
     begin = of.terms([row], DraftingTerms()).ends_after
     assert begin is not None
-    begin([outcome.drafted])
+    begin([most])
     of.record([row], [outcome], None)
 
 
@@ -132,7 +132,15 @@ def test_the_threshold_of_draft_exit_moves_as_in_the_paper() -> None:
     watched(of, row, Outcome(4, 4, 4, 5))
     assert of.threshold(row) == pytest.approx(before - 0.001)  # type: ignore[attr-defined]
     watched(of, row, Outcome(12, 12, 12, 13))  # a full draft lowers nothing
+    watched(of, row, Outcome(3, 3, 3, 4), most=3)  # nor does one that the text's end cut
     assert of.threshold(row) == pytest.approx(before - 0.001)  # type: ignore[attr-defined]
+
+
+def test_a_length_that_chooses_and_no_drafts_exclude_each_other() -> None:
+    for length in (name for name in length_names() if not find_length(name).stops):
+        config = {"method": "ngram", "num_speculative_tokens": 0, "length": length}
+        with pytest.raises(ConfigError, match="num_speculative_tokens=0 says that nothing is"):
+            LLM(speculative_config=config)
 
 
 def test_what_look_ups_draft_does_not_move_the_threshold_of_draft_exit() -> None:

@@ -1,4 +1,5 @@
-"""What crosses the seams: a drafter's proposal, a rule's verdict, and what each side asks for."""
+"""What drafters, rules and targets exchange: a drafter's proposal, a rule's verdict, and what each
+asks of the others."""
 
 from __future__ import annotations
 
@@ -258,10 +259,12 @@ class Capabilities:
 
 EndsAfter = Callable[[Tensor, Tensor], Tensor]
 """Says after which tokens a chain ends: from distributions before any argmax ``[B, V]`` and the
-tokens ``[B]`` that were drawn from them, to bool ``[B]``. It is asked once for each token, in
-order. The token stays in the draft, and what is decided follows from tokens before the end, so that
-each follows its distribution (proved by enumeration for every rule: "stopping" in `outpace audit
-distributions`)."""
+tokens ``[B]`` that were drawn from them, to bool ``[B]``.
+
+It is asked about each token in order, but not once no chain may go on: the last token of the
+longest chain is not looked at. The token stays in the draft, and what is decided follows from
+tokens before the end, so that each follows its distribution (proved by enumeration for every rule:
+"stopping" in `outpace audit distributions`)."""
 
 
 @dataclass(frozen=True)

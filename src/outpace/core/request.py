@@ -1,4 +1,5 @@
-"""A request as everybody knows it: what was asked for, what is written, and what is kept of it.
+"""The part of a request that drafters, policies and targets may use: what was asked for, what is
+written, and what is kept of it.
 
 The engine's own class (`outpace.engine.request`) adds how its text ends.
 """

@@ -78,7 +78,7 @@ class Metrics:
         return self.num_emitted_tokens / self.total_seconds if self.total_seconds else 0.0
 
     def count_round(self, drafted: int, accepted: int, emitted: int) -> None:
-        """Adds one verified round. drafted: depth of the draft for a chain, nodes for a tree."""
+        """Adds one verified round. drafted: nodes of the draft."""
         self.num_target_passes += 1
         self.num_draft_tokens += drafted
         self.num_accepted_tokens += accepted

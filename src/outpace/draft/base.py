@@ -7,8 +7,9 @@ What happens to a drafter, in this order:
     begin(requests)           requests join the batch, or join it again
     computed_tokens(request)  how much of a request's text it need not read
     read(requests, ...)       committed tokens and their hidden states, if `Drafter.needs` says so
-    look_up(rows, budgets)    once a round, if it has `choices`: what its look-ups find
-    propose(rows, budgets)    once a round: the tokens it guesses
+    look_up(rows, budgets)    once in each round in which any row may draft, if it has `choices`:
+                              what its look-ups find
+    propose(rows, budgets)    once in each such round: the tokens it guesses
     observe(round)            once a round: what became of them
     end(requests)             requests left the batch: their texts have ended, they were preempted
                               and join again later, or a step was interrupted and all join again

@@ -80,6 +80,8 @@ class Chains:
         soft = rows.pipeline.soft(*here) if by_probs else None  # [B, 1, V]
         if soft is not None and not self._goes_on_by_probs(soft):
             return False
+        if soft is not None and rows.terms.probs:
+            self._soft.append(soft)
         if rows.pipeline.all_greedy:
             token = rows.pipeline.best(*here)
         elif soft is None or rows.pipeline.any_greedy:
@@ -115,10 +117,7 @@ class Chains:
         keeps_drafting = self._rows.terms.keeps_drafting
         if keeps_drafting is not None:
             self._end(keeps_drafting(soft[:, 0]).tolist())
-        if self.length == max(self.counts):
-            return False
-        self._soft.append(soft)
-        return True
+        return self.length < max(self.counts)
 
     def _end_after(self, soft: Tensor, token: Tensor) -> None:
         """Ends the chains for which these tokens are the last. soft: ``[B, V]``; token: ``[B]``."""

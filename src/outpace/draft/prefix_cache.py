@@ -38,9 +38,10 @@ class PrefixCache:
     def __init__(
         self, cache: Cache, max_length: int, texts: int | None = None, tokens: int | None = None
     ) -> None:
-        """max_length: tokens of one context. texts: how many texts are kept, of any length, and of
-        up to ``tokens`` tokens together; None: the beginnings of `TEXTS`, of `TOKENS`, and as many
-        texts from which others will go on, of ``tokens`` together or of one context's."""
+        """max_length: tokens of one context. texts, tokens: how many whole texts are kept, and how
+        many tokens of them together. With texts=None two sets are kept: the beginnings of `TEXTS`
+        texts, `TOKENS` tokens together, and `TEXTS` whole texts that others will go on from (a
+        chat's), ``tokens`` or one context's together."""
         self._cache = cache
         self.limit = TEXTS if texts is None else texts
         self._texts = SavedTexts(self.limit, TOKENS if texts is None else tokens)

@@ -225,11 +225,6 @@ class BeamSearch:
         self._waiting = deque(groups)
         self._rows: list[_Row] = []
 
-    @property
-    def done(self) -> bool:
-        """Whether all searches have come to their ends."""
-        return not self._waiting and not self._rows
-
     @torch.inference_mode()
     def step(self) -> None:
         """Reads a part of the prompts that are not read yet or, if all are, goes one token further

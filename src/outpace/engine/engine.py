@@ -338,7 +338,7 @@ class Engine:
             self.batch.start_over()
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> tuple[Rows, Proposal]:
-        """Returns what is drafted, and the rows with what was chosen for that."""
+        """Returns the rows, with the drafter that was picked for each, and what is drafted."""
         if not any(budgets):
             return rows, self.batch.nothing(len(rows))
         with rows.pipeline.drafting():

@@ -208,4 +208,4 @@ def _options(request: Request) -> Iterator[tuple[int, int]]:
 
 
 def _bucket(kind: int, value: int) -> int:
-    return ((value * 31 + kind) * HASH & 0xFFFFFFFF) >> 20
+    return ((value * 31 + kind) * HASH & 0xFFFFFFFF) * BUCKETS >> 32

@@ -119,8 +119,8 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
 
 
 def on_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict, list[Outcome]]:
-    """Returns the verdict with its nodes at hand, and what came of each row: the round's only
-    transfer from the device. method: of rows of which the proposal does not say it."""
+    """Returns the verdict with `host` set, and what came of each row. This is the round's only
+    transfer from the device. method: the drafter's name for rows where the proposal gives none."""
     tree = proposal.tree
     methods = proposal.methods or [method] * len(proposal.counts)
     predicted = proposal.predicted or [False] * len(proposal.counts)

@@ -313,7 +313,7 @@ class Auto(Controller):
                 own = self._own(outcome, candidate.estimator)
                 candidate.record(request, own, decided, request in self._asked)
         self._learn_savings(requests, outcomes)
-        self._learn_lookups(outcomes)
+        self._learn_lookups(requests, outcomes)
         self._played, self._asked, self._lookup_drafts = None, frozenset(), {}
         if self._file is not None and any(request.finished for request in requests):
             self._file.changed()
@@ -371,9 +371,12 @@ class Auto(Controller):
                     self._texts.note(request, name, outcome.emitted, saved)
             choices.clear()
 
-    def _learn_lookups(self, outcomes: Sequence[Outcome]) -> None:
+    def _learn_lookups(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Learns what became of the look-ups' drafts, or would have where another one drafted."""
-        for (request, drafts), outcome in zip(self._lookup_drafts.items(), outcomes, strict=False):
+        for request, outcome in zip(requests, outcomes, strict=True):
+            drafts = self._lookup_drafts.get(request)
+            if drafts is None:
+                continue
             committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
             if request.finished or request.length != self._lengths[request] + outcome.emitted:
                 continue

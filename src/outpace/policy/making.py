@@ -37,7 +37,7 @@ def make_controller(
     if config.length is not None:
         return _by_name(config, length, drafter, target)
     if not drafter.longest:
-        return Constant(0)
+        return Constant.without_drafter()
     if count != "auto":
         return Constant(count, shape=_shape(drafter, target, count))
     children = drafter.choices.values() or [drafter]
@@ -106,6 +106,11 @@ def _by_name(
             f"({others}) or 'draft_model'."
         )
     count = config.num_speculative_tokens
+    if count == 0:
+        raise ConfigError(
+            f"length={name!r} chooses how much is drafted, and num_speculative_tokens=0 says that "
+            "nothing is: leave one of them out."
+        )
     policy = kind(kind.usual if count == "auto" else count, options)
     policy.meet(drafter)
     return policy.shaped(_shape(drafter, target, policy.most))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 PART = 256
-"""Scores of a part. Within one, where the highest of the scores is gets looked up."""
+"""Scores of a part. The place of the highest is looked for only in the part that has it."""
 MANY = 1 << 16
 """Scores of a node from which on looking at parts first is faster."""
 

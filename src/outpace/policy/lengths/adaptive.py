@@ -32,6 +32,13 @@ class Constant(LengthPolicy):
         super().__init__(count, options or Options())
         self._shape = shape
 
+    @classmethod
+    def without_drafter(cls) -> Constant:
+        """Returns the policy of plain decoding."""
+        none = cls(0)
+        none.has_drafter = False
+        return none
+
     def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)
 

@@ -50,6 +50,8 @@ class LengthPolicy(Controller):
     usual: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
     Options: ClassVar[type[Any]] = Options
+    has_drafter: bool = True
+    """Whether there is a drafter, so that a request may have drafts although ``count`` is 0."""
 
     def __init__(self, count: int, options: Any) -> None:
         """count: num_speculative_tokens."""
@@ -90,7 +92,7 @@ class LengthPolicy(Controller):
 
     def account(self, request: Request) -> Account:
         played = self._played[request]
-        if not self.count:
+        if not self.has_drafter:
             return Account(Mode.NONE, played.rounds)
         mode = Mode.OFF if requested_budget(request) == 0 else Mode.FIXED
         drafters = tuple(tally.account(name) for name, tally in played.by_drafter.items())

@@ -128,7 +128,7 @@ class DraftExit(StoppingPolicy):
         super().__init__(count, options)
         first = ExitThreshold(options.threshold)
         self._states = PerRequest(lambda request: first, lasting=True, common=first)
-        self._watched: set[Request] = set()  # rows of the present round
+        self._counts: dict[Request, int] = {}  # tokens that chains of this round may have
         self._rule = ThresholdRule(
             options.target_acceptance, options.step, options.rate_memory, options.threshold_memory
         )
@@ -139,19 +139,19 @@ class DraftExit(StoppingPolicy):
 
     def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
         thresholds = [self.threshold(request) for request in requests]
-        self._watched = watched = set[Request]()
+        self._counts = allowed = dict[Request, int]()
 
         def begin(counts: Sequence[int]) -> EndsAfter:
             pairs = zip(requests, counts, strict=True)
-            watched.update(request for request, count in pairs if count)
+            allowed.update((request, count) for request, count in pairs if count)
             return below(thresholds)
 
         return begin
 
     def learn(self, request: Request, outcome: Outcome) -> None:
-        if request not in self._watched:  # a look-up drafted, whose tokens no threshold ends
+        if request not in self._counts:  # a look-up drafted, whose tokens no threshold ends
             return
-        whole = outcome.drafted >= self.count
+        whole = outcome.drafted >= self._counts[request]
         exit = self._states[request]
         moved = exit.after(self._rule, outcome.drafted, outcome.accepted, whole)
         self._states[request] = moved

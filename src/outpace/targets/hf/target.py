@@ -53,8 +53,8 @@ class HFTarget(Target):
     """Rows of a transformers model.
 
     It is composed: the runner has the model, its cache and what the kind of model needs besides
-    (recurrent states, sources of an encoder, fixed shapes). Images of prompts and passes that are
-    alike are two more such parts.
+    (recurrent states, sources of an encoder, fixed shapes). The target adds the images of prompts
+    and batch invariance.
 
     >>> target = HFTarget(model, rows=2, max_length=64)     # doctest: +SKIP
     >>> target.admit(PromptInputs([3, 1, 4]))               # doctest: +SKIP
