@@ -42,7 +42,7 @@ from lab.options.kinds import (
 )
 from lab.options.reference import Case, Reference
 from lab.options.trial import Trial
-from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
+from outpace.audit.letters import END_ID, LETTERS, LetterTokenizer, letter_model
 from outpace.core.logits.truncation import NEVER
 from outpace.core.params import SamplingParams
 from outpace.core.progress import silent
@@ -53,9 +53,8 @@ from outpace.llm import LLM
 from outpace.targets.hf.loading.loaded import Loaded
 from outpace.verify.registry import find_rule, rules
 
-END = LetterTokenizer.eos_token_id
 TOKENS = 7
-FREQUENT = {"logit_bias": {END: 5.0}}
+FREQUENT = {"logit_bias": {END_ID: 5.0}}
 """Makes texts end early, for the options that say whether they may."""
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "draft_tree, with replacement": ("draft_tree", {"with_replacement": True}),
@@ -125,6 +124,7 @@ def cases() -> list[Case]:
              DEAD_END),
         Case("tag", {"tag": "copying"}, DRAFTING),
         Case("prediction", {"prediction": (3, 1, 4)}, DRAFTING),
+        Case("structured_outputs", {"structured_outputs": {"regex": "([ace][bdf]){4,}"}}, PROBS),
     ]  # fmt: skip
 
 

@@ -29,8 +29,8 @@ class OutpaceError(Exception):
     """Base of all errors that a user can cause."""
 
     option: str | None = None
-    """The option of a request that it is about, "form" for the form of a text; None where that is
-    not one option, or nobody has said so."""
+    """The option of a request that it is about; None where that is not one option, or nobody has
+    said so."""
 
     def about(self, option: str) -> Self:
         """Returns the error with the option that it is about."""

@@ -20,7 +20,7 @@ from outpace.core.values import number, shown
 from outpace.engine.request import Request
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.forms import contradictions
-from outpace.forms.grammars import KINDS, Grammar, Grammars
+from outpace.forms.grammars import Grammar, Grammars
 from outpace.inputs import chats
 from outpace.inputs.chats import Conversation, EndTokens
 from outpace.inputs.images import ImagePrompts, Processed
@@ -134,23 +134,16 @@ class Intake:
         params: SamplingParams,
         streaming: bool = False,
         priority: float = 0,
-        form: Mapping[str, Any] | None = None,
         continues: bool | None = None,
         shown: Collection[str] = (),
         keep_cached: bool = True,
     ) -> list[Request]:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
         while they grow. priority: the smallest joins the batch first, where that is the order.
-        form, continues, shown: what their texts have to look like, whether they go on from the
-        prompt's, and which special tokens they hold all the same (`LLM.requests`). keep_cached: as
-        in `Request`."""
+        continues, shown: whether their texts go on from the prompt's, and which special tokens they
+        hold all the same (`LLM.requests`). keep_cached: as in `Request`."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
-        if form is not None and params.ignore_eos:
-            raise ParamsError(
-                "ignore_eos and a form of the text exclude each other: drop one."
-            ).about("ignore_eos")
         ends = self.ends_of(prompt)
-        grammar = None if form is None else self._grammar(form, ends)
         source, media = None, None
         continues = is_text(prompt) if continues is None else continues
         if self._sources is not None:
@@ -171,16 +164,14 @@ class Intake:
             decoder = decoder.showing(shown)
         resolved, stop_names = self._with_named_stops(resolved, decoder)
         options, most = self.row_options(resolved, ends), min(resolved.max_tokens or room, room)
-        if grammar is not None:
-            options = replace(options, mask=grammar.copy())
-            contradictions.check(options, ids, self._loaded.vocabulary, most)
+        contradictions.check(options, ids, self._loaded.vocabulary, most)
         prediction = self._predicted(params.prediction)
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
             Request(
                 prompt_ids=ids,
-                options=options if grammar is None else replace(options, mask=grammar.copy()),
+                options=options.for_another_row(),
                 seed=(seed + index * SEED_STEP) % (1 << 63),
                 max_tokens=most,
                 eos_ids=ends,
@@ -358,7 +349,9 @@ class Intake:
         ends = set(params.stop_token_ids)
         if not params.ignore_eos:
             ends.update(self.ends.of_texts if eos_ids is None else eos_ids)
-        return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)))
+        form = params.structured_outputs
+        mask = None if form is None else self._grammar(form, eos_ids or self.ends.of_texts).copy()
+        return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)), mask)
 
     def _spellings(self, word: str) -> set[tuple[int, ...]]:
         """The token ids of a forbidden word, at the beginning of a text and after a space;
@@ -379,19 +372,14 @@ class Intake:
         """Raises ``ParamsError`` for a form that no text can be made to follow."""
         self._grammar(form, self.ends.of_texts)
 
-    def _grammar(self, form: Mapping[str, Any], ends: tuple[int, ...]) -> Grammar:
+    def _grammar(self, form: Mapping[str, Any], ends: Sequence[int]) -> Grammar:
         """The grammar of a form; ``ParamsError`` for one that is not sound. ends: the tokens that
         end the text."""
-        if not isinstance(form, Mapping) or len(form) != 1 or next(iter(form)) not in KINDS:
-            raise ParamsError(
-                "the form of a text (form, or structured_outputs in the server) must be an object "
-                f"with one of {', '.join(KINDS)}, not {shown(form)}."
-            ).about("form")
         ((kind, value),) = form.items()
         try:
-            return self._grammars_with(ends).compile(kind, value)
+            return self._grammars_with(tuple(ends)).compile(kind, value)
         except OutpaceError as error:
-            error.about("form")
+            error.about("structured_outputs")
             raise
 
     def _grammars_with(self, ends: tuple[int, ...]) -> Grammars:

@@ -381,7 +381,6 @@ class LLM:
         *,
         streaming: bool = False,
         priority: float = 0,
-        form: Mapping[str, Any] | None = None,
         continues: bool | None = None,
         shown: Collection[str] = (),
         keep_cached: bool = False,
@@ -390,19 +389,15 @@ class LLM:
         ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
 
         streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
-        policy "priority", the smallest joins first. form: what the text has to look like, one of
-        ``json`` (a schema), ``json_object``, ``regex``, ``choice``, ``grammar``, with its value.
-        continues: whether the text goes on from the prompt's, so that it may begin with a blank;
-        unset: after a prompt that is a text, not after token ids, such as those of a chat.
-        shown: special tokens that the text holds also where it leaves out all others.
-        keep_cached: whether a later prompt will go on from this text, so that what is cached of it
-        is kept where ``enable_prefix_caching`` is unset.
+        policy "priority", the smallest joins first. continues: whether the text goes on from the
+        prompt's, so that it may begin with a blank; unset: after a prompt that is a text, not after
+        token ids, such as those of a chat. shown: special tokens that the text holds also where it
+        leaves out all others. keep_cached: whether a later prompt will go on from this text, so
+        that what is cached of it is kept where ``enable_prefix_caching`` is unset.
         """
         (params,) = arguments.paired(sampling_params, 1)
         kept = keep_cached or self._keeps_all
-        requests = self.intake.requests(
-            prompt, params, streaming, priority, form, continues, shown, kept
-        )
+        requests = self.intake.requests(prompt, params, streaming, priority, continues, shown, kept)
         self.intake.check_processors([params], [requests])
         return requests
 

@@ -35,7 +35,9 @@ def test_an_empty_name_is_no_model() -> None:
 @pytest.mark.parametrize("form", ["json", 3, ["a"], {}, {"xml": "a"}, {"json": {}, "regex": "a"}])
 def test_what_is_no_form_of_a_text(form: Any) -> None:
     llm = LLM(target("llama"))
-    assert "the form of a text" in refused(lambda: llm.requests([1, 2], form=form))
+    assert "structured_outputs must be an object" in refused(
+        lambda: llm.requests([1, 2], {"structured_outputs": form})
+    )
 
 
 @pytest.mark.parametrize("folder", [5, None, b"x", "", ["a"], {"a": 1}], ids=repr)

@@ -161,7 +161,8 @@ def test_every_sampling_flag_arrives(
         --method ngram -k 4 --verify match --quantization int8
         --generation-config none --trust-remote-code --threads 3 --batch-invariant
     """)
-    result = run("generate", "w1", "-m", target, *flags, "--logit-bias", '{"3": -1.5, "4": 2}')
+    flags += ["--logit-bias", '{"3": -1.5, "4": 2}']
+    result = run("generate", "w1", "-m", target, *flags)
     assert result.exit_code == 130
     assert seen["params"] == SamplingParams(
         temperature=0.5,
@@ -224,3 +225,12 @@ def test_the_prompt_is_shown_on_a_terminal_only(
     monkeypatch.setattr("outpace.cli.generate.sys.stdout.isatty", lambda: True, raising=False)
     result = generate("w1 w2", *SHORT)
     assert result.stdout.endswith(expected(plain, "w1 w2") + "\n")
+
+
+def test_a_text_has_the_form_that_is_asked_for(run: Callable[..., Any], tmp_path: Path) -> None:
+    form = {"choice": ["yes, it is", "no"]}
+    (tmp_path / "form.json").write_text(json.dumps(form))
+    for given in (json.dumps(form), str(tmp_path / "form.json")):
+        result = run("generate", "Is it?", "--structured-outputs", given, "--max-tokens", "9")
+        assert result.exit_code == 0, result.output
+        assert any(text in result.output for text in form["choice"])

@@ -714,9 +714,8 @@ class Words(LetterTokenizer):
     """Decodes a prompt to the text of a task: token 1 begins maths, all others tales."""
 
     def decode(self, ids: Any, **_: Any) -> str:
-        if ids[0] == 1:
-            return SUMS[0]
-        return TALES[0] if ids[0] == 2 else "zzzz qqqq xxxx"
+        first = [*ids, None][0]
+        return {1: SUMS[0], 2: TALES[0]}.get(first, "zzzz qqqq xxxx")
 
 
 def test_a_prompts_task_names_the_drafter(tmp_path: Path) -> None:

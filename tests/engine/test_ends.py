@@ -104,7 +104,9 @@ def test_options_about_ends_know_all_of_them() -> None:
         CHAT, {"allowed_token_ids": [A, TURN], "min_tokens": 3, "max_tokens": 4, "seed": 1}
     )
     assert output.token_ids[:3] == [A] * 3
-    (request,) = llm.requests(llm.chat_prompt(CHAT), {"max_tokens": 9}, form={"choice": ["ab"]})
+    (request,) = llm.requests(
+        llm.chat_prompt(CHAT), {"max_tokens": 9, "structured_outputs": {"choice": ["ab"]}}
+    )
     mask = request.options.mask
     assert mask is not None
     allowed = mask.allowed([A, B], [[]])[0].nonzero()[:, 0].tolist()

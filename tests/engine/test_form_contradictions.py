@@ -28,7 +28,9 @@ def llm() -> LLM:
 
 
 def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
-    requests = llm.requests("go:", {"max_tokens": 30, "temperature": 0.0, **options}, form=form)
+    requests = llm.requests(
+        "go:", {"max_tokens": 30, "temperature": 0.0, **options, "structured_outputs": form}
+    )
     for request in requests:
         llm.engine.add(request)
     while llm.engine.busy:
@@ -58,7 +60,7 @@ def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
         ({"regex": "ab"}, {"bad_words_ids": [[A, B]]}, "bad_words_ids", "go on after 1 token:"),
         ({"regex": "ab"}, {"bad_words_ids": [[ids_of(":")[0], A]]}, "bad_words_ids", "begin:"),
         ({"regex": "ab"}, {"logit_bias": {A: -math.inf, B: 1.0}}, "logit_bias", "begin:"),
-        ({"regex": "a"}, {"allowed_token_ids": [B], "bad_words": ["a"]}, "form",
+        ({"regex": "a"}, {"allowed_token_ids": [B], "bad_words": ["a"]}, "structured_outputs",
          "allowed_token_ids, bad_words and the form of the text together leave no token"),
         ({"regex": "[ab]"}, {"allowed_token_ids": [C], "bad_words": ["a"]}, "allowed_token_ids",
          "allowed_token_ids and the form of the text together leave no token"),
@@ -68,7 +70,7 @@ def test_what_leaves_no_text_of_the_form_is_refused_by_name(
     llm: LLM, form: dict[str, Any], options: dict[str, Any], about: str, words: str
 ) -> None:
     with pytest.raises(ParamsError, match=re.escape(words)) as refused:
-        llm.requests("go:", options, form=form)
+        llm.requests("go:", {**options, "structured_outputs": form})
     assert refused.value.option == about
 
 
@@ -99,7 +101,9 @@ def test_what_only_the_writing_tells_ends_that_text_alone(llm: LLM) -> None:
         ({"regex": "[ab]{9}"}, {"min_tokens": 9}),
     ]
     broken, whole = (
-        llm.requests("go:", {"max_tokens": 30, "temperature": 0.0, **options}, form=form)[0]
+        llm.requests(
+            "go:", {"max_tokens": 30, "temperature": 0.0, **options, "structured_outputs": form}
+        )[0]
         for form, options in asked
     )
     for request in (broken, whole):
@@ -136,13 +140,15 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_form_alone_is_not_looked_at_again(llm: LLM, masks: list[int]) -> None:
-    llm.requests("go:", {"stop": "x", "temperature": 0.5}, form={"regex": "a[bc]{3}"})
+    llm.requests(
+        "go:", {"stop": "x", "temperature": 0.5, "structured_outputs": {"regex": "a[bc]{3}"}}
+    )
     assert masks == [1]  # the first one, where the form was compiled
-    llm.requests("go:", {"n": 3}, form={"regex": "a[bc]{3}"})
+    llm.requests("go:", {"n": 3, "structured_outputs": {"regex": "a[bc]{3}"}})
     assert masks == [1]
 
 
 @pytest.mark.parametrize("regex", ["a.*", "[ab]*c", "a*b"])
 def test_few_beginnings_are_looked_at(llm: LLM, masks: list[int], regex: str) -> None:
-    llm.requests("go:", {"min_tokens": 200}, form={"regex": regex})
+    llm.requests("go:", {"min_tokens": 200, "structured_outputs": {"regex": regex}})
     assert 0 < sum(masks) <= BEGINNINGS + 1

@@ -55,7 +55,7 @@ def follows(form: dict[str, Any], text: str) -> bool:
 
 def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
     params = {"max_tokens": 80, "seed": 5, "temperature": 1.0, **options}
-    requests = llm.requests("go:", params, form=form)
+    requests = llm.requests("go:", {**params, "structured_outputs": form})
     for request in requests:
         llm.engine.add(request)
     while llm.engine.busy:
@@ -139,7 +139,7 @@ def test_a_grammar_goes_back_to_any_text() -> None:
 )
 def test_what_is_no_form_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:
     with pytest.raises(ParamsError, match=re.escape(words)):
-        coupled.requests("go:", form=form)
+        coupled.requests("go:", {"structured_outputs": form})
 
 
 def test_a_library_that_says_no_reason_is_told_by_its_error(
@@ -150,7 +150,7 @@ def test_a_library_that_says_no_reason_is_told_by_its_error(
 
     monkeypatch.setattr("outpace.forms.grammars._source", fails)
     with pytest.raises(ParamsError, match=r"cannot be made a grammar \(ValueError\)"):
-        coupled.requests("go:", form={"regex": "a"})
+        coupled.requests("go:", {"structured_outputs": {"regex": "a"}})
 
 
 def test_a_grammar_beyond_the_librarys_limits_is_told_as_what_it_is(coupled: LLM) -> None:
@@ -197,7 +197,9 @@ def test_a_mask_that_fails_where_the_text_never_comes_ends_no_text(verify: str) 
 def test_a_grammar_that_gave_up_answers_for_other_texts(coupled: LLM) -> None:
     rules = "\n".join(f'r{number}: "ab"' for number in range(6000))
     names = " | ".join(f"r{number}" for number in range(6000))
-    grammar = coupled.requests("go:", form={"grammar": f'start: "b" | "c" "d" ({names})\n{rules}'})
+    grammar = coupled.requests(
+        "go:", {"structured_outputs": {"grammar": f'start: "b" | "c" "d" ({names})\n{rules}'}}
+    )
     mask = grammar[0].options.mask
     assert mask is not None
     after_d = ids_of("cd")
@@ -250,7 +252,7 @@ def test_a_long_chain_of_references_does_not_end_the_process(coupled: LLM, kind:
 )
 def test_what_would_take_minutes_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:
     with pytest.raises(ParamsError, match=re.escape(words)):
-        coupled.requests("go:", form=form)
+        coupled.requests("go:", {"structured_outputs": form})
 
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]}
@@ -282,17 +284,19 @@ def test_a_schema_that_no_text_ends_is_refused(
     their tokens, and be no JSON."""
     for form in ({"json": schema}, {"grammar": f"start: %json {json.dumps(schema)}"}):
         if endless is None:
-            assert coupled.requests("go:", form=form)
+            assert coupled.requests("go:", {"structured_outputs": form})
         else:
             with pytest.raises(ParamsError, match=f"asks for {re.escape(endless)}, which always"):
-                coupled.requests("go:", form=form)
+                coupled.requests("go:", {"structured_outputs": form})
 
 
 def test_usual_multiples_are_followed(coupled: LLM) -> None:
     price = {"type": "number", "multipleOf": 0.01, "minimum": 1, "maximum": 2}
     properties = {"price": price, "tax": {**price, "multipleOf": 0.5}, "count": {"multipleOf": 7}}
-    assert coupled.requests("go:", form={"json": {"properties": properties}})
-    assert coupled.requests("go:", form={"json": {"type": "number", "multipleOf": 0.000001}})
+    assert coupled.requests("go:", {"structured_outputs": {"json": {"properties": properties}}})
+    assert coupled.requests(
+        "go:", {"structured_outputs": {"json": {"type": "number", "multipleOf": 0.000001}}}
+    )
 
 
 def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +324,9 @@ def test_a_form_is_compiled_once_and_the_latest_are_kept(monkeypatch: pytest.Mon
 def test_forms_are_compiled_by_several_threads(coupled: LLM) -> None:
     def first(number: int) -> list[int]:
         letter = "abcde"[number % 5]
-        (request,) = coupled.requests("go:", form={"regex": f"{letter}{{{number % 3 + 1}}}"})
+        (request,) = coupled.requests(
+            "go:", {"structured_outputs": {"regex": f"{letter}{{{number % 3 + 1}}}"}}
+        )
         assert request.options.mask is not None
         allowed: list[int] = request.options.mask.allowed([], [[]])[0].nonzero()[:, 0].tolist()
         return allowed
@@ -332,4 +338,4 @@ def test_forms_are_compiled_by_several_threads(coupled: LLM) -> None:
 
 def test_a_text_without_an_end_has_no_form(coupled: LLM) -> None:
     with pytest.raises(ParamsError, match="ignore_eos"):
-        coupled.requests("go:", {"ignore_eos": True}, form={"regex": "a"})
+        coupled.requests("go:", {"ignore_eos": True, "structured_outputs": {"regex": "a"}})

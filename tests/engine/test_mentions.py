@@ -75,8 +75,8 @@ def test_an_end_before_something_is_refused(grammar: str, name: str) -> None:
 def test_a_text_with_its_end_in_the_grammar(name: str) -> None:
     llm = text_decoder(verify="coupled")
     with pytest.raises(ParamsError, match="grammar names"):
-        llm.requests("go:", form={"grammar": f'start: "a" {name} "b"'})
-    (request,) = llm.requests("go:", form={"grammar": f'start: "a" {name}'})
+        llm.requests("go:", {"structured_outputs": {"grammar": f'start: "a" {name} "b"'}})
+    (request,) = llm.requests("go:", {"structured_outputs": {"grammar": f'start: "a" {name}'}})
     llm.engine.add(request)
     while llm.engine.busy:
         llm.engine.step()

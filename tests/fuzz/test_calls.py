@@ -40,6 +40,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "skip_special_tokens": st.booleans(),
     "speculative": st.one_of(st.sampled_from(["auto", "off"]), st.integers(0, 40)),
     "tag": st.text(min_size=1, max_size=5),
+    "structured_outputs": st.just({"regex": "(w5 ?)*"}),
     "prediction": st.one_of(st.just("w5 w6"), st.lists(TOKENS, max_size=8)),
 }
 """What each option is meant to take."""

@@ -116,7 +116,7 @@ def test_forms_beams_and_text(both: Processes, tmp_path: Path) -> None:
     pair = llms(one, two, speculative_config={"method": "ngram", "prompt_lookup_min": 1})
     found = []
     for llm in pair:
-        formed = written(llm, "go: ", form={"regex": "[a-c]{3,9}x"})
+        formed = written(llm, "go: ", structured_outputs={"regex": "[a-c]{3,9}x"})
         beams = llm.beam_search("go: ", {"beam_width": 3, "max_tokens": 6})[0]
         found.append([formed.text, [text.text for text in beams.sequences]])
     assert found[0] == found[1]

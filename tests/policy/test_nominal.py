@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from engine.test_auto import CONFIGS, PROMPTS, llama
 from outpace.core.params import SamplingParams
@@ -20,6 +21,8 @@ from outpace.policy.estimator import Estimator
 from outpace.policy.exploration import CREDIT, SHARE, Exploration
 from outpace.policy.nominal import PASS, NominalCosts
 from outpace.policy.shapes import GrownTrees, Widths
+from outpace.targets.cpu.weights.experts import is_experts
+from outpace.targets.hf.weights import experts_in
 
 from .test_controller import alone, request
 
@@ -195,3 +198,18 @@ def test_tokens_read_experts_of_their_own() -> None:
     mixed = NominalCosts.of(0, size, "cpu", experts=(0.5 * size, 1 / 16))
     more = [mixed.round(nodes, nodes) - plain.round(nodes, nodes) for nodes in (0, 1, 7, 1000)]
     assert more == pytest.approx([0, 0.5 * 15 / 16, 2.726, 0.5 * 15], rel=0.01)
+
+
+def test_how_many_experts_a_token_chooses_is_the_models_to_say() -> None:
+    """Those of Step 3.7 keep no configuration of their own."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 32, "num_hidden_layers": 2}
+    config = MixtralConfig(
+        **sizes, num_attention_heads=2, num_key_value_heads=1, num_local_experts=8
+    )
+    model = MixtralForCausalLM(config)
+    known = experts_in(model)
+    for module in model.modules():
+        if is_experts(module):
+            del module.config
+    assert [each.chosen for each in known] == [2 / 8] * 2
+    assert experts_in(model) == known

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import transformers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 LETTERS = "abcdefghijklm"
 END = "<end>"
@@ -19,31 +19,20 @@ PADDED = 18
 """Rows of the models' heads: more than there are tokens, as real models have them too."""
 
 
-@dataclass(frozen=True)
-class Encoding:
-    input_ids: list[int]
+END_ID = len(LETTERS)
+"""The number of the token that ends a text; those of letters are their places."""
 
 
-class LetterTokenizer:
-    """A tokenizer with one token per letter and one that ends the text.
+class LetterTokenizer(PreTrainedTokenizerFast):
+    """A tokenizer with one token per letter and one that ends the text. It leaves out what is no
+    letter."""
 
-    It has no more methods than decoding needs.
-    """
-
-    eos_token_id = len(LETTERS)
-    chat_template = None
-
-    def __call__(self, text: str, add_special_tokens: bool = True) -> Encoding:
-        return Encoding([LETTERS.index(letter) for letter in text if letter in LETTERS])
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the letters of the tokens."""
-        end = "" if skip_special_tokens else END
-        return "".join(LETTERS[i] if i < len(LETTERS) else end for i in ids)
-
-    def get_vocab(self) -> dict[str, int]:
-        """Returns every token's number."""
-        return {**{letter: i for i, letter in enumerate(LETTERS)}, END: self.eos_token_id}
+    def __init__(self) -> None:
+        one_each = models.BPE({letter: number for number, letter in enumerate(LETTERS)}, [])
+        made = Tokenizer(one_each)
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = decoders.ByteLevel()
+        super().__init__(tokenizer_object=made, eos_token=END)  # type: ignore[no-untyped-call]
 
 
 def letter_model(family: str = "llama", seed: int = 1, scale: float = 5.0) -> Any:

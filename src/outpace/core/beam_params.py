@@ -31,6 +31,8 @@ REFUSED: Mapping[str, str] = {
     "tag": "it tells drafters what a request is about, and nothing is drafted for beams: leave it "
     "out",
     "prediction": "it is what look-ups draft from, and nothing is drafted for beams: leave it out",
+    "structured_outputs": "beams are ranked among all continuations, and a grammar would have to "
+    "follow each: leave it out, or use LLM.generate",
     "num_beams": "the number of beams is called beam_width here",
     "num_return_sequences": "the number of texts to return is called n here",
     "max_new_tokens": "the longest text is called max_tokens here",

@@ -103,6 +103,18 @@ def _prediction(name: str, value: Any) -> str | tuple[int, ...]:
     return token_ids(name, value)
 
 
+FORMS = ("json", "json_object", "regex", "choice", "grammar")
+"""What ``structured_outputs`` may name, as in vLLM."""
+
+
+def _form(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in FORMS:
+        raise ParamsError(
+            f"{name} must be an object with one of {', '.join(FORMS)}, not {shown(value)}."
+        )
+    return dict(value)
+
+
 def _processors(name: str, value: Any) -> tuple[LogitsProcessor, ...]:
     found = items(name, value, "functions of (ids, scores)")
     if not all(callable(processor) for processor in found):
@@ -172,8 +184,9 @@ class SamplingParams(TextParams):
     """Options of one request. ``None`` means "as the model's generation_config says".
 
     The distribution of each token is made in this order: logit_bias, allowed_token_ids, repetition
-    / presence / frequency penalty, bad_words, min_tokens, logits_processors, temperature, top_k,
-    top_p, min_p, typical_p. Penalties and min_tokens see the history of each drafted position.
+    / presence / frequency penalty, bad_words, min_tokens, logits_processors, structured_outputs,
+    temperature, top_k, top_p, min_p, typical_p. Penalties, min_tokens and structured_outputs see
+    the history of each drafted position.
 
     Numbers of numpy are taken like Python's, and lists are kept as tuples. Raises ``ParamsError``
     (a ``ValueError``) for a value outside its range, and ``UnknownOption``, which is a
@@ -212,6 +225,18 @@ class SamplingParams(TextParams):
     look-ups search first ("suffix" and "ngram", and so "auto"). It changes no distribution.
 
     A method without a look-up refuses it."""
+    structured_outputs: Annotated[Mapping[str, Any] | None, Reads(_form)] = dataclasses.field(
+        default=None, hash=False
+    )
+    """What the text has to look like, one of: ``json``, a JSON schema; ``json_object``, true: any
+    JSON object; ``regex``; ``choice``, a list of texts; ``grammar``, in Lark's notation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ParamsError(
+                "ignore_eos and structured_outputs exclude each other: drop one."
+            ).about("ignore_eos")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

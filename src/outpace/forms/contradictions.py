@@ -36,7 +36,7 @@ def check(options: RowOptions, prompt: Sequence[int], vocabulary: int, most: int
         for name in given
         if _longest(_without(options, name), prompt, vocabulary, most) is None
     ]
-    name = alone[0] if alone else "form"
+    name = alone[0] if alone else "structured_outputs"
     raise ParamsError(_sentence(name, given, length, options)).about(name)
 
 
@@ -48,7 +48,7 @@ def _sentence(name: str, given: Sequence[str], length: int, options: RowOptions)
             f"ends after {tokens} at the latest: lower it, or change the form."
         )
     where = f"go on after {tokens}" if length else "begin"
-    names = ", ".join(given) if name == "form" else name
+    names = ", ".join(given) if name not in given else name
     return (
         f"{names} and the form of the text together leave no token with which it could {where}: "
         "relax one of them."

@@ -28,11 +28,6 @@ from outpace.forms.json_schemas import (
 )
 from outpace.forms.tokenizer import GrammarTokenizer
 
-KINDS = ("json", "json_object", "regex", "choice", "grammar")
-"""What ``structured_outputs`` may name, as in vLLM: a JSON schema, any JSON object, a regular
-expression, a list of texts, and a grammar in Lark's notation."""
-
-
 STEPS = 5_000
 """Items that a grammar may have open at a token. A mask is made between two rounds of all texts,
 and with ten times as many, llguidance's own limit, it takes a tenth of a second."""
@@ -67,7 +62,7 @@ class Grammars:
         self._kept: OrderedDict[str, Grammar] = OrderedDict()  # the latest ones last
 
     def compile(self, kind: str, value: Any) -> Grammar:
-        """Returns the grammar of a kind from `KINDS`, of which each row takes a copy;
+        """Returns the grammar of a kind from `params.FORMS`, of which each row takes a copy;
         ``ParamsError`` for one that is not sound."""
         form = _checked(kind, value)
         key = f"{kind} {form}"

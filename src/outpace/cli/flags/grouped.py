@@ -38,6 +38,7 @@ METAVARS: Mapping[str, str] = {
     "request_seconds": "S",
     "drain_seconds": "S",
     "logit_bias": "JSON",
+    "structured_outputs": "JSON",
 }
 """What stands for the value of a flag, where its type does not say enough."""
 
@@ -96,7 +97,7 @@ class Flags:
             return self._default(one)
         if one.kind == Mapping[int, float]:
             given = _by_token(name, given)
-        entries = Mapping[str, Any] in get_args(one.kind)
+        entries = Mapping[str, Any] in (one.kind, *get_args(one.kind))
         if entries and isinstance(given, str) and given.endswith(("}", ".json")):
             given = parse_object(flag_name(name), given, ConfigError)
         if isinstance(given, str) and bool in get_args(one.kind):

@@ -151,7 +151,10 @@ SAMPLING = (
 )
 """The options of `SamplingParams` that say how tokens are chosen."""
 
-Sampling = Annotated[dict[str, Any], Flags(SamplingParams, (*SAMPLING, "seed"), opt.SAMPLING)]
+Sampling = Annotated[
+    dict[str, Any],
+    Flags(SamplingParams, (*SAMPLING, "structured_outputs", "seed"), opt.SAMPLING),
+]
 """How tokens are chosen."""
 
 STOPPING = ("max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -33,6 +33,10 @@ class RowOptions:
     """Tokens that min_tokens forbids: end of sequence and stop tokens."""
     mask: TokenMask | None = None
     """What may come next, such as a grammar. No other row has the same one."""
+
+    def for_another_row(self) -> RowOptions:
+        """Returns the same options, with a mask of its own."""
+        return self if self.mask is None else replace(self, mask=self.mask.copy())
 
     # As tensors, made once: distributions are made anew whenever a row joins or leaves the batch.
     @cached_property

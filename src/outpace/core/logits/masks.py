@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Self
 
 from torch import Tensor
 
@@ -15,6 +17,10 @@ class TokenMask(ABC):
     distribution under a mask is the same in plain decoding and at every node of every draft. A mask
     may remember where it was asked last, to be faster; so each row has one of its own.
     """
+
+    def copy(self) -> Self:
+        """Returns the mask for another row."""
+        return copy.copy(self)
 
     @abstractmethod
     def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from outpace.core.params import SamplingParams
@@ -185,6 +185,7 @@ class Reader:
 
     def _sampling(self, given: Mapping[str, Any], logprobs: Any, tokens: int) -> SamplingParams:
         options = {name: given[name] for name in schemas.SAMPLING if name in given}
+        options.pop("structured_outputs", None)  # see `_form`
         if "max_completion_tokens" in given:
             if "max_tokens" in options:
                 raise ApiError(
@@ -300,10 +301,9 @@ class Reader:
         try:
             return self._llm.requests(
                 prompt,
-                params,
+                replace(params, structured_outputs=form),
                 streaming=streaming,
                 priority=priority,
-                form=form,
                 continues="messages" not in given,
                 shown=shown,
             )
@@ -313,7 +313,7 @@ class Reader:
             raise ApiError(400, self.without_paths(str(error)), param, code) from error
         except OutpaceError as error:
             sentence = self.without_paths(str(error))
-            if error.option == "form" and form is not None:
+            if error.option == "structured_outputs" and form is not None:
                 sentence = _named(sentence, next(iter(form)), given)
             raise ApiError(400, sentence, _field(error, given)) from error
 
@@ -402,7 +402,7 @@ def _named(sentence: str, kind: str, given: Mapping[str, Any]) -> str:
 
 def _field(error: OutpaceError, given: Mapping[str, Any]) -> str | None:
     """Returns the field of a body that an error is about, if it says so and the field is given."""
-    if error.option == "form":
+    if error.option == "structured_outputs":
         forms = ["response_format", "structured_outputs"]
         forms += [name for name in given if name.startswith("guided_")]
         forms.append("tool_choice")  # which has the form of a call demanded

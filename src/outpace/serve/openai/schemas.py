@@ -72,8 +72,17 @@ PREDICTION: Schema = _object(
 )
 """OpenAI's form of `SamplingParams.prediction`."""
 
+FORMS: dict[str, Schema] = {
+    "json": {"anyOf": [OBJECT, NAME]},
+    "json_object": FLAG,
+    "regex": NAME,
+    "choice": _list(NAME, minItems=1),
+    "grammar": NAME,
+}
+
 LIMITS: dict[str, Schema] = {
     "prediction": PREDICTION,
+    "structured_outputs": _object(FORMS),
     "logit_bias": {"maxProperties": 1024},
     "allowed_token_ids": {"maxItems": MOST_TOKENS},
     "bad_words": _list(BAD_WORD, maxItems=256),
@@ -89,14 +98,6 @@ SAMPLING: dict[str, Schema] = {
     if one.name not in NOT_OVER_HTTP
 }
 """Fields that are options of `SamplingParams` under the same name."""
-
-FORMS: dict[str, Schema] = {
-    "json": {"anyOf": [OBJECT, NAME]},
-    "json_object": FLAG,
-    "regex": NAME,
-    "choice": _list(NAME, minItems=1),
-    "grammar": NAME,
-}
 
 FORMAT: Schema = _object(
     {
@@ -115,7 +116,6 @@ SHARED: dict[str, Schema] = {
     "stream_options": _object({"include_usage": FLAG, "include_obfuscation": FLAG}),
     "user": TEXT,
     "response_format": FORMAT,
-    "structured_outputs": _object(FORMS),
     **{f"guided_{name}": FORMS[name] for name in ("json", "regex", "choice", "grammar")},
     "priority": {"type": "integer"},
     "outpace": _object({"trace": FLAG, "counts": FLAG}),

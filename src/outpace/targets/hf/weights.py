@@ -48,7 +48,10 @@ def experts_in(model: nn.Module) -> list[Experts]:
     for module in model.modules():
         if isinstance(module, BlockExperts) or is_experts(module):
             experts: Any = module
-            config = getattr(experts, "like", experts).config
+            config = getattr(getattr(experts, "like", experts), "config", None)
+            if config is None:  # of Step 3.7's, which keep none
+                config = getattr(model, "config", None)
+                config = None if config is None else config.get_text_config()
             chosen = getattr(config, "num_experts_per_tok", None) or experts.num_experts
             share = min(1.0, chosen / experts.num_experts)
             found.append(Experts(sum(map(_read, experts.modules())), share))
