@@ -234,3 +234,6 @@ def test_a_text_has_the_form_that_is_asked_for(run: Callable[..., Any], tmp_path
         result = run("generate", "Is it?", "--structured-outputs", given, "--max-tokens", "9")
         assert result.exit_code == 0, result.output
         assert any(text in result.output for text in form["choice"])
+    result = run("generate", "Is it?", "--compare", "--structured-outputs", given)
+    assert result.exit_code == 0, result.output
+    assert "Both wrote the same text" in result.output

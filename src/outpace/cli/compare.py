@@ -225,11 +225,13 @@ def measure(
     """Returns the comparison: a warm-up of both kinds, then plain, speculative, plain, ...
 
     Every run writes as many tokens as the options allow, past any end of text, so that the counts
-    agree. without: plain decoding (`plain_llm`). say: is given a line about the progress.
+    agree; a text of a given form ends with it. without: plain decoding (`plain_llm`). say: is given
+    a line about the progress.
     """
     resolved = llm.resolve(params)
+    free = params.structured_outputs is None
     params = dataclasses.replace(
-        params, ignore_eos=True, stop=None, stop_token_ids=(), min_tokens=None, logprobs=None
+        params, ignore_eos=free, stop=None, stop_token_ids=(), min_tokens=None, logprobs=None
     )
     short = dataclasses.replace(params, max_tokens=min(WARM_UP_TOKENS, resolved.max_tokens or 1))
     for each in (without, llm):
