@@ -58,7 +58,7 @@ def same(pair: tuple[LLM, LLM], params: Any = MIXED, prompts: Any = PROMPTS) -> 
 
 def written(llm: LLM, prompt: Any, **options: Any) -> Any:
     """A request with its text."""
-    (request,) = llm.requests(prompt, {"max_tokens": 24, "temperature": 0}, **options)
+    (request,) = llm.requests(prompt, {"max_tokens": 24, "temperature": 0, **options})
     llm.engine.add(request)
     while not request.finished:
         llm.engine.step()
