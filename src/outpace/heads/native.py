@@ -48,6 +48,7 @@ class SlotSight(Sight):
     def through(
         self, layers: Sequence[nn.Module], x: Tensor, embeddings: Tensor | None = None
     ) -> tuple[Tensor, Entries]:
+        assert self.native.computes(layers), "the cache holds entries of other layers"
         found = self.native.run(x, self, embeddings)
         return found, WrittenEntries(self.before.keys, self.before.values)
 
@@ -56,7 +57,7 @@ class NativeLayers:
     """Layers of a head that follow one another."""
 
     def __init__(self, library: Native, layers: Sequence[Any], described: _Described) -> None:
-        self._first = layers[0]
+        self._layers, self._first = list(layers), layers[0]
         inside = [module for layer in layers for module in layer.modules()]
         self._unchanged = Unchanged(inside, inside)
         self._windows = described.windows
@@ -71,6 +72,10 @@ class NativeLayers:
         if library is None or described is None:
             return None
         return cls(library, layers, described)
+
+    def computes(self, layers: Sequence[nn.Module]) -> bool:
+        """Returns whether these are its layers."""
+        return list(layers) == self._layers
 
     def takes(self, tokens: int) -> bool:
         """Returns whether it computes a pass over this many tokens, and the layers are as they

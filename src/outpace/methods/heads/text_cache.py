@@ -178,12 +178,7 @@ class TextCache:
         """The first ``count`` slots of some rows."""
         if not count:
             return self._nothing_of(len(rows))
-        if rows != list(range(rows[0], rows[0] + len(rows))):
-            alone = [self._entries([row], count) for row in rows]
-            return Entries(
-                torch.cat([each.keys for each in alone]), torch.cat([each.values for each in alone])
-            )
-        placement = self._slots.placement(rows[0], len(rows))
+        placement = self._placement(rows)
         starts = to_device([self.lengths[row] for row in rows], self._none.keys.device)
         slots = PassSlots(placement, starts, None, columns=0, view=count)
         return Entries(seen(self._layer.keys, slots), seen(self._layer.values, slots))

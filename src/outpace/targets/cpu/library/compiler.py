@@ -28,7 +28,7 @@ from outpace.targets.cpu.prebuilt import FLAGS, LEVELS
 COMPILERS = ("c++", "g++", "clang++")
 """Names that are looked up where ``CXX`` names none."""
 
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds after which a compiler is stopped; compiling takes about ten."""
 
 
