@@ -346,11 +346,10 @@ class Intake:
         }
         for name, tokens in named.items():
             arguments.check_ids(name, tokens, self._loaded.vocabulary)
-        ends = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends.update(self.ends.of_texts if eos_ids is None else eos_ids)
+        ends_text = self.ends.of_texts if eos_ids is None else eos_ids
+        ends = {*params.stop_token_ids, *(() if params.ignore_eos else ends_text)}
         form = params.structured_outputs
-        mask = None if form is None else self._grammar(form, eos_ids or self.ends.of_texts).copy()
+        mask = None if form is None else self._grammar(form, ends_text).copy()
         return RowOptions(params, tuple(sorted(words)), tuple(sorted(ends)), mask)
 
     def _spellings(self, word: str) -> set[tuple[int, ...]]:

@@ -29,7 +29,8 @@ COMPILERS = ("c++", "g++", "clang++")
 """Names that are looked up where ``CXX`` names none."""
 
 PATIENCE = 300.0
-"""Seconds after which a compiler is stopped; compiling takes about ten."""
+"""Seconds after which a compiler is stopped. Compiling our kernels takes 43 on two slow cores, and
+several times that next to other work."""
 
 
 class CompilerError(Exception):
