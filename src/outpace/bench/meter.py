@@ -211,10 +211,9 @@ class Meter:
         """
         for n, seconds in self._verifying(sorted(set(scored)), repeats):
             self._verify.setdefault(n, []).append(seconds)
-        for k in sorted(set(drafts) - {0}):
-            for nodes, seconds in self._drafting(k, repeats):
-                if nodes:
-                    self._draft.setdefault(nodes, []).append(seconds)
+        for nodes, seconds in self._drafting(sorted(set(drafts) - {0}), repeats):
+            if nodes:
+                self._draft.setdefault(nodes, []).append(seconds)
 
     @property
     def times(self) -> Times:
@@ -252,19 +251,25 @@ class Meter:
         return Plan([[root]] * self.batch, drafted, Tree.chain(self.batch, n - 1, device))
 
     @torch.inference_mode()
-    def _drafting(self, k: int, repeats: int) -> list[tuple[int, float]]:
-        """Returns how many nodes rounds that may draft k have drafted, and the drafter's seconds:
-        for the draft, and for what it does once it observes what became of it."""
+    def _drafting(self, drafts: Sequence[int], repeats: int) -> list[tuple[int, float]]:
+        """Returns how many nodes rounds that may draft k have drafted, for each k and repeat, and
+        the drafter's seconds: for the draft, and for what it does once it observes what became of
+        it. The context is read once for all of them, and grows by a token a round."""
+        if not drafts:
+            return []
         found = []
         computing = self.llm.engine.target.computing()
         text = rehearsing(self.llm, self.batch, self.context, self.temperature)
         with computing, text as rehearsal:
-            for _ in range(repeats + 1):
-                rows = rehearsal.rows()
-                drafting, proposal = self._timed(partial(rehearsal.propose, rows, k))
-                observing, _ = self._timed(rehearsal.score(rows, proposal))
-                found.append((int(proposal.counts.max()), drafting + observing))
-        return found[1:]
+            for k in drafts:
+                taken = []
+                for _ in range(repeats + 1):
+                    rows = rehearsal.rows()
+                    drafting, proposal = self._timed(partial(rehearsal.propose, rows, k))
+                    observing, _ = self._timed(rehearsal.score(rows, proposal))
+                    taken.append((int(proposal.counts.max()), drafting + observing))
+                found += taken[1:]
+        return found
 
     def _timed(self, work: Callable[[], Result]) -> tuple[float, Result]:
         device = self.llm.engine.target.device
