@@ -24,8 +24,8 @@ from outpace.heads.registry import head_names
 from outpace.llm import BUNDLED
 from outpace.targets.hf.loading.load import load
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
-from outpace.train.data import cut_written
-from outpace.train.measures import Progress
+from outpace.train.data import cut_answers
+from outpace.train.metrics import Progress
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 
@@ -81,7 +81,7 @@ def _run(method: str, options: argparse.Namespace) -> TrainingRun:
     )
     answers = Answers(options.out / FILE, settings, 10**9)
     answers.extend(asked, options.answers, _write, lambda count: None)
-    blocks, own = cut_written(answers, target.tokenizer.eos_token_id, 256)
+    blocks, own = cut_answers(answers, target.tokenizer.eos_token_id, 256)
     return TrainingRun(
         target,
         blocks,

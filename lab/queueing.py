@@ -20,7 +20,7 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.request import Request
 from outpace.engine.scheduler import RequestQueue
-from outpace.engine.scheduling_policies import FirstCome, SchedulingPolicy, Shortest
+from outpace.engine.scheduling_policies import FCFSPolicy, SchedulingPolicy, ShortestFirstPolicy
 
 END = 0
 """The token that ends a text."""
@@ -101,7 +101,7 @@ def played(texts: Sequence[Text], policy: SchedulingPolicy, rows: int) -> list[T
         for text, _ in running:
             last = len(text.request.output_ids) + 1 == text.length
             text.request.extend([END if last else END + 1])
-        policy.played([text.request for text, _ in running])
+        policy.on_round_end([text.request for text, _ in running])
         ended = [one for one in running if one[0].request.finished]
         found += [TextTimes(text.arrives, joined, now, text.length) for text, joined in ended]
         running = [one for one in running if not one[0].request.finished]
@@ -128,8 +128,8 @@ def main() -> None:
     for load in (0.7, 0.9, 1.0):
         for name in ("fcfs", "shortest", "known"):
             coming = texts(count, load, rows)
-            orders = {"fcfs": FirstCome, "shortest": Shortest}
-            order = Shortest(Known(coming)) if name == "known" else orders[name]()
+            orders = {"fcfs": FCFSPolicy, "shortest": ShortestFirstPolicy}
+            order = ShortestFirstPolicy(Known(coming)) if name == "known" else orders[name]()
             found = played(coming, order, rows)
             latency = np.array([one.latency for one in found])
             low, high, top = np.percentile(latency, [50, 90, 99])

@@ -19,7 +19,7 @@ from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
 from outpace.draft.base import Drafter, Rows
 from outpace.errors import ConfigError
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import PROMPTS, plain, target
@@ -103,7 +103,7 @@ def test_the_example_head_is_trained_kept_and_drafts(
     model = target("llama")
     text = torch.tensor(plain("llama", LENGTH, tuple(map(tuple, PROMPTS))))[:, :24].repeat(2, 1)
     settings = TrainSettings(method="linear", block=24, batch=2, steps=4, warmup=1)
-    run = TrainingRun(Loaded(model, None, "llama"), text, settings, tmp_path)
+    run = TrainingRun(LoadedModel(model, None, "llama"), text, settings, tmp_path)
     run.play(lambda progress: None)
     config = {"method": "linear", "model": str(tmp_path), "check": False}
     llm = LLM(model, speculative_config={**config, "num_speculative_tokens": 3}, max_num_seqs=3)

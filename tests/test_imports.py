@@ -22,7 +22,7 @@ ROOT = Path(outpace.__file__).parent
 # A drafter knows targets only where it runs a model of its own.
 _ENGINE = {"core", "heads", "verify", "targets", "train", "draft", "policy"}
 _ARGUMENTS = {"arguments", "config", "forms", "inputs"}
-_UNDER_API = {"building", "bundled", "engine", "generation", "intake", "outputs"}
+_UNDER_API = {"building", "bundled", "engine", "generation", "input_processor", "outputs"}
 _API = {*_ENGINE, *_ARGUMENTS, *_UNDER_API}
 _FACE = {*_API, "llm", "files", "inspection"}
 _TOOLS = {*_FACE, "methods", "hf", "audit", "bench", "serve", "tune"}
@@ -41,11 +41,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "files": set(),
     "inputs": {"core", "files", "targets"},
     "arguments": {*_ENGINE, "config"},
-    "intake": {*_ENGINE, *_ARGUMENTS, "engine"},
+    "input_processor": {*_ENGINE, *_ARGUMENTS, "engine"},
     "forms": {"core"},
-    "building": {*_ENGINE, "methods", "arguments", "config", "engine", "intake"},
+    "building": {*_ENGINE, "methods", "arguments", "config", "engine", "input_processor"},
     "outputs": {*_ENGINE, "engine"},
-    "generation": {*_ENGINE, *_ARGUMENTS, "engine", "intake", "outputs"},
+    "generation": {*_ENGINE, *_ARGUMENTS, "engine", "input_processor", "outputs"},
     "bundled": {"targets"},
     "llm": _API,
     "inspection": {"core", "draft", "heads", "methods", "targets"},

@@ -125,7 +125,7 @@ class Learner:
         self.head, self.model = head, model
         self.depths: int = head.config.depths
         self.rows = model.output[head.d2t]  # [V', H]
-        self.own = head.own_tokens()
+        self.own = head.target_to_draft()
 
     def outputs(self, tokens: Tensor, states: Tensor) -> Iterator[Tensor]:
         """Yields the outputs ``[B, P, H]`` of each depth. tokens: ``[B, P + depths]``; states:
@@ -303,7 +303,7 @@ def main() -> None:
     shape = TargetShape(model.size, len(model.embeddings), len(model.layers))
     head = Eagle3(shape, config)
     head.d2t.copy_(frequent(learned, given.vocabulary))
-    head.begin_from(model.output[head.d2t.to(device)].float().cpu())
+    head.init_from_lm_head(model.output[head.d2t.to(device)].float().cpu())
     learner = Learner(head.to(device), model)
     weights = [weight for weight in head.parameters() if weight.requires_grad]
     fused = device.type == "cuda"

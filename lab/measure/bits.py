@@ -19,9 +19,9 @@ from torch import Tensor
 
 from outpace.bench.model_shapes import random_model, shape_named
 from outpace.core.trees.tree import Tree
-from outpace.engine.capture import AsTheyCome, CudaGraphs
+from outpace.engine.capture import CudaGraphs, EagerRunner
 from outpace.targets.hf.attention import use_grouped
-from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.fixed import FixedShapeConfig
 from outpace.targets.hf.runner import Runner
 
 PROMPT, END = 230, 540
@@ -45,8 +45,8 @@ class Measured:
 
     def runner(self, rows: int, columns: int) -> Runner:
         """columns: of every pass; 0: as many as are fed."""
-        steps = CudaGraphs() if self.device.type == "cuda" else AsTheyCome()
-        fixed = FixedShapes(self.model, steps, pads=True, columns=columns or None)
+        steps = CudaGraphs() if self.device.type == "cuda" else EagerRunner()
+        fixed = FixedShapeConfig(self.model, steps, pads=True, columns=columns or None)
         return Runner(self.model, rows, 2048, fixed)
 
     def logits(self, runner: Runner, texts: Sequence[Sequence[int]], fed: int) -> Tensor:

@@ -28,7 +28,7 @@ try:
         llm = LLM(sys.argv[2] if len(sys.argv) > 2 else None, threads=count)
         for name in ("limited", "as many as asked for"):
             if name != "limited":
-                llm.engine.target.computing = nullcontext
+                llm.engine.target.step_context = nullcontext
             for way, speculative in WAYS.items():
                 params = SamplingParams(
                     temperature=0, max_tokens=TOKENS, ignore_eos=True, speculative=speculative

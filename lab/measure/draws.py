@@ -8,7 +8,7 @@ from usage import usage
 
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import draw
+from outpace.verify.base import draw_verdict
 from outpace.verify.registry import make_rule
 
 usage(__doc__)
@@ -29,6 +29,6 @@ with torch.inference_mode():
             rule, seeds, took = make_rule(name), torch.arange(rows), []
             for position in range(40):
                 begin = time.perf_counter()
-                draw(rule, p, proposal, seeds, torch.full((rows,), position))
+                draw_verdict(rule, p, proposal, seeds, torch.full((rows,), position))
                 took.append(time.perf_counter() - begin)
             print(name, rows, size, round(statistics.median(took) * 1e6))

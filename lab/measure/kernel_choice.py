@@ -33,8 +33,8 @@ def layers_of(make, shape, dtype, saved):
         plain = nn.Linear(inputs, outputs, bias=False)
         plain.weight.data = plain.weight.data.to(saved).to(dtype)
         layer = make(plain)
-        if isinstance(layer, NativeLinear) and layer.can_be_laid_out:
-            layer.lay_out()
+        if isinstance(layer, NativeLinear) and layer.can_prepack:
+            layer.prepack()
         yield layer
 
 

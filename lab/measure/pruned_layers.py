@@ -21,9 +21,9 @@ from torch import Tensor
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.partial.layers import skipping
+from outpace.targets.hf.partial.layers import skip_sublayers
 from outpace.train.data import blocks, documents
-from outpace.train.distill import ModelRecipe, closest_layers, thinned
+from outpace.train.distill import ModelRecipe, closest_layers, subsample_batch
 from outpace.train.losses import FORWARD_KL
 from outpace.train.recipe import LossOutput
 from outpace.train.teacher import Teacher
@@ -47,7 +47,7 @@ def main() -> None:
     recipe = ModelRecipe(model, teacher, FORWARD_KL, depths=1)
     read = documents([options.text], target.tokenizer, target.name)
     tokens = blocks(read, target.tokenizer, BLOCK, BLOCK * (COMPARED + 1))
-    piece, compared = thinned(teacher.read(tokens[-1:])), teacher.read(tokens[:-1])
+    piece, compared = subsample_batch(teacher.read(tokens[-1:])), teacher.read(tokens[:-1])
     count = model.config.num_hidden_layers
 
     def distance() -> float:
@@ -59,7 +59,7 @@ def main() -> None:
         "left out one by one": closest_layers(model, options.layers, "it", distance, said),
     }
     for way, layers in kept.items():
-        with skipping(model, SubLayers.whole(set(range(count)) - set(layers))):
+        with skip_sublayers(model, SubLayers.whole(set(range(count)) - set(layers))):
             marks = marked(lambda: recipe.compute_loss(compared))
         same = float(marks.hits.float().mean())
         print(f"{way}: {layers}, divergence {float(marks.loss):.2f}, same token {same:.0%}")

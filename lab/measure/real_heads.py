@@ -28,12 +28,12 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.heads.registry import head_names
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 from outpace.train.checkpoint import LOG
-from outpace.train.data import cut_written
+from outpace.train.data import cut_answers
 from outpace.train.draft_model import DRAFT_MODEL, PRUNED
-from outpace.train.measures import Progress
+from outpace.train.metrics import Progress
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from outpace.train.state_cache import StateCache
@@ -121,12 +121,12 @@ def _options() -> argparse.Namespace:
 def _trained(options: argparse.Namespace) -> None:
     target = load(options.target)
     answers = list(islice(_answers(target, options), options.answers))
-    tokens, own = cut_written(answers, target.tokenizer.eos_token_id, 256)
+    tokens, own = cut_answers(answers, target.tokenizer.eos_token_id, 256)
     _say(f"{len(answers)} answers, {tokens.numel():,} tokens, {int(own.sum()):,} of them its own")
     sizes = {"answers": len(answers), "tokens": tokens.numel(), "own": int(own.sum())}
     (options.out / "text.json").write_text(json.dumps(sizes))
     hidden_states = StateCache(options.out / "hidden-states", origin_of(target), 5 * 10**9)
-    reads = layers_read(target)
+    reads = build_target_layer_ids(target)
     clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), state_cache=hidden_states)
     for number, block in enumerate(tokens):
         teacher.read(block[None])
@@ -154,7 +154,7 @@ def _trained(options: argparse.Namespace) -> None:
             _play(run, method, folder, options.minutes)
 
 
-def layers_read(target: Loaded) -> list[int]:
+def build_target_layer_ids(target: LoadedModel) -> list[int]:
     """The target's layers that EAGLE-3 reads by itself, and DFlash is told to: they are kept
     once."""
     count = int(target.config.num_hidden_layers)
@@ -192,7 +192,7 @@ def _play(run: TrainingRun, method: str, folder: Path, minutes: float) -> None:
         run.play(report, every, stop=lambda: time.process_time() - begin > left)
 
 
-def _answers(target: Loaded, options: argparse.Namespace) -> Answers:
+def _answers(target: LoadedModel, options: argparse.Namespace) -> Answers:
     asked = _asked(target, options.data / "corpus")
     settings = AnswerSettings(
         target=target.name,
@@ -207,7 +207,7 @@ def _answers(target: Loaded, options: argparse.Namespace) -> Answers:
     return answers
 
 
-def _writer(target: Loaded) -> Any:
+def _writer(target: LoadedModel) -> Any:
     llm = LLM(target, speculative_config={"method": "none"}, max_num_seqs=ROWS, max_model_len=512)
 
     def write(texts: Sequence[Sequence[int]], seeds: Sequence[int]) -> Iterator[list[int]]:
@@ -221,7 +221,7 @@ def _writer(target: Loaded) -> Any:
     return write
 
 
-def _asked(target: Loaded, corpus: Path) -> list[list[int]]:
+def _asked(target: LoadedModel, corpus: Path) -> list[list[int]]:
     """The questions as prompts, one of each kind after the other."""
     kinds = [
         prompts([corpus / f"{name}.jsonl" for name in names], target.tokenizer, target.name, 512)

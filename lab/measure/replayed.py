@@ -44,13 +44,13 @@ from outpace.draft.prefix_cache import TEXTS, TOKENS
 from outpace.draft.rounds import LookupDraft, Outcome, Round, Rows
 from outpace.engine.request import Request
 from outpace.methods.lookup.suffix import SuffixDrafter, SuffixOptions
-from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.draft_model import DraftModel
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, affordable
 from outpace.policy.estimator import Estimator
-from outpace.policy.shapes import Widths
-from outpace.targets.hf.prefixes import SavedText, SavedTexts
+from outpace.policy.shapes import DraftSizes
+from outpace.targets.hf.prefixes import PrefixStore, SavedPrefix
 
 
 def record(target: str, drafter: str, prompts: str, records: str, tokens: str = "96") -> None:
@@ -169,10 +169,10 @@ def controller_of(drafters: list[str]) -> Controller:
     estimators = [
         Estimator(
             name,
-            Widths.chains(kind.longest),
+            DraftSizes.chains(kind.max_draft_tokens),
             prior=prior,
             look_up=name == LOOK_UP,
-            stops=kind.capabilities.ends_chains,
+            can_stop_early=kind.capabilities.supports_early_stop,
         )
         for name, (kind, prior) in known.items()
         if name in drafters
@@ -190,7 +190,7 @@ def finds_in(texts: list[dict]) -> Finds:
         text, found[record["id"]] = asked_for(record, number), []
         look_up.begin([text])
         for token in record["answer"]:
-            proposal = look_up.propose(rows_of(text), [look_up.longest])
+            proposal = look_up.propose(rows_of(text), [look_up.max_draft_tokens])
             tokens = proposal.tokens[0, : proposal.counts[0]].tolist()
             found[record["id"]].append(LookupDraft(tokens, *proposal.confidence))
             text.output_ids.append(token)
@@ -227,7 +227,7 @@ class Player:
         self._controller = controller_of(drafters)
         self._look_up = SuffixDrafter(SuffixOptions())
         self._numbers = count()
-        self._beginnings = SavedTexts(TEXTS, TOKENS)
+        self._beginnings = PrefixStore(TEXTS, TOKENS)
 
     def play(self, record: dict) -> float:
         """Returns the tokens that it makes of a text in the time of a plain round."""
@@ -260,7 +260,7 @@ class Player:
                 self._look_up.observe(Round(rows, [], Proposal.empty(1), None, [outcome], told))
         self._look_up.end([text])
         if model_read:
-            self._beginnings.add(text.token_ids[: min(read, TOKENS)], SavedText())
+            self._beginnings.add(text.token_ids[: min(read, TOKENS)], SavedPrefix())
         return len(answer) / took
 
     def learn_from(self, other: "Player") -> None:
@@ -292,7 +292,7 @@ class Player:
     def _by_model(text: Request, record: dict, budget: int, terms: DraftingTerms) -> list[int]:
         """What the model would draft, with -1 for tokens that are not the target's."""
         place, draft = len(text.output_ids), []
-        ends = terms.ends_after([budget]) if terms.ends_after is not None else None
+        ends = terms.make_stopping_fn([budget]) if terms.make_stopping_fn is not None else None
         for at in range(place, min(place + budget, len(record["answer"]))):
             draft.append(record["answer"][at] if record["agreed"][at] else -1)
             sure = record["confidence"][at]

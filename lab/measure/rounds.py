@@ -36,7 +36,7 @@ for owner, name in (
     (engine.Engine, "_propose"),
     (chains.Chains, "grow"),
     (trees.Siblings, "__call__"),
-    (verifier, "draw"),
+    (verifier, "draw_verdict"),
     (target.HFTarget, "commit"),
 ):
     timed(owner, name)

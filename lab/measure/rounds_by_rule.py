@@ -11,11 +11,11 @@ from usage import usage
 
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
+from outpace.core.proposal import Deterministic, DraftSampling, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.heads.classifiers import JudgeHead
-from outpace.verify.base import Evidence, draw
+from outpace.verify.base import Evidence, draw_verdict
 from outpace.verify.registry import make_rule, rules
 
 usage(__doc__)
@@ -70,17 +70,17 @@ def verdict(rule, drawn, nodes, p, near):
     tokens = q.flatten(0, 1).multinomial(1).view(1, -1)
     distribution = (
         Deterministic()
-        if drawn is Drawn.DETERMINISTIC
-        else Sampled(q, with_replacement=drawn is Drawn.IID)
+        if drawn is DraftSampling.DETERMINISTIC
+        else Sampled(q, with_replacement=drawn is DraftSampling.IID)
     )
     tree, counts = Tree.uniform(parents, 1), torch.tensor([nodes])
     proposal = Proposal(tokens, tree, counts, distribution)
     states = torch.ones(1, nodes + 1, 3)
-    ready = rule.with_evidence(Evidence(states=states, second=near, soft=p, draft=q))
+    ready = rule.with_evidence(Evidence(states=states, second=near, softmax_probs=p, draft=q))
     key = torch.tensor([1])
 
     def once():
-        draw(ready, p, proposal, key, key)
+        draw_verdict(ready, p, proposal, key, key)
 
     once()  # what a tree derives is made once for a shape
     with Operations() as operations:
@@ -98,7 +98,7 @@ def print_rules(names):
     for name in names:
         options = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
         rule = make_rule(name, **options)
-        for drawn in [each for each in Drawn if each in rule.takes]:
+        for drawn in [each for each in DraftSampling if each in rule.takes]:
             cells = []
             for nodes, (p, near) in probs.items():
                 call, operations = verdict(rule, drawn, nodes, p, near)
@@ -113,7 +113,7 @@ def print_probs():
     logits = {nodes: scores(nodes + 1) for nodes in BRANCHING}
     for options in OPTIONS:
         maker = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], VOCABULARY)
-        make = maker.best if options["temperature"] == 0 else maker
+        make = maker.argmax_tokens if options["temperature"] == 0 else maker
         cells = []
         for nodes, given in logits.items():
             tokens = torch.arange(nodes).expand(1, nodes + 1, nodes)

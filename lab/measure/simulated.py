@@ -21,10 +21,10 @@ from outpace.draft.base import Round
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import load_head
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.answers import prompts
-from outpace.train.measures import AcceptanceLength
-from outpace.train.teacher import Teacher, answered
+from outpace.train.metrics import AcceptanceLength
+from outpace.train.teacher import Teacher, loss_mask_of
 
 Tokens = list[int]
 ROOM = 1024
@@ -65,7 +65,7 @@ def _options() -> argparse.Namespace:
 
 
 def _written(
-    target: Loaded, config: dict[str, object], asked: Sequence[Tokens], count: int
+    target: LoadedModel, config: dict[str, object], asked: Sequence[Tokens], count: int
 ) -> tuple[list[Tokens], list[tuple[int, int]]]:
     """The greedy answers, and of each round with a draft its length and how many tokens of the
     answer were still to come before it."""
@@ -88,7 +88,7 @@ def _written(
 
 @torch.no_grad()
 def _simulated(
-    target: Loaded, head: Head, asked: Sequence[Tokens], answers: Sequence[Tokens]
+    target: LoadedModel, head: Head, asked: Sequence[Tokens], answers: Sequence[Tokens]
 ) -> float:
     """The acceptance length in all answers, read one after the other."""
     teacher = Teacher(target, head.layers)
@@ -104,7 +104,7 @@ def _simulated(
         begin, end = len(prompt), len(prompt) + len(answer) - head.config.depths
         own.append(_between(longest, begin, end))
     found = torch.cat(hits)
-    behind = answered(torch.cat(own))[:, first + 1 : first + 1 + found.shape[1]]
+    behind = loss_mask_of(torch.cat(own))[:, first + 1 : first + 1 + found.shape[1]]
     return AcceptanceLength().score(found, behind)
 
 

@@ -16,7 +16,7 @@ from usage import usage
 
 from outpace import LLM, SamplingParams
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.recurrent.states import History, StateCache
+from outpace.targets.hf.recurrent.states import StateCache, StateHistory
 from outpace.targets.hf.runner import Runner
 
 usage(__doc__, needed=1)
@@ -88,12 +88,12 @@ def passes(model: torch.nn.Module) -> str:
     one, six = torch.tensor([[5]]), torch.tensor([[5, 6, 7, 8, 9, 10]])
     single = milliseconds(lambda: runner.forward(one, keep=1))
     several = milliseconds(lambda: runner.forward(six, keep=6))
-    at_once = milliseconds(lambda: runner.forward(six, keep=6, certain=6))
-    own, spent = (History._before, History.keep), [0.0]
-    History._before, History.keep = (timed(spent, method) for method in own)  # type: ignore[assignment]
+    at_once = milliseconds(lambda: runner.forward(six, keep=6, num_committed=6))
+    own, spent = (StateHistory._before, StateHistory.keep), [0.0]
+    StateHistory._before, StateHistory.keep = (timed(spent, method) for method in own)  # type: ignore[assignment]
     for _ in range(5):
         runner.forward(six, keep=6)
-    History._before, History.keep = own  # type: ignore[method-assign]
+    StateHistory._before, StateHistory.keep = own  # type: ignore[method-assign]
     cache = runner.cache
     assert isinstance(cache, StateCache)
     size = cache.state_bytes / 7 / 1e6  # the state of the prompt, and of six columns

@@ -21,7 +21,7 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.bench.builtin import BUILT_IN
 from outpace.core.trees.best_shape import BestShapes
-from outpace.core.trees.tree_shape import Chances
+from outpace.core.trees.tree_shape import AcceptanceProbs
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.lengths.adaptive import Constant
 from outpace.tune.tree import probe
@@ -73,7 +73,7 @@ def with_error(figure: Callable[[Sequence[int]], float]) -> tuple[float, float]:
     return figure(every), error
 
 
-def seen(llm: LLM, temperature: float) -> Chances:
+def seen(llm: LLM, temperature: float) -> AcceptanceProbs:
     """Returns the chances by depth and rank. Beyond 16 levels they go on as they were."""
     shape = probe(16, siblings=3)
     llm.engine.controller = Constant(shape.size, shape=shape)

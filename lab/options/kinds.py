@@ -38,7 +38,7 @@ Check = Callable[[Ran], Iterator[str]]
 def _dead_ends(ran: Ran) -> Iterator[str]:
     """A text ends with an error where its options leave no token, and nowhere else."""
     params = ran.reference.plain.resolve(ran.reference.params(ran.case, True, 0))
-    options = ran.reference.plain.intake.row_options(params)
+    options = ran.reference.plain.input_processor.row_options(params)
     for output in ran.on:
         prompt, tokens = output.prompt_token_ids, output.token_ids
         impossible = [
@@ -78,7 +78,7 @@ def _same_tokens(ran: Ran) -> Iterator[str]:
 def _logprobs(ran: Ran) -> Iterator[str]:
     for output in ran.on:
         made: CompletionOutput = output.outputs[0]
-        options = ran.reference.plain.intake.row_options(
+        options = ran.reference.plain.input_processor.row_options(
             ran.reference.plain.resolve(ran.reference.params(ran.case, True, 0))
         )
         for place, entry in enumerate(made.logprobs or []):

@@ -86,7 +86,7 @@ class Reference:
 
     def _looped(self, prompt: Sequence[int], params: SamplingParams) -> list[int]:
         resolved, ending = self.plain.resolve(params), self.ending(params)
-        options = self.plain.intake.row_options(resolved)
+        options = self.plain.input_processor.row_options(resolved)
         tokens: list[int] = []
         while self.goes_on(prompt, tokens, options) and not (tokens and ending.ends(tokens)):
             distribution = self.probs([list(prompt)], [tokens], [options])[0]
@@ -120,5 +120,5 @@ class Reference:
     def _read(self, text: tuple[int, ...]) -> None:
         """Keeps the logits after each token of a text, from one plain forward of all of it."""
         if text not in self._logits:
-            for end, logits in enumerate(self.plain.engine.target.plain(text), 1):
+            for end, logits in enumerate(self.plain.engine.target.forward_uncached(text), 1):
                 self._logits.setdefault(text[:end], logits)

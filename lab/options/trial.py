@@ -95,7 +95,7 @@ class Trial:
         """Returns whether a case's option is refused as a whole here: a predicted text, where no
         look-up would look into it."""
         option = self.reference.cases[index].option
-        return option == "prediction" and not self.llm.intake.takes_predictions
+        return option == "prediction" and not self.llm.input_processor.takes_predictions
 
     def refused(self) -> dict[str, str]:
         """Returns the sentences of the options that are refused as a whole."""

@@ -43,14 +43,14 @@ from lab.options.kinds import (
 from lab.options.reference import Case, Reference
 from lab.options.trial import Trial
 from outpace.audit.letters import END_ID, LETTERS, LetterTokenizer, letter_model
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 from outpace.core.params import SamplingParams
 from outpace.core.progress import silent
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule, OutpaceError
 from outpace.heads.classifiers import JudgeHead
 from outpace.llm import LLM
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.verify.registry import find_rule, rules
 
 TOKENS = 7
@@ -67,19 +67,19 @@ AGAIN = {"logit_bias": {5: 4.0}}
 
 def other_than_last(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """A logits processor that looks back: never the same token twice in a row."""
-    return scores.scatter(1, ids[:, -1:], NEVER)
+    return scores.scatter(1, ids[:, -1:], NEG_INF)
 
 
 def nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """A logits processor that forbids every token after some letters, as a grammar does in a state
     that no text should reach. Prompts end with such letters, too."""
     dead = torch.isin(ids[:, -1:], torch.tensor([3, 4, 5, 7]))
-    return scores.masked_fill(dead, NEVER)
+    return scores.masked_fill(dead, NEG_INF)
 
 
 def rarely_nothing_after(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """The same for one of these letters, so that most texts go on beside drafts that end there."""
-    return scores.masked_fill(ids[:, -1:] == 4, NEVER)
+    return scores.masked_fill(ids[:, -1:] == 4, NEG_INF)
 
 
 def cases() -> list[Case]:
@@ -97,7 +97,7 @@ def cases() -> list[Case]:
         Case("repetition_penalty", {"repetition_penalty": 1.8}, PROBS),
         Case("presence_penalty", {"presence_penalty": 2.0}, PROBS, AGAIN),
         Case("frequency_penalty", {"frequency_penalty": 2.0}, PROBS, AGAIN),
-        Case("logit_bias", {"logit_bias": {3: 4.0, 1: NEVER}}, PROBS),
+        Case("logit_bias", {"logit_bias": {3: 4.0, 1: NEG_INF}}, PROBS),
         Case("allowed_token_ids", {"allowed_token_ids": (0, 2, 4, 6, 8)}, PROBS),
         Case("bad_words", {"bad_words": list(LETTERS[::2])}, PROBS),
         Case("bad_words_ids", {"bad_words_ids": every_third}, PROBS),
@@ -262,7 +262,7 @@ def _judged(reference: Reference, method: str, rule: str, trials: list[Trial]) -
             yield Cell(name, method, rule, "honoured", proofs[name])
 
 
-def build(loaded: Loaded, method: str, rule: str) -> LLM:
+def build(loaded: LoadedModel, method: str, rule: str) -> LLM:
     """Returns an engine with this drafter and rule on the letters, whose model is loaded once."""
     name, more = VARIANTS.get(method, (method, {}))
     config = {"method": name, **find_drafter(name).specimen(loaded), **more}

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import LoadedModel
 
-    Model = str | os.PathLike[str] | nn.Module | Loaded
+    Model = str | os.PathLike[str] | nn.Module | LoadedModel
     Dtype = str | torch.dtype
     Device = str | torch.device
 else:
@@ -57,9 +57,9 @@ def _model(name: str, value: Any) -> Any:
     if not isinstance(value, (str, os.PathLike)):
         from torch import nn
 
-        from outpace.targets.hf.loading.loaded import Loaded
+        from outpace.targets.hf.loading.loaded import LoadedModel
 
-        _check_kind(name, value, (nn.Module, Loaded), "a path, a hub name or a loaded model")
+        _check_kind(name, value, (nn.Module, LoadedModel), "a path, a hub name or a loaded model")
     return value
 
 
@@ -330,9 +330,9 @@ def speculation(
         config = {}
     if not isinstance(config, Mapping):
         return SpeculativeConfig.from_dict(config)
-    from outpace.heads.checkpoint import kind_in
+    from outpace.heads.checkpoint import find_head_kind
 
-    head = kind_in(config.get("model"))
+    head = find_head_kind(config.get("model"))
     its_method = head or "draft_model"
     if bundled is not None:
         method = config.get("method", its_method)

@@ -17,23 +17,23 @@ from outpace.config import SpeculativeConfig
 from outpace.core.progress import Progress, silent
 from outpace.draft.base import Drafter, Setup
 from outpace.draft.registry import find_drafter
-from outpace.engine.capture import AsTheyCome, capture_for
+from outpace.engine.capture import EagerRunner, capture_for
 from outpace.engine.engine import Engine
 from outpace.engine.scheduling_policies import SCHEDULING_POLICIES
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.intake import Intake
-from outpace.methods.choosers.base import Several
+from outpace.input_processor import InputProcessor
+from outpace.methods.choosers.base import CompositeDrafter
 from outpace.policy.lengths.registry import length_options
 from outpace.policy.making import make_controller
 from outpace.targets.base import Target
-from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.invariance import tokens_alike
+from outpace.targets.hf.fixed import FixedShapeConfig
+from outpace.targets.hf.invariance import max_invariant_tokens
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.source import check_path
-from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.hf.prefixes import PrefixStore
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.leader import Leader
 from outpace.targets.parallel.load import SplitModel, check_options, load_split
@@ -62,18 +62,20 @@ class Speculation:
         is loaded."""
         drafter = find_drafter(config.method)
         options = drafter.configure(config.options)
-        rule = make_rule(config.rule_name or drafter.usual_rule(options), **config.rule_options)
+        rule = make_rule(
+            config.rule_name or drafter.default_rule_for(options), **config.rule_options
+        )
         named = config.length_name
         length = None if named is None else length_options(named, config.length_options)
         return cls(config, drafter, options, rule, length)
 
-    def for_target(self, loaded: Loaded) -> Speculation:
+    def for_target(self, loaded: LoadedModel) -> Speculation:
         """Returns the same for a target that is loaded: what it brings itself may draft."""
         named = self.config.rule_name is not None
 
         def verified(drafter: type[Drafter]) -> bool:
             try:
-                for drawn in drafter.draws if named else ():
+                for drawn in drafter.sampling_kinds if named else ():
                     self.rule.check(drawn, drafter.trees)
             except IncompatibleRule:
                 return False
@@ -82,27 +84,27 @@ class Speculation:
         options = self.drafter.for_target(self.options, loaded, verified)
         if options is self.options:
             return self
-        rule = self.rule if named else make_rule(self.drafter.usual_rule(options))
+        rule = self.rule if named else make_rule(self.drafter.default_rule_for(options))
         return replace(self, options=options, rule=rule)
 
 
 def capture_of(
     args: EngineArgs, device: torch.device
-) -> Callable[[nn.Module], FixedShapes | None] | None:
+) -> Callable[[nn.Module], FixedShapeConfig | None] | None:
     """Returns how the passes of models on a device are compiled or recorded, None where they are
-    played as they come. To record one takes some milliseconds, to compile one many seconds: by
-    itself only a GPU does either."""
+    run as they come. To record one takes some milliseconds, to compile one many seconds: by itself
+    only a GPU does either."""
     if args.compile == "auto":
         return partial(capture_for, required=False) if device.type == "cuda" else None
     return capture_for if args.compile else None
 
 
 def load_target(
-    model: str | os.PathLike[str] | nn.Module | Loaded,
+    model: str | os.PathLike[str] | nn.Module | LoadedModel,
     args: EngineArgs,
     progress: Progress | None,
     check_length: Callable[[int], None],
-) -> Loaded:
+) -> LoadedModel:
     """Returns the target that the arguments ask for; ``ModelLoadError`` for a folder or a file that
     is not there. check_length: is called with the model's longest text, once that is known."""
     if isinstance(model, (str, os.PathLike)):
@@ -140,7 +142,7 @@ def load_target(
                 f"over {count} processes already: leave it out."
             )
         return load(model, tokenizer=args.tokenizer, dtype=args.dtype, device=args.device)
-    if isinstance(model, (nn.Module, Loaded)):
+    if isinstance(model, (nn.Module, LoadedModel)):
         raise ConfigError(
             "a model that you loaded is whole in this process, and is not split over others: give "
             "its path or hub name, or leave tensor_parallel_size out."
@@ -159,9 +161,9 @@ def load_target(
 
 
 def build_engine(
-    loaded: Loaded,
+    loaded: LoadedModel,
     speculation: Speculation,
-    intake: Intake,
+    input_processor: InputProcessor,
     args: EngineArgs,
     progress: Progress = silent,
 ) -> Engine:
@@ -176,13 +178,13 @@ def build_engine(
     saved_texts, saved_tokens = args.saved_texts, args.max_batch_total_tokens
     if by_itself:
         saved_texts = 0 if is_encoder_decoder(loaded.model) else saved_texts
-        saved_tokens = saved_tokens or intake.max_length
-    target = _target(loaded, intake.max_length, args, (saved_texts, saved_tokens))
+        saved_tokens = saved_tokens or input_processor.max_length
+    target = _target(loaded, input_processor.max_length, args, (saved_texts, saved_tokens))
     setup = Setup(
         loaded=loaded,
         target=target,
         rows=args.max_num_seqs,
-        max_length=intake.max_length,
+        max_length=input_processor.max_length,
         options=speculation.options,
         capture=capture,
         cpu_kernels=args.cpu_kernels,
@@ -192,10 +194,10 @@ def build_engine(
     )
     progress(f"loading what drafts ({speculation.config.method})", 0.0)
     speculation.rule.check_target(lambda: origin_of(loaded))
-    verifier = Verifier(speculation.rule, intake.second_text(speculation.rule))
+    verifier = Verifier(speculation.rule, input_processor.second_text(speculation.rule))
     drafter = speculation.drafter.build(setup)
-    if drafter.needs.states and not drafter.capabilities.copies_prompts:
-        target.reuses = False  # it has to be given the states of every token of a prompt
+    if drafter.needs.hidden_layers and not drafter.capabilities.copies_prompts:
+        target.has_prefix_cache = False  # it has to be given the states of every token of a prompt
         if args.enable_prefix_caching:
             LOGGER.warning(
                 "outpace: enable_prefix_caching does nothing with method %r, which needs the "
@@ -204,7 +206,7 @@ def build_engine(
             )
     if isinstance(target, HFTarget) and target.invariance is not None:
         if by_itself and not target.invariance.rereads:
-            target.reuses = False
+            target.has_prefix_cache = False
         count = speculation.config.num_speculative_tokens
         rule, text = verifier.rule, verifier.second_text
         check_invariant(target, drafter, rule, text, count, args.reads_again)
@@ -221,21 +223,21 @@ def build_engine(
 
 
 def _target(
-    loaded: Loaded, max_length: int, args: EngineArgs, saved: tuple[int, int | None]
+    loaded: LoadedModel, max_length: int, args: EngineArgs, saved: tuple[int, int | None]
 ) -> Target:
-    """Returns the target of a loaded model. saved: the arguments of its `SavedTexts`."""
+    """Returns the target of a loaded model. saved: the arguments of its `PrefixStore`."""
     if isinstance(loaded, SplitModel):
         return Leader(loaded, args.max_num_seqs, max_length, saved, args.kv_cache_dtype)
     capture = capture_of(args, loaded.device)
     fixed = None if capture is None else capture(loaded.model)
-    if args.batch_invariant and fixed is None and not tokens_alike(loaded.model):
-        fixed = FixedShapes(loaded.model, AsTheyCome(), pads=True)
+    if args.batch_invariant and fixed is None and not max_invariant_tokens(loaded.model):
+        fixed = FixedShapeConfig(loaded.model, EagerRunner(), pads=True)
     return HFTarget(
         loaded.model,
         rows=args.max_num_seqs,
         max_length=max_length,
         fixed=fixed,
-        saved=SavedTexts(*saved),
+        saved=PrefixStore(*saved),
         invariant=args.batch_invariant,
         kv_cache_dtype=args.kv_cache_dtype,
     )
@@ -274,15 +276,15 @@ def check_invariant(
         )
     if target.chains_only:
         _check_columns(drafter, rule)
-    elif drafter.longest:
+    elif drafter.max_draft_tokens:
         _leave_room(target, alike.tokens, lambda n: _columns(n, drafter, rule, second_text))
-    room = alike.tokens // 2 if drafter.longest else alike.tokens
-    if target.rows > room:
+    room = alike.tokens // 2 if drafter.max_draft_tokens else alike.tokens
+    if target.max_rows > room:
         raise ConfigError(
             f"under batch_invariant a pass has room for {alike.tokens} tokens here, which is too "
-            f"few for {target.rows} texts at once: lower max_num_seqs to {room} or less."
+            f"few for {target.max_rows} texts at once: lower max_num_seqs to {room} or less."
         )
-    most, shape = target.most_nodes, drafter.shape
+    most, shape = target.max_nodes, drafter.shape
     nodes = max(0 if isinstance(count, str) else count, 0 if shape is None else shape.size)
     if nodes > most:
         raise ConfigError(
@@ -295,15 +297,15 @@ def _leave_room(target: HFTarget, tokens: int, columns: Callable[[int], int]) ->
     """Lets a target score no more nodes than a pass has room for with other columns.
     tokens: of a pass, at most. columns: those that a row takes with n nodes."""
     least = columns(1)
-    if least * target.rows > tokens and least > 2:
+    if least * target.max_rows > tokens and least > 2:
         fewer = tokens // least
         remedy = f"lower max_num_seqs to {fewer} or less" if fewer else "leave batch_invariant out"
         raise ConfigError(
             f"under batch_invariant a pass has room for {tokens} tokens here, and each text "
             f"takes {least} with one drafted token and what is scored beside it: {remedy}."
         )
-    while target.most_nodes > 1 and columns(target.most_nodes) * target.rows > tokens:
-        target.most_nodes -= 1
+    while target.max_nodes > 1 and columns(target.max_nodes) * target.max_rows > tokens:
+        target.max_nodes -= 1
 
 
 def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int]) -> int:
@@ -317,7 +319,7 @@ def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int
 
 def _aux_tokens(drafter: Drafter) -> tuple[int, int]:
     """Columns that ride in a row, and those after the root and each node, at most."""
-    children = drafter.children if isinstance(drafter, Several) else []
+    children = drafter.children if isinstance(drafter, CompositeDrafter) else []
     found = [(drafter.aux_per_row, drafter.aux_per_node), *map(_aux_tokens, children)]
     return max(row for row, _ in found), max(node for _, node in found)
 
@@ -330,7 +332,7 @@ def _fewer_rows(target: HFTarget, tokens: int, nodes: int) -> str:
 
 def _check_columns(drafter: Drafter, rule: Rule) -> None:
     """Refuses what lays other columns into a pass than a chain's."""
-    children = drafter.children if isinstance(drafter, Several) else []
+    children = drafter.children if isinstance(drafter, CompositeDrafter) else []
     for child in children:
         _check_columns(child, rule)
     reason = None

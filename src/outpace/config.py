@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from outpace.core.options import Reader, Reads, read_options
-from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.trees.tree_shape import MAX_TREE_NODES
 from outpace.core.values import shown
 from outpace.errors import ConfigError, UnknownArgument, names_checked
 
@@ -65,7 +65,9 @@ class SpeculativeConfig:
     multi-token-prediction modules, as far as they pay), "draft_model", "none" (plain decoding),
     "ngram", ... Unset for the bundled target: its draft model, or the head that ``model`` names,
     alone."""
-    num_speculative_tokens: Annotated[Literal["auto"] | int, Ge(0), Le(LARGEST)] = DEFAULT_TOKENS
+    num_speculative_tokens: Annotated[Literal["auto"] | int, Ge(0), Le(MAX_TREE_NODES)] = (
+        DEFAULT_TOKENS
+    )
     """Tokens (nodes) to draft per round; "auto" chooses, from 0 up, by what rounds take and
     bring."""
     length: Annotated[str | Mapping[str, Any] | None, Reads(_named("a length policy"))] = None

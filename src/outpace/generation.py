@@ -1,4 +1,4 @@
-"""Texts for an ``LLM``, sampled or searched with beams: its engine's rounds are played until all
+"""Texts for an ``LLM``, sampled or searched with beams: its engine's rounds are run until all
 requests of a call have ended."""
 
 from __future__ import annotations
@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from outpace.core.beam_params import BeamSearchParams
-from outpace.engine.beams import BeamSearch, Group
+from outpace.engine.beams import BeamGroup, BeamSearch
 from outpace.engine.engine import Engine
 from outpace.engine.request import Request
 from outpace.errors import ParamsError
+from outpace.input_processor import InputProcessor
 from outpace.inputs.prompts import Prompt, text_of
-from outpace.intake import Intake
 from outpace.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -101,9 +101,9 @@ class BeamGeneration:
     The engine's rounds and the steps of a search take turns, so that threads may use both.
     """
 
-    def __init__(self, engine: Engine, intake: Intake) -> None:
+    def __init__(self, engine: Engine, input_processor: InputProcessor) -> None:
         self._engine = engine
-        self._intake = intake
+        self._input_processor = input_processor
 
     def outputs(
         self, prompts: Sequence[Prompt], params: BeamSearchParams
@@ -112,40 +112,40 @@ class BeamGeneration:
         with prompts or params is raised at once."""
         self._check_room(params)
         options = [params.of_text()] * len(prompts)
-        requests = self._intake.all_requests(prompts, options)
+        requests = self._input_processor.all_requests(prompts, options)
         vocabulary = self._engine.vocabulary
-        params = params.resolve(self._intake.defaults)
-        groups = [Group(request, params, vocabulary) for (request,) in requests]
-        return self._play(prompts, groups, params)
+        params = params.resolve(self._input_processor.defaults)
+        groups = [BeamGroup(request, params, vocabulary) for (request,) in requests]
+        return self._run(prompts, groups, params)
 
     def _check_room(self, params: BeamSearchParams) -> None:
-        rows = self._engine.target.rows
+        rows = self._engine.target.max_rows
         if params.beam_width > rows:
             raise ParamsError(
                 f"beam_width={params.beam_width} needs as many rows, and this LLM has {rows}: "
                 f"lower it, or give LLM(..., max_num_seqs={params.beam_width})."
             )
 
-    def _play(
-        self, prompts: Sequence[Prompt], groups: Sequence[Group], params: BeamSearchParams
+    def _run(
+        self, prompts: Sequence[Prompt], groups: Sequence[BeamGroup], params: BeamSearchParams
     ) -> Iterator[BeamSearchOutput]:
         engine = self._engine
-        search = engine.between_rounds(lambda: self._begin(groups, params))
+        search = engine.run_between_rounds(lambda: self._begin(groups, params))
         for prompt, group in zip(prompts, groups, strict=True):
             while not group.done:
-                engine.between_rounds(search.step)
+                engine.run_between_rounds(search.step)
             if group.error is not None and len(groups) == 1:
                 raise group.error
             yield _beam_output(prompt, group, params.returned)
 
-    def _begin(self, groups: Sequence[Group], params: BeamSearchParams) -> BeamSearch:
+    def _begin(self, groups: Sequence[BeamGroup], params: BeamSearchParams) -> BeamSearch:
         # No more rows than the prompts can need; those are only made as texts grow.
-        rows = min(self._engine.target.rows, params.beam_width * len(groups))
-        target = self._engine.target.another(rows)
+        rows = min(self._engine.target.max_rows, params.beam_width * len(groups))
+        target = self._engine.target.new_target(rows)
         return BeamSearch(target, groups, params.beam_width, self._engine.max_batched_tokens)
 
 
-def _beam_output(prompt: Prompt, group: Group, returned: int) -> BeamSearchOutput:
+def _beam_output(prompt: Prompt, group: BeamGroup, returned: int) -> BeamSearchOutput:
     sequences = [
         BeamSearchSequence(
             text=text.request.text,

@@ -27,13 +27,13 @@ from outpace.config import DEFAULT_TOKENS, SpeculativeConfig
 from outpace.core.faults import ProcessorFault
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.core.stats import Metrics
 from outpace.draft.registry import find_drafter
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import kind_in
+from outpace.heads.checkpoint import find_head_kind
 from outpace.llm import LLM
 from outpace.methods.models.loading import OF_LOADING, load_draft_model
 from outpace.targets.hf.generating import criteria, processors
@@ -46,9 +46,9 @@ from outpace.targets.hf.generating.calls import (
 )
 from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
 from outpace.targets.hf.kinds import is_encoder_decoder
-from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary, check_tokenizer
+from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary, check_tokenizer
+from outpace.targets.hf.model_snapshot import ModelSnapshot
 from outpace.targets.hf.seq2seq.inputs import of_decoder, sources_of
-from outpace.targets.hf.setting import Setting
 
 
 def speculative(
@@ -116,9 +116,9 @@ class Speculative:
         self._config = dict(config)
         self._drafter = drafter
         self._tokenizers = (tokenizer, drafter_tokenizer)
-        self._loaded: Loaded | None = None
+        self._loaded: LoadedModel | None = None
         self._llm: LLM | None = None
-        self._settings: list[Setting] = []  # of the models that it was made for
+        self._snapshots: list[ModelSnapshot] = []  # of the models that it was made for
 
     def check(self) -> None:
         """Raises ``ConfigError`` for options that make no sense. Nothing is loaded."""
@@ -134,7 +134,7 @@ class Speculative:
     @property
     def _runs_a_model(self) -> bool:
         """Whether what drafts is a language model, and not a trained head."""
-        if isinstance(self._drafter, Head) or kind_in(self._drafter) is not None:
+        if isinstance(self._drafter, Head) or find_head_kind(self._drafter) is not None:
             return False  # "auto" takes either
         options = {one.name for one in fields(find_drafter(self._config["method"]).Options)}
         return options.issuperset(OF_LOADING)
@@ -174,7 +174,7 @@ class Speculative:
         media = {} if reads else media_of(model, input_ids, model_kwargs)
         shown = pixels_of(model, media, asked)
         prompts = unpadded(input_ids, of_decoder(model, model_kwargs) if reads else model_kwargs)
-        sources: list[Source | None] = [None] * len(prompts)
+        sources: list[EncoderInputs | None] = [None] * len(prompts)
         if reads:
             sources = [*sources_of(model, len(prompts), model_kwargs, asked)]
         with _evaluating(model, *self._handed_over):
@@ -184,7 +184,7 @@ class Speculative:
             )
             requests = call.requests(llm.target.vocabulary, llm.max_model_len)
             for request in requests:
-                request.media = llm.intake.images.media(request.prompt_ids, media, shown)
+                request.media = llm.input_processor.images.media(request.prompt_ids, media, shown)
             columns = _Columns(requests, call.padding, streamer)
             self._decode(llm, requests, columns)
         self.metrics = [request.metrics for request in requests]
@@ -219,7 +219,7 @@ class Speculative:
         llm = self._llm
         if llm is None or not self._suits(llm, model, rows):
             llm = self._llm = None  # its caches go before the new ones come
-            target = Loaded(model, None, type(model).__name__)
+            target = LoadedModel(model, None, type(model).__name__)
             config = dict(self._config)
             if self._drafter is not None:
                 given = self._drafter_for(target) if self._runs_a_model else self._drafter
@@ -230,21 +230,21 @@ class Speculative:
                 max_num_seqs=rows,
                 generation_config="none",
             )
-            self._llm, self._settings = llm, self._settings_with(model)
+            self._llm, self._snapshots = llm, self._snapshots_with(model)
         return llm
 
     def _suits(self, llm: LLM, model: nn.Module, rows: int) -> bool:
         """Whether an engine was made for this model and the drafter as they are now, and has room
         for ``rows`` rows."""
-        same = llm.target.model is model and self._settings == self._settings_with(model)
-        return same and rows <= llm.engine.target.rows
+        same = llm.target.model is model and self._snapshots == self._snapshots_with(model)
+        return same and rows <= llm.engine.target.max_rows
 
-    def _settings_with(self, model: nn.Module) -> list[Setting]:
-        """The settings of a target and of the draft model, where the caller can change it."""
+    def _snapshots_with(self, model: nn.Module) -> list[ModelSnapshot]:
+        """The snapshots of a target and of the draft model, where the caller can change it."""
         drafters = self._handed_over if self._runs_a_model else ()
-        return [Setting.of(each) for each in (model, *drafters)]
+        return [ModelSnapshot.of(each) for each in (model, *drafters)]
 
-    def _drafter_for(self, target: Loaded) -> Loaded:
+    def _drafter_for(self, target: LoadedModel) -> LoadedModel:
         """Returns the drafter, which is loaded once; ``VocabularyMismatch`` unless its tokens are
         the target's."""
         own_device = self._config.get("device")
@@ -253,8 +253,8 @@ class Speculative:
             self._loaded = load_draft_model(options, target)
         theirs = self._tokenizers[1] or self._loaded.tokenizer
         check_same_vocabulary(
-            Loaded(target.model, self._tokenizers[0], target.name),
-            Loaded(self._loaded.model, theirs, self._loaded.name),
+            LoadedModel(target.model, self._tokenizers[0], target.name),
+            LoadedModel(self._loaded.model, theirs, self._loaded.name),
         )
         return replace(self._loaded, tokenizer=None, processor=None, same_tokens=True)
 
@@ -268,7 +268,7 @@ class _Call:
     criteria: Sequence[Any]
     input_ids: Tensor
     prompts: list[list[int]]
-    sources: Sequence[Source | None]
+    sources: Sequence[EncoderInputs | None]
 
     @property
     def padding(self) -> int | None:

@@ -16,11 +16,11 @@ from typing import Any
 
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, VocabularyMismatch
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, kind_in, outline_head
+from outpace.heads.checkpoint import find_head_kind, fit, load_head_unchecked
 from outpace.heads.classifiers import KIND as CLASSIFIER
 from outpace.heads.classifiers import load_classifier
-from outpace.heads.folder import CONFIG, Folder
-from outpace.heads.gguf import names_head
+from outpace.heads.folder import CONFIG, HeadFolder
+from outpace.heads.gguf import is_head_gguf
 from outpace.heads.registry import format_of
 from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, fingerprint_of
 from outpace.targets.hf.gguf.file import read_model
@@ -76,7 +76,7 @@ def inspect(path: str, target: str | None = None, trust_remote_code: bool = Fals
         return _adapter(path, target, against)
     if CLASSIFIER in about:
         return _classifier(path, str(about[CLASSIFIER]), target, against)
-    if names_head(path):
+    if is_head_gguf(path):
         return _head(path, target, against)
     if about.get(LIBRARY) == "mtp":
         return _module_of_library(path, about, target, against)
@@ -89,7 +89,7 @@ def inspect(path: str, target: str | None = None, trust_remote_code: bool = Fals
 def _about(path: str) -> Mapping[str, Any]:
     """The configuration in a folder, empty where none can be read: whoever loads it says why."""
     with suppress(ModelLoadError):
-        return Folder(Path(path)).read_config()
+        return HeadFolder(Path(path)).read_config()
     return {}
 
 
@@ -123,7 +123,7 @@ def _with_target(target: str | None) -> list[str]:
 
 
 def _head(path: str, target: str | None, against: Outline | None) -> Inspection:
-    head, form = outline_head(path)
+    head, form = load_head_unchecked(path)
     shape = head.target
     facts = {
         "format": form.name,
@@ -137,7 +137,7 @@ def _head(path: str, target: str | None, against: Outline | None) -> Inspection:
         "draft_vocabulary": head.vocabulary,
         "depths": head.config.depths,
     }
-    method = ["--method", head.kind] if kind_in(path) is None else []
+    method = ["--method", head.kind] if find_head_kind(path) is None else []
     found = Inspection(
         path,
         "head",

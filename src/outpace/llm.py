@@ -23,10 +23,10 @@ from outpace.engine.request import Request
 from outpace.engine.trials import TRIAL, trial_prompts, verify_drafter, verify_invariance
 from outpace.errors import ConfigError, OutpaceError, reason_of
 from outpace.generation import BeamGeneration, Generation
+from outpace.input_processor import InputProcessor
 from outpace.inputs import chats
 from outpace.inputs.chats import Conversation
 from outpace.inputs.prompts import Prompt, listed
-from outpace.intake import Intake
 from outpace.outputs import BeamSearchOutput, Chunk, RequestOutput
 from outpace.policy.base import FrozenController
 from outpace.targets.cpu.threads import use_threads
@@ -89,18 +89,20 @@ class LLM:
         """Builds the engine around the loaded target, and tries it out. share: of the progress of
         loading, that is over."""
         self.max_model_len = args.context(self.target.max_length)
-        self.intake = Intake(self.target, self.max_model_len, args.generation_config == "auto")
+        self.input_processor = InputProcessor(
+            self.target, self.max_model_len, args.generation_config == "auto"
+        )
         drafting = part(report, share * _LOADING, _LOADING)
-        self.engine = build_engine(self.target, speculation, self.intake, args, drafting)
+        self.engine = build_engine(self.target, speculation, self.input_processor, args, drafting)
         self._keeps_all = bool(args.enable_prefix_caching)
-        self.intake.images.keeps_images = self.engine.drafter.needs.images
-        self.intake.takes_predictions = self.engine.drafter.capabilities.takes_predictions
+        self.input_processor.images.keeps_images = self.engine.drafter.needs.images
+        self.input_processor.takes_predictions = self.engine.drafter.capabilities.takes_predictions
         self._generation = Generation(self.engine)
         report("trying it out", _LOADING)
         if capture_of(args, self.target.device) is not None:
             self._prepare(rows=sorted({1, min(2, args.max_num_seqs)}))
         if args.batch_invariant:
-            self.engine.between_rounds(self._verify_invariance)
+            self.engine.run_between_rounds(self._verify_invariance)
         self._verify_drafter()
         report("ready", 1.0)
 
@@ -114,7 +116,9 @@ class LLM:
         for drafter in self.engine.drafter.drafters_to_verify():
             prompts = trial_prompts(self.tokenizer, self.target.vocabulary, max(1, room // 2))
             asked = replace(TRIAL, max_tokens=min(TRIAL.max_tokens or 1, max(1, room // 4)))
-            groups = self.intake.all_requests(prompts, [asked] * len(prompts), keep_cached=False)
+            groups = self.input_processor.all_requests(
+                prompts, [asked] * len(prompts), keep_cached=False
+            )
             verify_drafter(self.engine, drafter, [each for group in groups for each in group])
 
     @property
@@ -134,8 +138,8 @@ class LLM:
         drafter = self.engine.drafter
         return replace(
             describe(self.target, drafter.loaded),
-            ends=self.intake.all_ends(),
-            drafts_with=drafter.of_target or None,
+            ends=self.input_processor.all_ends(),
+            drafts_with=drafter.target_module or None,
             kv_cache_dtype=self.engine.target.kv_cache_dtype,
         )
 
@@ -146,7 +150,7 @@ class LLM:
         Raises ``ConfigError`` for a drafter that does not learn, and for what is no path.
         """
         path = path_of("folder", folder)
-        self.engine.between_rounds(lambda: self.engine.drafter.save(path))
+        self.engine.run_between_rounds(lambda: self.engine.drafter.save(path))
 
     def forget_texts(self) -> None:
         """Forgets the texts of earlier requests: those that look-ups draft from ("suffix",
@@ -170,7 +174,7 @@ class LLM:
             self.engine.drafter.forget_texts()
             self.engine.target.forget_texts()
 
-        self.engine.between_rounds(forget)
+        self.engine.run_between_rounds(forget)
 
     @property
     def compile_seconds(self) -> float:
@@ -197,7 +201,7 @@ class LLM:
         learners = list(self.engine.drafter.learners())
         for one in learners:
             one.learns = False
-        with self.engine.playing_with(controller=FrozenController(self.engine.controller)):
+        with self.engine.override_parts(controller=FrozenController(self.engine.controller)):
             for count in rows:
                 # Twice, since what is recorded is so when it comes the second time.
                 for speculative in ("off", _WARM_UP_DRAFT) * 2:
@@ -257,7 +261,9 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         params = arguments.paired(sampling_params, len(prompts))
         kept = keep_cached or self._keeps_all
-        return self._generation.outputs(prompts, self.intake.all_requests(prompts, params, kept))
+        return self._generation.outputs(
+            prompts, self.input_processor.all_requests(prompts, params, kept)
+        )
 
     def beam_search(
         self,
@@ -277,7 +283,9 @@ class LLM:
         >>> llm.beam_search("Once upon a time", BeamSearchParams(beam_width=4))  # doctest: +SKIP
         """
         given = listed(prompts)
-        searches = BeamGeneration(self.engine, self.intake).outputs(given, arguments.beams(params))
+        searches = BeamGeneration(self.engine, self.input_processor).outputs(
+            given, arguments.beams(params)
+        )
         return list(with_bar(searches, len(given), shown=use_tqdm))
 
     def stream(
@@ -349,7 +357,7 @@ class LLM:
         for_template: what else the chat template is given, such as ``tools`` or
         ``enable_thinking``; as ``chat_template`` another template than the model's.
         """
-        return self.intake.chat_ids(messages, **for_template)
+        return self.input_processor.chat_ids(messages, **for_template)
 
     def chat_prompt(
         self, /, messages: Conversation, files: bool = True, **for_template: Any
@@ -359,20 +367,20 @@ class LLM:
 
         files: whether images may be files of this machine. for_template: as for `chat_ids`.
         """
-        return self.intake.chat_prompt(messages, files, **for_template)
+        return self.input_processor.chat_prompt(messages, files, **for_template)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of one prompt; ``PromptError`` for one that cannot be continued."""
-        return self.intake.prompt_ids(prompt)
+        return self.input_processor.prompt_ids(prompt)
 
     def resolve(self, sampling_params: Params | None = None) -> SamplingParams:
         """Returns the params with each unset option as the model's generation_config says."""
         (params,) = arguments.paired(sampling_params, 1)
-        return params.resolve(self.intake.defaults)
+        return params.resolve(self.input_processor.defaults)
 
     def token_ids(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns a text's token ids."""
-        return self.intake.token_ids(text, add_special_tokens)
+        return self.input_processor.token_ids(text, add_special_tokens)
 
     def requests(
         self,
@@ -386,7 +394,8 @@ class LLM:
         keep_cached: bool = False,
     ) -> list[Request]:
         """Returns the requests for one prompt, one for each of its texts, for callers who drive
-        ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` plays.
+        ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` runs a
+        round.
 
         streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
         policy "priority", the smallest joins first. continues: whether the text goes on from the
@@ -397,8 +406,10 @@ class LLM:
         """
         (params,) = arguments.paired(sampling_params, 1)
         kept = keep_cached or self._keeps_all
-        requests = self.intake.requests(prompt, params, streaming, priority, continues, shown, kept)
-        self.intake.check_processors([params], [requests])
+        requests = self.input_processor.requests(
+            prompt, params, streaming, priority, continues, shown, kept
+        )
+        self.input_processor.check_processors([params], [requests])
         return requests
 
 

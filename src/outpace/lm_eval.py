@@ -143,9 +143,9 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
         found: list[Tensor] = []
 
         def score() -> None:
-            found.append(self.llm.engine.target.plain(read, last))
+            found.append(self.llm.engine.target.forward_uncached(read, last))
 
-        self.llm.engine.between_rounds(score)
+        self.llm.engine.run_between_rounds(score)
         kind = torch.promote_types(found[0].dtype, torch.float32)
         return found[0].to(kind).log_softmax(-1)
 

@@ -38,7 +38,7 @@ class CompletionOutput:
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             logprobs=None if request.params.logprobs is None else _decoded(request),
-            seed=request.seed if request.repeatable else None,
+            seed=request.seed if request.reports_seed else None,
             metrics=request.metrics,
             error=None if request.error is None else str(request.error),
         )

@@ -247,9 +247,9 @@ class Replica:
 
     def check_health(self) -> None:
         """Raises where nothing can be computed any more: Ray then starts another replica."""
-        lost = self._llm.engine.target.lost
-        if lost is not None or not self._server.thread.alive:
-            raise RuntimeError(lost or "the engine's thread has ended.")
+        reason = self._llm.engine.target.failure_reason
+        if reason is not None or not self._server.thread.alive:
+            raise RuntimeError(reason or "the engine's thread has ended.")
 
 
 def serve_app(

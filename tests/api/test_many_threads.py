@@ -15,7 +15,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import PromptTooLong
 from outpace.targets.hf import tokenizer
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.tokenizer import tokenized
 from targets.families import PROMPTS, build, plain, target
 from targets.generating import greedy, ids
@@ -90,7 +90,7 @@ def test_passes_that_change_a_model_do_not_meet_those_of_another_engine(
 ) -> None:
     """Drafts leave out layers, columns join after one, positions are set in the modules."""
     model, length = target(family), 12
-    options = find_drafter(method).specimen(Loaded(model, None, family))
+    options = find_drafter(method).specimen(LoadedModel(model, None, family))
     config = {"method": method, "num_speculative_tokens": 3, **options}
     engines = [LLM(model, speculative_config=config, max_num_seqs=2) for _ in range(2)]
     engines += [LLM(model, max_num_seqs=2)]

@@ -30,7 +30,7 @@ def test_logprobs_have_the_texts_of_their_tokens(llm: LLM) -> None:
     (output,) = llm.generate(PROMPTS[0], PARAMS)
     assert output.logprobs is not None
     probs = [distribution for position in output.logprobs for distribution in position.items()]
-    decoder = llm.intake.decoder
+    decoder = llm.input_processor.decoder
     assert decoder is not None
     assert {distribution.decoded_token for _, distribution in probs} == {
         decoder.token(t) for t, _ in probs

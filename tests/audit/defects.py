@@ -17,19 +17,19 @@ from outpace.audit.gate.gate_trees import FAST, GateTree
 from outpace.audit.gate.world import World
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import (
-    Rule,
-    first_failure,
-    normalised,
-    of_token,
-    proposed_at,
-    ratio,
-    rows_of,
-)
+from outpace.verify.base import Rule
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.lossless.recursive import RecursiveRule
 from outpace.verify.lossless.token import TokenRule
+from outpace.verify.probs import (
+    draft_probs_at,
+    first_rejection_probs,
+    gather_probs,
+    normalize,
+    ratio,
+    select_node,
+)
 
 ONE, TWO, THREE, PAIR, TRIPLE = (FAST[i] for i in range(5))
 CHAIN_6, FORKED = (shape for shape in FAST if shape.depth > 3)
@@ -64,7 +64,7 @@ def argmax_with_soft_q(world: World, parents: list[int]) -> Drafts:
     drafts = drafting.iid(world, parents)
     q = probs_at_parents(world, drafts.tokens, parents)
     greedy = torch.nn.functional.one_hot(q.argmax(-1), world.vocabulary).double()
-    chance = of_token(greedy, drafts.tokens.expand(*q.shape[:-1])).prod(-1)
+    chance = gather_probs(greedy, drafts.tokens.expand(*q.shape[:-1])).prod(-1)
     return replace(drafts, chance=chance)
 
 
@@ -127,7 +127,7 @@ def drops_the_unlikely(world: World, parents: list[int]) -> Drafts:
     """Ends the chain before a token that it had sampled and found unlikely."""
     drafts = drafting.iid(world, parents)
     q = probs_at_parents(world, drafts.tokens, parents)
-    drawn = of_token(q, drafts.tokens.expand(*q.shape[:-1]))  # [G, R, N]
+    drawn = gather_probs(q, drafts.tokens.expand(*q.shape[:-1]))  # [G, R, N]
     fine = (drawn >= 0.4).long().cumprod(-1).sum(-1)
     return _ended(drafts, drawn, fine)
 
@@ -138,7 +138,7 @@ def drops_what_the_target_would_refuse(world: World, parents: list[int]) -> Draf
     drafts = drafting.iid(world, parents)
     above = world.contexts(drafts.tokens, parents)[:, parents]  # [R, N]
     every = drafts.tokens.expand(world.pairs, *drafts.tokens.shape)
-    drawn, theirs = of_token(world.q[:, above], every), of_token(world.p[:, above], every)
+    drawn, theirs = gather_probs(world.q[:, above], every), gather_probs(world.p[:, above], every)
     fine = (theirs >= drawn).long().cumprod(-1).sum(-1)
     return _ended(drafts, drawn, fine)
 
@@ -148,7 +148,7 @@ def drops_what_the_stop_head_doubts(world: World, parents: list[int]) -> Drafts:
     looks at is right, only the token it belongs to has to stay."""
     drafts = drafting.iid(world, parents)
     q = probs_at_parents(world, drafts.tokens, parents)
-    drawn = of_token(q, drafts.tokens.expand(*q.shape[:-1]))
+    drawn = gather_probs(q, drafts.tokens.expand(*q.shape[:-1]))
     states = world.draft_states[:, world.contexts(drafts.tokens, parents)[:, 1:]]  # [G, R, N, H]
     fine = (states[..., 0] >= 0).long().cumprod(-1).sum(-1)
     return _ended(drafts, drawn, fine)
@@ -243,15 +243,15 @@ class FirstDraftOnly(Broken):
     """The residual of a point draft forgets that the drafted token was refused."""
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return rows_of(p, node)
+        return select_node(p, node)
 
 
 class ResidualAfterAll(Broken):
     """Subtracts the last q from the bonus token's distribution too."""
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        q = rows_of(proposed_mass(proposal, p.shape[-1], p.dtype), (node - 1).clamp(min=0))
-        bonus = (rows_of(p, node) - q).clamp(min=0)
+        q = select_node(proposed_mass(proposal, p.shape[-1], p.dtype), (node - 1).clamp(min=0))
+        bonus = (select_node(p, node) - q).clamp(min=0)
         right = super().next(p, proposal, node)
         use = (node == proposal.counts) & (node > 0) & (bonus.sum(-1) > 0)
         return torch.where(use[:, None], _norm(bonus + 1e-300), right)
@@ -266,7 +266,7 @@ class ForgetfulBelow(Mutated):
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         deep = proposal.tree.depth.expand(len(p), -1).gather(1, node[:, None]) >= 4
-        return torch.where(deep, rows_of(p, node), self.inner.next(p, proposal, node))
+        return torch.where(deep, select_node(p, node), self.inner.next(p, proposal, node))
 
 
 class NoisyResidual(Broken):
@@ -281,11 +281,11 @@ class AbsoluteResidual(Broken):
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         if not proposal.tokens.shape[1]:
-            return rows_of(p, node)
+            return select_node(p, node)
         following = node.clamp(max=proposal.tokens.shape[1] - 1)
-        q = rows_of(proposed_mass(proposal, p.shape[-1], p.dtype), following)
-        residual = (rows_of(p, node) - q).abs() + 1e-300
-        return _norm(residual).where((node < proposal.counts)[:, None], rows_of(p, node))
+        q = select_node(proposed_mass(proposal, p.shape[-1], p.dtype), following)
+        residual = (select_node(p, node) - q).abs() + 1e-300
+        return _norm(residual).where((node < proposal.counts)[:, None], select_node(p, node))
 
 
 class UnseenTargetToken(Broken):
@@ -294,29 +294,29 @@ class UnseenTargetToken(Broken):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         distribution = at_parent(p, proposal.tree)
-        drawn = of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
+        drawn = gather_probs(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
         accept = (distribution * ratio(drawn[..., None].expand_as(distribution), distribution)).sum(
             -1
         )
-        return first_failure(accept, proposal)
+        return first_rejection_probs(accept, proposal)
 
 
 class RoundedUniform(Broken):
     """OpenVINO GenAI: the uniform is a multiple of 1/100."""
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        at = of_token(at_parent(p, proposal.tree), proposal.tokens)
-        q = of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
-        return first_failure((ratio(at, q) * 100).floor() / 100, proposal)
+        at = gather_probs(at_parent(p, proposal.tree), proposal.tokens)
+        q = gather_probs(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
+        return first_rejection_probs((ratio(at, q) * 100).floor() / 100, proposal)
 
 
 class Swapped(Broken):
     """q / p."""
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        at = of_token(at_parent(p, proposal.tree), proposal.tokens)
-        q = of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
-        return first_failure(ratio(q, at), proposal)
+        at = gather_probs(at_parent(p, proposal.tree), proposal.tokens)
+        q = gather_probs(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
+        return first_rejection_probs(ratio(q, at), proposal)
 
 
 class RatioAboveOne(Broken):
@@ -324,14 +324,14 @@ class RatioAboveOne(Broken):
     over all proposals the sums come out right, with negative summands that nobody can draw from."""
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        at = of_token(at_parent(p, proposal.tree), proposal.tokens)
-        q = of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
-        return first_failure((at / q).nan_to_num(nan=0.0), proposal)
+        at = gather_probs(at_parent(p, proposal.tree), proposal.tokens)
+        q = gather_probs(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
+        return first_rejection_probs((at / q).nan_to_num(nan=0.0), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here, following = rows_of(p, node), node.clamp(max=proposal.tree.size - 1)
-        lacking = proposed_at(proposal, following, here) == 0
-        left = normalised(torch.where(lacking, here, 0.0), fallback=here)
+        here, following = select_node(p, node), node.clamp(max=proposal.tree.size - 1)
+        lacking = draft_probs_at(proposal, following, here) == 0
+        left = normalize(torch.where(lacking, here, 0.0), fallback=here)
         return left.where((node < proposal.counts)[:, None], here)
 
 
@@ -339,8 +339,10 @@ class AnySurvivor(Broken):
     """Keeps each token that passes, although one before it did not."""
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        at = of_token(at_parent(p, proposal.tree), proposal.tokens)
-        pass_ = ratio(at, of_token(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens))
+        at = gather_probs(at_parent(p, proposal.tree), proposal.tokens)
+        pass_ = ratio(
+            at, gather_probs(proposed_mass(proposal, p.shape[-1], p.dtype), proposal.tokens)
+        )
         pass_ = torch.where(proposal.valid, pass_, 0.0)
         full = torch.cat([torch.ones_like(pass_[:, :1]), pass_], 1)
         later = torch.cat([(1 - pass_).flip(1).cumprod(1).flip(1), torch.ones_like(full[:, :1])], 1)
@@ -378,7 +380,7 @@ class Siblings(RecursiveRule):
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         left = self._each(p, proposal)[1]
-        return torch.where((node == 0)[:, None], left, rows_of(p, node))
+        return torch.where((node == 0)[:, None], left, select_node(p, node))
 
 
 class AllAtOnce(RecursiveRule):
@@ -390,7 +392,7 @@ class AllAtOnce(RecursiveRule):
         return Siblings(remove=False, subtract=False).stop(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        return TokenRule().next(p, proposal, node).where((node == 0)[:, None], rows_of(p, node))
+        return TokenRule().next(p, proposal, node).where((node == 0)[:, None], select_node(p, node))
 
 
 def _norm(mass: Tensor) -> Tensor:

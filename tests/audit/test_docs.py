@@ -13,7 +13,7 @@ from outpace.audit.gate.enumeration import _rules, audit_distributions
 from outpace.audit.gate.gate_trees import FAST
 from outpace.audit.pytest_plugin import outpace_audit  # noqa: F401
 from outpace.core.options import options_of
-from outpace.core.proposal import Drawn
+from outpace.core.proposal import DraftSampling
 from outpace.errors import ConfigError
 from outpace.verify.base import RuleNeeds
 from outpace.verify.registry import rules
@@ -84,7 +84,7 @@ def test_the_list_of_rules_is_right() -> None:
     for name, rule in rules().items():
         columns = [
             rule.lossless,
-            *(kind in rule.takes for kind in Drawn),
+            *(kind in rule.takes for kind in DraftSampling),
             rule.trees,
         ]
         assert [cell == "yes" for cell in found[name][:6]] == columns

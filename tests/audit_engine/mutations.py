@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import outpace.engine.verifier as judging
-import outpace.intake
+import outpace.input_processor
 import outpace.targets.hf.runner as running
 from outpace import LLM
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline
@@ -23,13 +23,14 @@ from outpace.engine import engine
 from outpace.engine.batch import Batch
 from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
-from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.draft_model import DraftModel
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.masks import PassLayout, tree_layout
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.target import HFTarget
-from outpace.verify.base import draw, normalised, rows_of, walk
+from outpace.verify.base import accept_matching, draw_verdict
 from outpace.verify.lossless.token import TokenRule
+from outpace.verify.probs import normalize, select_node
 
 Patch = Callable[[pytest.MonkeyPatch, LLM], None]
 
@@ -102,10 +103,10 @@ def last_slot_lost(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     reserve = SlotCache.reserve
 
     def reserved(self, first, needed):
-        before = [extent.size for extent in self._extents]
+        before = [extent.size for extent in self._ranges]
         reserve(self, first, needed)
         for row, size in enumerate(before):
-            if size and self._extents[row].size > size:
+            if size and self._ranges[row].size > size:
                 for slots in self.row(row):
                     slots[:, size - 1] = 0
 
@@ -168,16 +169,16 @@ def reused_draft_stream(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 
 def one_seed_for_n(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    monkeypatch.setattr(outpace.intake, "SEED_STEP", 0)
+    monkeypatch.setattr(outpace.input_processor, "SEED_STEP", 0)
 
 
 def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    realise = judging.realise
+    gumbel_sample = judging.gumbel_sample
 
     def by_round(probs, seeds, positions):
-        return realise(probs, seeds, positions[:, :1].expand_as(positions))
+        return gumbel_sample(probs, seeds, positions[:, :1].expand_as(positions))
 
-    monkeypatch.setattr(judging, "realise", by_round)
+    monkeypatch.setattr(judging, "gumbel_sample", by_round)
 
 
 def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -238,9 +239,9 @@ def second_best(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """Greedy rows take the second-best token, with speculation and without."""
 
     def second(self, logits, branches, history):
-        return self.adjusted(logits, branches, history).topk(2).indices[..., 1]
+        return self.process_logits(logits, branches, history).topk(2).indices[..., 1]
 
-    monkeypatch.setattr(LogitsPipeline, "best", second)
+    monkeypatch.setattr(LogitsPipeline, "argmax_tokens", second)
 
 
 def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -252,7 +253,13 @@ def neighbours_history(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         prompts, outputs = right.history.prompts, right.history.outputs
         other = History([*prompts[1:], prompts[0]], [*outputs[1:], outputs[0]])
         looking = copy.copy(right.pipeline)
-        for name in ("__call__", "best", "adjusted", "soft", "reported"):
+        for name in (
+            "__call__",
+            "argmax_tokens",
+            "process_logits",
+            "softmax_probs",
+            "compute_logprobs",
+        ):
             real = getattr(right.pipeline, name)
             looking.__dict__[name] = lambda logits, branches, _, real=real: real(
                 logits, branches, other
@@ -282,7 +289,7 @@ def any_dead_end_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def later(self, p, proposal, node):
-        return rows_of(p, torch.minimum(node + 1, proposal.counts))
+        return select_node(p, torch.minimum(node + 1, proposal.counts))
 
     monkeypatch.setattr(TokenRule, "next", later)
 
@@ -290,8 +297,8 @@ def next_position(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 def greedy_at_any_temperature(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def best(self, scores, proposal, rows):
         branches = proposal.branches
-        best = rows.pipeline.best(scores.logits, branches, rows.history)
-        return walk(best, proposal)
+        best = rows.pipeline.argmax_tokens(scores.logits, branches, rows.history)
+        return accept_matching(best, proposal)
 
     monkeypatch.setattr(Verifier, "__call__", best)
 
@@ -304,13 +311,13 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         def next(self, p, proposal, node):
             warped = TokenRule.next(self, p, proposal, node)
             bonus = (node == proposal.counts)[:, None]
-            return torch.where(bonus, rows_of(self.raw, node).to(p.dtype), warped)
+            return torch.where(bonus, select_node(self.raw, node).to(p.dtype), warped)
 
     def call(self, scores, proposal, rows):
         branches = proposal.branches
         p = rows.pipeline(scores.logits, branches, rows.history)
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
-        verdict = draw(Raw(raw), p, proposal, rows.seeds, rows.positions)
+        verdict = draw_verdict(Raw(raw), p, proposal, rows.seeds, rows.positions)
         return replace(verdict, probs=p, rule=self.rule)
 
     monkeypatch.setattr(Verifier, "__call__", call)
@@ -342,7 +349,7 @@ def _repicked(choose: Callable[[Any, Any], Any]) -> Patch:
 
 
 argmax_told_as_sample = _repicked(lambda q, u: q.argmax(-1))
-colder_than_told = _repicked(lambda q, u: inverse_cdf(normalised(q**2, q), u))
+colder_than_told = _repicked(lambda q, u: inverse_cdf(normalize(q**2, q), u))
 
 
 def unlikely_dropped(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
@@ -364,14 +371,14 @@ def better_of_two(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
     def better(self, rows: Rows, budgets: Any) -> Proposal:
         rows = replace(rows)
-        rows.__dict__["last_ids"] = ()  # both chains have the same length
+        rows.__dict__["all_stop_token_ids"] = ()  # both chains have the same length
         lengths = list(self.runner.lengths)
         one = propose(self, rows, budgets)
         if not isinstance(one.distribution, Sampled):
             return one
         self.runner.lengths = lengths
         other = replace(rows, seeds=rows.seeds + 7777)
-        other.__dict__["last_ids"] = ()
+        other.__dict__["all_stop_token_ids"] = ()
         two = propose(self, other, budgets)
         scores = [
             made.distribution.q.gather(-1, made.tokens[..., None])[..., 0].prod(1)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace import LLM
 from outpace.audit.letters import LetterTokenizer, letter_model
-from outpace.methods.models.specimen import noisy_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 
 PROMPTS = ([1, 2, 3, 4, 5], [6], [7, 8, 7, 8, 7, 8, 7], [2, 9, 4])
 

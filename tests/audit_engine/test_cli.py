@@ -13,7 +13,7 @@ from outpace import LLM
 from outpace.audit.letters import letter_model
 from outpace.cli.audit import app, coupled_twin, prompts_in
 from outpace.errors import ConfigError, PromptError
-from outpace.methods.models.specimen import noisy_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_a_text_that_goes_on_where_no_token_is_left_is_a_bug() -> None:
     params = llm.resolve(
         SamplingParams(temperature=0, max_tokens=4, logits_processors=[gives_up_after(3)])
     )
-    options, ids = llm.intake.row_options(params), llm.target.vocabulary
+    options, ids = llm.input_processor.row_options(params), llm.target.vocabulary
     written = llm.generate([1, 2], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
     for coupled in (False, True):
         choice = Choice(coupled, [1, 2], options, ids, 1e-9)

@@ -56,7 +56,7 @@ class Cautious(TokenRule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(keeps_drafting=lambda q: q.amax(-1) >= 0.4)
+        return RuleNeeds(continue_on_probs=lambda q: q.amax(-1) >= 0.4)
 
 
 def test_ending_chains_by_the_next_distribution_alone_keeps_the_text_and_the_claims_true() -> None:

@@ -9,7 +9,7 @@ import pytest
 from outpace.audit.letters import letter_model
 from outpace.audit.noise import measure
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import GRAIN
+from outpace.targets.hf.slot_ranges import SLOT_GRANULARITY
 from outpace.targets.hf.target import HFTarget
 
 TEXTS = ([1, 2, 3, 4, 5], [6], [7, 8, 7, 8])
@@ -28,7 +28,7 @@ def test_a_text_longer_than_the_first_buffers_is_always_measured(
 
     monkeypatch.setattr(SlotCache, "reserve", watched)
     noise = measure(HFTarget(letter_model(), 1, 512), TEXTS, 3, tree=tree)
-    assert max(asked) > GRAIN
+    assert max(asked) > SLOT_GRANULARITY
     assert not noise.excessive
 
 

@@ -44,8 +44,8 @@ def test_drafts_are_scored_to_the_bit_as_plain_text_is(path: Path) -> None:
 def test_long_texts_are_read_in_pieces(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = decoder(path).engine.target
     text = [65 + at % 26 for at in range(100)]
-    whole = target.plain(text)
+    whole = target.forward_uncached(text)
     assert len(text) < PREFILL_CHUNK
     monkeypatch.setattr("outpace.targets.hf.target.PREFILL_CHUNK", 32)
     for last in (None, 1, 4, 5, 37, 100):
-        assert torch.equal(target.plain(text, last), whole[-(last or 100) :])
+        assert torch.equal(target.forward_uncached(text, last), whole[-(last or 100) :])

@@ -24,7 +24,7 @@ from typer.testing import CliRunner, Result
 
 from outpace.bench import contest, roofline
 from outpace.bench.builtin import CHATS
-from outpace.bench.contest import BatchJob, Ours, run_interleaved
+from outpace.bench.contest import BatchJob, OutpaceContestant, run_interleaved
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.results import Report
@@ -156,7 +156,7 @@ def test_texts_end_where_the_target_ends_them(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = iter([5, 1])
-    monkeypatch.setattr("outpace.bench.contest.Ours.length", lambda *_: next(lengths))
+    monkeypatch.setattr("outpace.bench.contest.OutpaceContestant.length", lambda *_: next(lengths))
     done = outpace(
         "run", "--model", pair.target, "--draft", pair.drafter, "-k", "2", "--num-prompts", "2",
         "--max-prompt-tokens", "8", "--max-tokens", "24", "--to-end", "--temperature", "0.8",
@@ -171,11 +171,11 @@ def test_texts_end_where_the_target_ends_them(
 def test_the_target_says_where_its_texts_end(pair: Pair) -> None:
     model = load(pair.target).model
     job = BatchJob(((1, 2, 3), (4, 5)), max_tokens=12, temperature=0.0)
-    whole = Ours(LLM(model), "plain", "off").run(job).texts
+    whole = OutpaceContestant(LLM(model), "plain", "off").run(job).texts
     model.generation_config.eos_token_id = whole[0][6]
     ends = [text.index(whole[0][6]) + 1 if whole[0][6] in text else 12 for text in whole]
     assert min(ends) < 12
-    plain = Ours(LLM(model), "plain", "off")
+    plain = OutpaceContestant(LLM(model), "plain", "off")
     assert plain.length(job) == max(ends)
     assert plain.length(replace(job, prompts=job.prompts[:1])) == ends[0]
     assert plain.run(job).texts == whole
@@ -185,10 +185,10 @@ def test_a_text_alone_ends_by_itself_and_nobody_is_told_where(pair: Pair) -> Non
     """A controller that knew the end would leave out what cannot be repaid before it."""
     model = load(pair.target).model
     job = BatchJob(((1, 2, 3),), max_tokens=12, temperature=0.0)
-    (whole,) = Ours(LLM(model), "plain", "off").run(job).texts
+    (whole,) = OutpaceContestant(LLM(model), "plain", "off").run(job).texts
     model.generation_config.eos_token_id = whole[6]
     length = whole.index(whole[6]) + 1
-    ours = Ours(LLM(model, speculative_config={"method": "ngram"}), "ngram")
+    ours = OutpaceContestant(LLM(model, speculative_config={"method": "ngram"}), "ngram")
     ended = replace(job, max_tokens=length, most=12)
     assert ours.run(ended).texts == [whole[:length]]
     assert {params.max_tokens for params in ours._params(ended)} == {12}

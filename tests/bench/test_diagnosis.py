@@ -15,8 +15,8 @@ from outpace.bench.diagnosis import Diagnosis, verdict, why
 from outpace.bench.doctor import (
     COLUMNS,
     FOUND,
-    Asked,
     Candidate,
+    DoctorOptions,
     Measured,
     TextRound,
     measure,
@@ -46,7 +46,7 @@ def untold(what: str, share: float) -> None:
 
 @pytest.fixture(scope="module")
 def measured() -> Measured:
-    return measure(Asked(None, {}, length=3, max_tokens=TOKENS), untold)
+    return measure(DoctorOptions(None, {}, length=3, max_tokens=TOKENS), untold)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +237,7 @@ def nothing_found() -> TextRound:
 def test_drafters_with_the_same_file_name_are_told_apart(pair: Pair, tmp_path: Path) -> None:
     other = shutil.copytree(pair.drafter, tmp_path / Path(pair.drafter).name)
     models = [pair.drafter, str(other)]
-    asked = Asked(pair.target, {}, drafts=tuple(models), length=1, max_tokens=5)
+    asked = DoctorOptions(pair.target, {}, drafts=tuple(models), length=1, max_tokens=5)
     named = findings(measure(asked, untold)).drafters
     assert [each.name for each in named] == ["look-ups (suffix)", *models]
 
@@ -322,7 +322,7 @@ def test_a_mixture_of_experts_has_no_bound(pair: Pair, tmp_path: Path) -> None:
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4}
     config = MixtralConfig(vocab_size=tokens, **sizes, **heads)
     MixtralForCausalLM(config).save_pretrained(target)
-    found = findings(measure(Asked(str(target), {}, max_tokens=6), untold))
+    found = findings(measure(DoctorOptions(str(target), {}, max_tokens=6), untold))
     assert found.machine.multiply_adds is None
     assert {(each.of_memory_bound, each.roofline) for each in found.passes} == {(None, None)}
     assert not found.chat
@@ -331,7 +331,7 @@ def test_a_mixture_of_experts_has_no_bound(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_a_context_without_room_is_refused(pair: Pair) -> None:
-    asked = Asked(pair.target, {"max_model_len": 40}, max_tokens=30)
+    asked = DoctorOptions(pair.target, {"max_model_len": 40}, max_tokens=30)
     with pytest.raises(PromptError, match=r"room for 30 tokens in a context of 40.*--max-tokens"):
         measure(asked, untold)
 
@@ -341,9 +341,9 @@ def test_a_model_without_a_tokenizer_is_refused(pair: Pair, tmp_path: Path) -> N
     for file in target.glob("token*"):
         file.unlink()
     with pytest.raises(PromptError, match="came without a tokenizer, which prompts need"):
-        measure(Asked(str(target), {}), untold)
+        measure(DoctorOptions(str(target), {}), untold)
 
 
 def test_drafts_are_no_longer_than_drafts_may_be(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="num_speculative_tokens must be"):
-        measure(Asked(pair.target, {}, drafts=(pair.drafter,), length=1000), untold)
+        measure(DoctorOptions(pair.target, {}, drafts=(pair.drafter,), length=1000), untold)

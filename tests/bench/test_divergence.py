@@ -7,7 +7,7 @@ import torch
 
 from outpace import LLM
 from outpace.bench.benchmark import Benchmark
-from outpace.bench.contest import BatchJob, BenchmarkPlan, Ours
+from outpace.bench.contest import BatchJob, BenchmarkPlan, OutpaceContestant
 from outpace.bench.divergence import one_step, watching
 from outpace.bench.prompts import Prompt
 from outpace.bench.results import Report
@@ -67,7 +67,7 @@ def engine(pair: Pair, **verify: object) -> LLM:
 
 
 def test_watching_measures_along_a_run_and_changes_no_text(pair: Pair) -> None:
-    ours = Ours(engine(pair, name="lenient", lenience=0.3), "lenient")
+    ours = OutpaceContestant(engine(pair, name="lenient", lenience=0.3), "lenient")
     before = ours.run(JOB).texts
     with watching(ours.llm, limit=5) as watch:
         assert ours.run(JOB).texts == before
@@ -80,7 +80,7 @@ def test_watching_measures_along_a_run_and_changes_no_text(pair: Pair) -> None:
 
 
 def test_watching_a_lossless_rule_finds_nothing(pair: Pair) -> None:
-    ours = Ours(engine(pair, name="token"), "token")
+    ours = OutpaceContestant(engine(pair, name="token"), "token")
     with watching(ours.llm, limit=8) as watch:
         ours.run(JOB)
     found = watch.divergence()
@@ -91,7 +91,7 @@ def test_watching_a_lossless_rule_finds_nothing(pair: Pair) -> None:
 
 def benchmarked(pair: Pair, llm: LLM, temperature: float) -> Report:
     prompts = [Prompt("a", "t", "one"), Prompt("b", "t", "two")]
-    takers = [Ours(llm, "plain", "off"), Ours(llm, "lossy")]
+    takers = [OutpaceContestant(llm, "plain", "off"), OutpaceContestant(llm, "lossy")]
     plan = BenchmarkPlan(temperatures=(temperature,), max_tokens=8)
     measured = Benchmark(plan, prompts, lambda t: list(t.encode()), takers).run()
     return Report({}, "plain", None, tuple(setting.result for setting in measured))
@@ -126,12 +126,12 @@ def test_a_rule_that_cannot_be_measured_is_refused_before_anything_is_timed(pair
 
     # Nothing is drafted, so nothing shows how far the rule is off.
     llm = engine(pair, name="lenient", lenience=0.3)
-    idle = Ours(llm, "idle", 3)
+    idle = OutpaceContestant(llm, "idle", 3)
     idle.speculative = "off"
     plan = BenchmarkPlan(temperatures=(1.0,), max_tokens=4)
     benchmark = Benchmark(
         plan, [Prompt("a", "t", "one")], lambda t: list(t.encode()),
-        [Ours(llm, "plain", "off"), idle], clock=clock,
+        [OutpaceContestant(llm, "plain", "off"), idle], clock=clock,
     )  # fmt: skip
     with pytest.raises(ConfigError, match="'lenient' is lossy"):
         benchmark.run()

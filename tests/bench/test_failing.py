@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM
-from outpace.bench.benchmark import Benchmark, Broken
-from outpace.bench.contest import BatchJob, BenchmarkPlan, Ours
+from outpace.bench.benchmark import Benchmark, SettingFailed
+from outpace.bench.contest import BatchJob, BenchmarkPlan, OutpaceContestant
 from outpace.bench.prompts import Prompt
 from outpace.bench.synthetic import Pair, check_free
 from outpace.errors import ConfigError, PromptError
@@ -21,7 +21,7 @@ def plain_llm(pair: Pair, **options: int) -> LLM:
     return LLM(pair.target, speculative_config=config, generation_config="none", **options)
 
 
-class FailsLater(Ours):
+class FailsLater(OutpaceContestant):
     """Does no job at a temperature."""
 
     def run(self, job: BatchJob) -> object:  # type: ignore[override]
@@ -32,9 +32,9 @@ class FailsLater(Ours):
 
 def test_what_was_measured_before_an_error_is_kept(pair: Pair) -> None:
     llm = plain_llm(pair, max_num_seqs=2)
-    takers = [Ours(llm, "plain", "off"), FailsLater(llm, "other", "off")]
+    takers = [OutpaceContestant(llm, "plain", "off"), FailsLater(llm, "other", "off")]
     plan = BenchmarkPlan(temperatures=(0.0, 1.0), max_tokens=8)
-    with pytest.raises(Broken) as broken:
+    with pytest.raises(SettingFailed) as broken:
         Benchmark(plan, PROMPTS, lambda text: list(text.encode()), takers).run()
     assert [setting.result.temperature for setting in broken.value.found] == [0.0]
     assert isinstance(broken.value.__cause__, MemoryError)
@@ -46,7 +46,7 @@ def test_prompts_that_leave_no_room_are_refused_before_anything_is_timed(pair: P
         BenchmarkPlan(max_tokens=16),
         [PROMPTS[0], Prompt("long", "t", "x" * 17)],
         lambda text: list(text.encode()),
-        [Ours(llm, "plain", "off")],
+        [OutpaceContestant(llm, "plain", "off")],
         tick=lambda name: pytest.fail("it has begun"),
     )
     with pytest.raises(PromptError, match="prompt long has 17 tokens, which leave no room for 16"):

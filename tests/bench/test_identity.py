@@ -54,4 +54,4 @@ def test_the_gap_is_that_of_the_targets_logits(pair: Pair) -> None:
     gap = gap_of(llm.engine.target)
     assert gap(ids, *top) > 0
     assert abs(gap(ids, *top) - float((logits[top[0]] - logits[top[1]]) / logits.std())) < 1e-4
-    assert llm.engine.target.active == 0
+    assert llm.engine.target.num_rows == 0

@@ -42,7 +42,7 @@ def test_every_drafter_drafts_for_the_meter(letters: Any, method: str) -> None:
     assert meter.times.draft
     assert max(meter.times.draft) <= 3
     assert min(meter.times.draft.values()) > 0
-    assert llm.engine.target.active == 0
+    assert llm.engine.target.num_rows == 0
     done = llm.generate([[1, 2], [3]], SamplingParams(max_tokens=4, temperature=0, ignore_eos=True))
     assert all(len(output.token_ids) == 4 for output in done)
 

@@ -12,7 +12,7 @@ import transformers
 
 from outpace import LLM
 from outpace.bench.benchmark import Benchmark
-from outpace.bench.contest import BatchJob, BenchmarkPlan, Ours
+from outpace.bench.contest import BatchJob, BenchmarkPlan, OutpaceContestant
 from outpace.bench.meter import Meter
 from outpace.bench.prompts import Prompt
 from outpace.bench.roofline import (
@@ -119,7 +119,7 @@ def test_drafters_of_several_prices_have_no_prediction_and_no_bound(
     llm = LLM(pair.target, speculative_config={**given, "num_speculative_tokens": 2})
     assert has_one_cost(llm) == one
     plan = BenchmarkPlan(temperatures=(0.0,), max_tokens=32, sweep=(2,))
-    takers = [Ours(llm, "plain", "off"), Ours(llm, "drafted")]
+    takers = [OutpaceContestant(llm, "plain", "off"), OutpaceContestant(llm, "drafted")]
     texts = [Prompt("a", "t", "one"), Prompt("b", "t", "two")]
     made = Benchmark(plan, texts, lambda text: list(text.encode()), takers, bandwidth=1e9)
     found = made.run()[0].result
@@ -133,7 +133,9 @@ def test_drafters_of_several_prices_have_no_prediction_and_no_bound(
 
 def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair) -> None:
     config = {"method": "consensus", "min_token_span": 1, "num_speculative_tokens": 3}
-    ours = Ours(LLM(pair.target, speculative_config=config, max_num_seqs=4), "consensus")
+    ours = OutpaceContestant(
+        LLM(pair.target, speculative_config=config, max_num_seqs=4), "consensus"
+    )
     job = BatchJob(((1, 2), (1, 2), (3, 4), (3, 4)), 30, 0.3, samples=2)
     seen: list[Sequence[Request]] = []
     with ours.llm.engine.observing(lambda trace: seen.append(list(trace.requests))):
@@ -146,7 +148,7 @@ def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair
     assert one is not other
     assert [request.output_ids for request in rows] == made.texts, "in their order"
     assert not any(request.params.seeded for request in rows), "they may draft for each other"
-    plain = Ours(ours.llm, "plain", "off")
+    plain = OutpaceContestant(ours.llm, "plain", "off")
     assert plain.run(job).texts == plain.run(job).texts
     assert len({tuple(text) for text in plain.run(job).texts}) > 2
 
@@ -158,7 +160,7 @@ def test_the_task_of_a_prompt_is_its_tag_where_tags_choose_the_drafter(pair: Pai
         "default": {"method": "ngram", "prompt_lookup_min": 1},
         "num_speculative_tokens": 2,
     }
-    ours = Ours(LLM(pair.target, speculative_config=config, max_num_seqs=1), "tagged")
+    ours = OutpaceContestant(LLM(pair.target, speculative_config=config, max_num_seqs=1), "tagged")
     prompts = ((5, 6, 5, 6, 5), (5, 6, 5, 6, 5))
     job = BatchJob(prompts, 12, 0.0, tasks=("code", "chat"))
     drafted: dict[str | None, set[str]] = {}
@@ -171,9 +173,9 @@ def test_the_task_of_a_prompt_is_its_tag_where_tags_choose_the_drafter(pair: Pai
     with ours.llm.engine.observing(note):
         ours.run(job)
     assert drafted == {"code": {"draft_model"}, "chat": {"ngram"}}
-    plain = Ours(ours.llm, "plain", "off")
+    plain = OutpaceContestant(ours.llm, "plain", "off")
     assert {params.tag for params in plain._params(job)} == {"code", "chat"}
-    other = Ours(LLM(pair.target, speculative_config={"method": "ngram"}), "ngram")
+    other = OutpaceContestant(LLM(pair.target, speculative_config={"method": "ngram"}), "ngram")
     assert {params.tag for params in other._params(job)} == {None}
 
 
@@ -185,7 +187,7 @@ def test_a_coupled_rule_is_compared_with_plain_texts_of_its_own_noise(
     plain = LLM(pair.target, speculative_config={"method": "none"}, max_num_seqs=2)
     config = {"model": pair.drafter, "num_speculative_tokens": 3, "verify": "coupled"}
     coupled = LLM(pair.target, speculative_config=config, max_num_seqs=2)
-    takers = [Ours(plain, "plain", "off"), Ours(coupled, "coupled")]
+    takers = [OutpaceContestant(plain, "plain", "off"), OutpaceContestant(coupled, "coupled")]
     texts = [Prompt(name, "t", name) for name in ("one", "two", "three", "four")]
     plan = BenchmarkPlan(batches=(2,), temperatures=(0.8,), max_tokens=12, samples=samples)
     measured = Benchmark(plan, texts, lambda text: list(text.encode()), takers).run()[0]
@@ -223,7 +225,7 @@ def test_a_mixture_of_experts_has_no_bound(family: str, counts: dict[str, Any]) 
 
 def test_the_meter_times_both_parts_and_leaves_nothing_behind(pair: Pair) -> None:
     llm = engine(pair)
-    ours = Ours(llm, "ours")
+    ours = OutpaceContestant(llm, "ours")
     job = BatchJob(((1, 2, 3), (4, 5, 6)), 8, 0.0)
     before = ours.run(job).texts
     for temperature in (0.0, 0.8):
@@ -234,7 +236,7 @@ def test_the_meter_times_both_parts_and_leaves_nothing_behind(pair: Pair) -> Non
         assert set(times.verify) == {1, 4}
         assert min(*times.draft.values(), *times.verify.values()) > 0
         assert times.deepest() == 3
-    assert llm.engine.target.active == 0
+    assert llm.engine.target.num_rows == 0
     assert ours.run(job).texts == before
 
 

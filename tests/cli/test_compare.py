@@ -80,7 +80,7 @@ def test_the_baseline_has_no_drafter_and_the_same_target(target: Path, drafter: 
     assert plain.engine.drafter.name == "none"
     assert plain.target is llm.target
     assert plain.max_model_len == 40
-    assert plain.engine.target.rows == 3
+    assert plain.engine.target.max_rows == 3
     drafted: list[int] = []
     with llm.engine.observing(lambda trace: drafted.append(max(trace.budgets))):
         measure(llm, plain, ["w1"], SamplingParams(max_tokens=8, temperature=0), lambda text: None)

@@ -105,7 +105,9 @@ def test_what_was_learned_is_written_after_each_answer(
     session: Session, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[bool] = []
-    monkeypatch.setattr(llm.engine, "flush", lambda: flushed.append(llm.engine.busy))
+    monkeypatch.setattr(
+        llm.engine, "flush", lambda: flushed.append(llm.engine.has_unfinished_requests)
+    )
     session.ask("w1 w2")
     session.ask("w3")
     assert flushed == [False, False]
@@ -215,7 +217,7 @@ def test_ctrl_c_acts_between_two_pieces_of_the_prompt_and_keeps_what_was_read(ta
     run_command(session, "w1 " * 600)
     assert steps == [2]
     assert (session.stopped, session.unanswered, said(session)) == (True, True, [])
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
     session.wants_stop = lambda: False
     paper_of(session).works.clear()
     run_command(session, "w1 " * 600)

@@ -18,7 +18,7 @@ from outpace.core.values import shown
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import save_head
 from outpace.heads.classifiers import Judge, JudgeConfig, Origin, save_classifier
-from outpace.heads.folder import Folder
+from outpace.heads.folder import HeadFolder
 from outpace.llm import BUNDLED
 from outpace.methods.heads.eagle import Eagle, EagleConfig
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
@@ -107,7 +107,7 @@ def test_numbers_of_weights_are_not_read(
     def read(*given: Any, **options: Any) -> Any:
         pytest.fail("weights were read")
 
-    monkeypatch.setattr(Folder, "check_numbers", read)
+    monkeypatch.setattr(HeadFolder, "check_numbers", read)
     monkeypatch.setattr("outpace.targets.hf.loading.load.read_weights", read)
     inspected(tmp_path / "head", "-m", target)
 

@@ -52,7 +52,7 @@ def test_the_figure_at_the_end_is_that_of_the_weights_that_are_kept(
     run: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([2.5, 1.25, 1.0])
-    monkeypatch.setattr("outpace.train.measures.AcceptanceLength.score", lambda *_: next(scores))
+    monkeypatch.setattr("outpace.train.metrics.AcceptanceLength.score", lambda *_: next(scores))
     text, out = tmp_path / "text.txt", tmp_path / "head"
     text.write_text("w1 w2 w3 w4 " * 20)
     asked = ("train", "medusa", "-m", str(target), "--data", str(text), "--out", str(out))

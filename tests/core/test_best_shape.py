@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from core.test_tree_shape import every_shape
 from outpace.core.trees.best_shape import BestShapes, best_shape
-from outpace.core.trees.tree_shape import Chances, TreeShape
+from outpace.core.trees.tree_shape import AcceptanceProbs, TreeShape
 
 NODES = 5
 ALL = [shape for nodes in range(NODES + 1) for shape in every_shape(nodes)]
@@ -17,7 +17,7 @@ chances_of_three = st.lists(
 )
 
 
-def fits(shape: TreeShape, chances: Chances) -> bool:
+def fits(shape: TreeShape, chances: AcceptanceProbs) -> bool:
     """Whether every node has a chance."""
     return shape.height <= len(chances) and all(
         len(below) <= len(chances[depth])
@@ -28,7 +28,7 @@ def fits(shape: TreeShape, chances: Chances) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(chances_of_three, st.integers(1, NODES))
-def test_no_shape_promises_more(chances: Chances, nodes: int) -> None:
+def test_no_shape_promises_more(chances: AcceptanceProbs, nodes: int) -> None:
     tables = BestShapes(nodes, len(chances), chances)
     best = max(
         sum(shape.reached(chances)) for shape in ALL if shape.size <= nodes and fits(shape, chances)
@@ -42,7 +42,9 @@ def test_no_shape_promises_more(chances: Chances, nodes: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(chances_of_three, st.floats(0, 0.6), st.floats(0.01, 0.3))
-def test_no_shape_promises_more_for_its_price(chances: Chances, level: float, node: float) -> None:
+def test_no_shape_promises_more_for_its_price(
+    chances: AcceptanceProbs, level: float, node: float
+) -> None:
     def price(nodes: int, levels: int) -> float:
         return 1 + node * nodes + level * levels
 

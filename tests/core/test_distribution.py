@@ -21,7 +21,7 @@ from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowF
 from outpace.core.params import LogitsProcessor, SamplingParams
 from outpace.errors import ParamsError
 
-NEVER = -math.inf
+NEG_INF = -math.inf
 EXACT = 1e-15
 
 
@@ -73,7 +73,7 @@ def only(tokens: Sequence[int]) -> LogitsProcessor:
     def processor(ids: Tensor, scores: Tensor) -> Tensor:
         allowed = torch.zeros_like(scores, dtype=torch.bool)
         allowed[:, list(tokens)] = True
-        return scores.masked_fill(~allowed, NEVER)
+        return scores.masked_fill(~allowed, NEG_INF)
 
     return processor
 
@@ -113,7 +113,7 @@ def assert_distribution(actual: Tensor, expected: Tensor, within: float = EXACT)
 
 # -- strategies ----------------------------------------------------------------------------------
 
-TIED = st.sampled_from([NEVER, -2.0, -0.5, 0.0, 0.5, 0.5, 1.75])
+TIED = st.sampled_from([NEG_INF, -2.0, -0.5, 0.0, 0.5, 0.5, 1.75])
 FREE = st.floats(-8, 8, width=32)
 SINGLE: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.sampled_from([1e-6, 0.05, 0.7, 1.3, 50.0]),
@@ -136,12 +136,12 @@ def rows(draw: st.DrawFn, vocabulary: int = 0, only: tuple[str, ...] = ()) -> Ro
     size = vocabulary or draw(st.integers(1, 9))
     token = st.integers(0, size - 1)
     logits = draw(st.lists(draw(st.sampled_from([TIED, FREE])), min_size=size, max_size=size))
-    assume(max(logits) > NEVER)
+    assume(max(logits) > NEG_INF)
     names = only or tuple(sorted(draw(st.sets(st.sampled_from([*SINGLE, *MANY])))))
     options = {name: draw(SINGLE[name]) for name in names if name in SINGLE}
     end_ids = draw(st.lists(token, max_size=2, unique=True))
     if "logit_bias" in names:
-        options["logit_bias"] = draw(by_token(size, st.sampled_from([NEVER, -4.0, 0.25, 3.0])))
+        options["logit_bias"] = draw(by_token(size, st.sampled_from([NEG_INF, -4.0, 0.25, 3.0])))
     if "allowed_token_ids" in names:
         options["allowed_token_ids"] = draw(st.lists(token, min_size=1))
     bad_words = []
@@ -200,7 +200,7 @@ def test_custom_processors_come_after_min_tokens_and_before_temperature() -> Non
     row = Row([0.5, 1.0, 2.0], [1], [2], {"temperature": 0.5, "logits_processors": (double,)})
     row.options["min_tokens"], row.end_ids = 4, [1]
     assert_distribution(distribution_of(row), transformers_probs(row))
-    assert seen[0] == ([1, 2], [0.5, NEVER, 2.0]), "ids are prompt and output, scores are raw"
+    assert seen[0] == ([1, 2], [0.5, NEG_INF, 2.0]), "ids are prompt and output, scores are raw"
 
 
 def test_processors_run_one_after_another() -> None:
@@ -216,7 +216,7 @@ def test_processors_run_one_after_another() -> None:
 
 def test_a_processor_that_writes_in_place_does_not_reach_the_logits() -> None:
     def forbid_first(ids: Tensor, scores: Tensor) -> Tensor:
-        scores[:, 0] = NEVER
+        scores[:, 0] = NEG_INF
         return scores
 
     maker = LogitsPipeline(
@@ -306,7 +306,7 @@ def test_options_that_name_an_unknown_token_are_refused(name: str, value: Any) -
 
 
 def test_a_bias_that_forbids_every_token_is_refused() -> None:
-    options = {"logit_bias": {1: NEVER}, "allowed_token_ids": [1]}
+    options = {"logit_bias": {1: NEG_INF}, "allowed_token_ids": [1]}
     with pytest.raises(ParamsError, match="forbid every token"):
         distribution_of(Row([0.0] * 3, options=options))
 
@@ -321,7 +321,7 @@ def test_options_that_leave_no_token_are_refused() -> None:
 def test_a_drafted_dead_end_still_has_a_distribution(temperature: float) -> None:
     # As a grammar does: no token may follow one that the grammar does not know.
     def after_zero_nothing(ids: Tensor, scores: Tensor) -> Tensor:
-        return torch.full_like(scores, NEVER) if ids[0, -1] == 0 else scores
+        return torch.full_like(scores, NEG_INF) if ids[0, -1] == 0 else scores
 
     options = {"logits_processors": (after_zero_nothing,), "temperature": temperature}
     maker = LogitsPipeline([Row([0.0] * 3, options=options).resolved], 3)
@@ -332,7 +332,7 @@ def test_a_drafted_dead_end_still_has_a_distribution(temperature: float) -> None
 
 @pytest.mark.parametrize("options", [{"top_k": 5}, {"top_k": 3, "top_p": 0.99}, {"typical_p": 0.9}])
 def test_forbidden_tokens_stay_forbidden_when_few_are_left(options: dict[str, Any]) -> None:
-    row = Row([NEVER, 1.0, NEVER, 0.0, NEVER, NEVER], options=options)
+    row = Row([NEG_INF, 1.0, NEG_INF, 0.0, NEG_INF, NEG_INF], options=options)
     distribution = distribution_of(row)
     assert distribution.isfinite().all()
     assert (distribution > 0).tolist() == [False, True, False, True, False, False]
@@ -420,7 +420,7 @@ def test_greedy_ignores_truncation() -> None:
 def test_best_is_the_token_of_the_greedy_distribution() -> None:
     maker = LogitsPipeline([Row([0.0] * 4, options={"temperature": 0}).resolved] * 2, 4)
     logits = torch.randn(2, 1, 4)
-    best = maker.best(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
+    best = maker.argmax_tokens(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
     distribution = maker(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
     assert best.tolist() == distribution.argmax(-1).tolist()
 
@@ -429,15 +429,15 @@ def test_reported_is_the_log_of_the_distribution() -> None:
     row = Row([0.0, 1.0, 2.0], options={"top_k": 2, "temperature": 0.5})
     maker = LogitsPipeline([row.resolved], 3)
     logits = torch.tensor([[row.logits]], dtype=torch.float64)
-    reported = maker.reported(logits, Branches.root(1), History([[0]], [[]]))
+    reported = maker.compute_logprobs(logits, Branches.root(1), History([[0]], [[]]))
     assert_distribution(reported[0, 0].exp(), distribution_of(row))
-    assert reported[0, 0, 0] == NEVER
+    assert reported[0, 0, 0] == NEG_INF
 
 
 def test_reported_of_a_greedy_row_is_the_distribution_before_the_argmax() -> None:
     maker = LogitsPipeline([Row([], options={"temperature": 0}).resolved], 3)
     logits = torch.tensor([[[0.0, 1.0, 2.0]]], dtype=torch.float64)
-    reported = maker.reported(logits, Branches.root(1), History([[0]], [[]]))
+    reported = maker.compute_logprobs(logits, Branches.root(1), History([[0]], [[]]))
     assert_distribution(reported, logits.log_softmax(-1))
 
 

@@ -38,9 +38,15 @@ def probs(made: LogitsPipeline, scores: Tensor, branches: Branches | None = None
 
 CALLS: list[Callable[[LogitsPipeline, Tensor], Tensor]] = [
     lambda made, scores: probs(made, scores),
-    lambda made, scores: made.best(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
-    lambda made, scores: made.soft(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
-    lambda made, scores: made.adjusted(scores, Branches.root(2), History([[1], [1]], [[], [0]])),
+    lambda made, scores: made.argmax_tokens(
+        scores, Branches.root(2), History([[1], [1]], [[], [0]])
+    ),
+    lambda made, scores: made.softmax_probs(
+        scores, Branches.root(2), History([[1], [1]], [[], [0]])
+    ),
+    lambda made, scores: made.process_logits(
+        scores, Branches.root(2), History([[1], [1]], [[], [0]])
+    ),
 ]
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from outpace.core import gumbel as module
-from outpace.core.gumbel import gumbel, realise
+from outpace.core.gumbel import gumbel, gumbel_sample
 from outpace.core.rng import FEW, Role, _unit_, uniform
 
 COUNT = 20_000
@@ -55,7 +55,7 @@ def test_noise_for_few_tokens_draws_from_the_distribution(kept: int) -> None:
         1.0 / (1 + torch.arange(kept)).double()
     )
     distribution /= distribution.sum()
-    drawn = realise(
+    drawn = gumbel_sample(
         distribution.expand(1, many, size), torch.tensor([9]), torch.arange(many)[None]
     )[0]
     groups = torch.arange(size) % 7
@@ -89,7 +89,7 @@ def test_the_tokens_are_those_of_noise_for_all(
     probs = logits.softmax(-1).masked_fill(gone, 0)  # some have no mass left at all
     seeds = torch.arange(shape[0]) + seed
     positions = torch.arange(shape[1]).expand(shape) + seed % 1000
-    assert torch.equal(realise(probs, seeds, positions), picked(probs, seeds, positions))
+    assert torch.equal(gumbel_sample(probs, seeds, positions), picked(probs, seeds, positions))
 
 
 def test_few_logarithms_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,5 +105,5 @@ def test_few_logarithms_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     probs = torch.rand(2, 4, 20_000, generator=generator)
     probs *= probs > 0.999
-    realise(probs, torch.tensor([1, 2]), torch.arange(8).view(2, 4))
+    gumbel_sample(probs, torch.tensor([1, 2]), torch.arange(8).view(2, 4))
     assert sum(made) < probs.numel() / 500

@@ -21,7 +21,7 @@ from outpace.core.rng import (
     uniform,
     uniforms,
 )
-from outpace.intake import SEED_STEP
+from outpace.input_processor import SEED_STEP
 
 UNLIKELY = 1e-4
 """The keys are fixed, so each test passes always or never; a sound stream fails one in 10,000."""

@@ -74,7 +74,7 @@ def test_children_by_rank_and_nodes_with_several(batch: list[list[int]]) -> None
     tree, size = tree_of(batch), len(batch[0])
     of = [[[c for c, up in enumerate(row) if up == n] for n in range(size + 1)] for row in batch]
     tree_width = max(len(listed) for row in of for listed in row)
-    assert tree.most_siblings == tree_width
+    assert tree.max_siblings == tree_width
     assert tree.height == int(tree.depth.max())
     for rank in range(tree_width):
         expected = [[listed[rank] if rank < len(listed) else -1 for listed in row] for row in of]
@@ -97,8 +97,8 @@ def test_a_chain_equals_the_tree_with_the_same_parents(table: str, length: int) 
     assert (chain.is_chain, general.is_chain) == (True, False)
     assert torch.equal(getattr(chain, table), getattr(general, table))
     assert (
-        (chain.most_siblings, chain.height)
-        == (general.most_siblings, general.height)
+        (chain.max_siblings, chain.height)
+        == (general.max_siblings, general.height)
         == (length > 0, length)
     )
 

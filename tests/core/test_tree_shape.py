@@ -94,7 +94,7 @@ def test_where_levels_cost_nothing_the_grown_shape_is_the_best_of_all(
         best = max(
             sum(shape.reached(chances))
             for shape in every_shape(nodes)
-            if shape.most_siblings <= 3 and shape.height <= 5
+            if shape.max_siblings <= 3 and shape.height <= 5
         )
         assert sum(grown.reached(chances)) == pytest.approx(best, abs=1e-12)
 
@@ -112,7 +112,7 @@ def test_where_levels_have_a_price_it_comes_close(level: float) -> None:
         rate(shape)
         for nodes in range(7)
         for shape in every_shape(nodes)
-        if shape.most_siblings <= 3 and shape.height <= 5
+        if shape.max_siblings <= 3 and shape.height <= 5
     )
     assert found > 0.97 * best
 
@@ -120,4 +120,4 @@ def test_where_levels_have_a_price_it_comes_close(level: float) -> None:
 def test_a_shape_grows_no_deeper_or_wider_than_it_has_chances_for() -> None:
     grown = TreeShape.grown(20, [[0.5, 0.5]] * 2, level=0.1, node=0.1)
     assert grown.size == 6
-    assert (grown.height, grown.most_siblings) == (2, 2)
+    assert (grown.height, grown.max_siblings) == (2, 2)

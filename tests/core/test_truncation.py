@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
-from outpace.core.logits.truncation import NEVER, keep_top_k, keep_top_p
+from outpace.core.logits.truncation import NEG_INF, keep_top_k, keep_top_p
 
 WIDE = 20_000
 
@@ -26,7 +26,7 @@ def scores(kind: str, dtype: torch.dtype, seed: int = 0) -> Tensor:
         "flat": 0.1 * noise,
         "tied": (10 - 1.6 * rank.log() + 0.3 * noise).round(),
         "equal": torch.zeros_like(noise),
-        "few": torch.where(rank < 6, noise, NEVER),
+        "few": torch.where(rank < 6, noise, NEG_INF),
         "bfloat16": (10 - 1.2 * rank.log() + 0.3 * noise).bfloat16().double(),
     }
     return made[kind].to(dtype)
@@ -56,7 +56,7 @@ def _stable(given: Tensor, mass: float) -> Tensor:
     ascending, order = given.sort(dim=-1, stable=True)
     drop = ascending.softmax(-1).cumsum(-1) <= 1 - mass
     drop[..., -1:] = False
-    return given.masked_fill(drop.scatter(1, order, drop), NEVER)
+    return given.masked_fill(drop.scatter(1, order, drop), NEG_INF)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -21,7 +21,7 @@ from cpu import described
 from outpace import LLM
 from outpace.core.proposal import AuxTokens
 from outpace.core.trees.tree import Tree
-from outpace.targets.base import Plan, PromptInputs
+from outpace.targets.base import PromptInputs, ScoreInputs
 from outpace.targets.cpu import native as building
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.library.compiler import Compiler, find_compiler
@@ -33,7 +33,7 @@ from outpace.targets.cpu.native_layers.blocks import (
     use_block_kernels,
 )
 from outpace.targets.cpu.native_layers.layer import use_native_layers
-from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_layers.linear import fuse_products, prepack_weights
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.native_layers.product import WeightLayout
 from outpace.targets.cpu.weights.blocks import KINDS, BlockEmbedding, BlockLinear, Blocks, in_blocks
@@ -309,7 +309,7 @@ def played(family: str, whole: bool = True) -> Any:
     model = made(family)
     blocks = [module for module in model.modules() if hasattr(module, "blocks")]
     assert use_block_kernels(model) == len(blocks)
-    share_products(model)
+    fuse_products(model)
     assert use_native_layers(model) == 2
     if whole:
         assert use_native_model(model)
@@ -322,9 +322,9 @@ def unrounded(panels: bool) -> Any:
     model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "vocab_size": 192})).eval()
     speed_up(model, "native", smallest=1)
     if panels:
-        lay_out_weights(model)
+        prepack_weights(model)
     assert model.lm_head.layout is (WeightLayout.PANELS if panels else WeightLayout.ROWS)
-    share_products(model)
+    fuse_products(model)
     assert use_native_layers(model) == 2
     assert use_native_model(model)
     return model
@@ -466,11 +466,14 @@ def test_columns_that_join_on_the_way_change_no_bit(whole: bool) -> None:
     target = HFTarget(played("llama", whole), rows=1, max_length=64)
     text = torch.randint(0, 101, (12,)).tolist()
     target.admit(PromptInputs(text))
-    plan = Plan([text], torch.tensor([[4, 5, 6]]), Tree.uniform([0, 1, 2], rows=1))
+    plan = ScoreInputs([text], torch.tensor([[4, 5, 6]]), Tree.uniform([0, 1, 2], rows=1))
     alone = target.score(plan).logits
     parents, embedded = torch.tensor([[3, 4]]), torch.randn(1, 2, 256)
-    made = AuxTokens(parents, enter=1, made=lambda states: states[:, -2:])
-    for aux_tokens in (made, *(AuxTokens(parents, embeddings=embedded, enter=at) for at in (0, 1))):
+    made = AuxTokens(parents, entry_layer=1, made=lambda states: states[:, -2:])
+    for aux_tokens in (
+        made,
+        *(AuxTokens(parents, embeddings=embedded, entry_layer=at) for at in (0, 1)),
+    ):
         for layers in (frozenset[int](), frozenset({0, -1})):
             scores = target.score(replace(plan, aux_tokens=aux_tokens, layers=layers))
             assert torch.equal(scores.logits, alone)

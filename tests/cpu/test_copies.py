@@ -23,7 +23,7 @@ from transformers import (
 
 from outpace.errors import ConfigError
 from outpace.targets.cpu import native as building
-from outpace.targets.cpu.kernels import SMALLEST
+from outpace.targets.cpu.kernels import MIN_ELEMENTS
 from outpace.targets.cpu.native import Build, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear
@@ -65,8 +65,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=OPTIONS)
 def options(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    for name in SMALLEST:
-        monkeypatch.setitem(SMALLEST, name, 1)
+    for name in MIN_ELEMENTS:
+        monkeypatch.setitem(MIN_ELEMENTS, name, 1)
     if request.param == "8 bits, oneDNN's":
         monkeypatch.setattr(quantising, "native", lambda: None)
     return OPTIONS[request.param]
@@ -142,7 +142,7 @@ def test_a_saved_model_is_a_plain_one(loaded: Any, tmp_path: Path) -> None:
 def test_where_the_library_is_missing_a_pickled_model_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(SMALLEST, "native", 1)
+    monkeypatch.setitem(MIN_ELEMENTS, "native", 1)
     _model("untied").save_pretrained(tmp_path)
     written = pickle.dumps(load(tmp_path, cpu_kernels="native").model.lm_head, protocol=4)
     monkeypatch.setattr(building, "build", lambda: Build(None, "g++ is not found"))
@@ -156,7 +156,7 @@ def test_panels_of_another_processor_are_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _model("untied").save_pretrained(tmp_path)
-    monkeypatch.setitem(SMALLEST, "native", 1)
+    monkeypatch.setitem(MIN_ELEMENTS, "native", 1)
     layer: Any = load(tmp_path, cpu_kernels="native").model.lm_head
     x = torch.randn(3, 64)
     expected, weight = layer(x), layer.weight
@@ -166,7 +166,7 @@ def test_panels_of_another_processor_are_made_anew(
     state["_parameters"] = {**state["_parameters"], "panels": nn.Parameter(wide, False)}
     found = NativeLinear.__new__(NativeLinear)
     found.__setstate__(state)
-    found._together = type(layer._together)(layer.library, [found])
+    found._fused = type(layer._fused)(layer.library, [found])
     assert found.panels.shape == layer.panels.shape
     assert torch.equal(found.weight, weight)
     assert torch.equal(found(x), expected)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cpu.test_native import made, play
 from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import native
-from outpace.targets.cpu.native_layers.linear import share_products
+from outpace.targets.cpu.native_layers.linear import fuse_products
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.hf.partial.parts import LowerLayers, WithoutSubLayers
 from outpace.targets.hf.runner import Runner
@@ -114,7 +114,7 @@ def test_what_is_exchanged_counts(name: str, whole: bool, played_before: bool) -
     plain = made("llama")
     ours: Any = copy.deepcopy(plain)
     play(ours, whole)
-    share_products(ours)
+    fuse_products(ours)
     before = logits(plain)
     if played_before:
         torch.testing.assert_close(logits(ours), before, rtol=0, atol=1e-4)
@@ -125,7 +125,7 @@ def test_what_is_exchanged_counts(name: str, whole: bool, played_before: bool) -
     for model in (ours, copy.deepcopy(ours)):
         torch.testing.assert_close(logits(model), expected, rtol=0, atol=1e-4)
     if whole and name != "bias":
-        assert ours.forward.tokens_alike == 0
+        assert ours.forward.max_invariant_tokens == 0
 
 
 @torch.inference_mode()

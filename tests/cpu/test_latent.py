@@ -20,7 +20,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import KINDS
 from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.cpu.weights.narrow import to_int8
-from outpace.targets.cpu.weights.weight import Weight, laid_out, linear_struct
+from outpace.targets.cpu.weights.weight import Weight, linear_struct, to_panels
 from outpace.targets.hf.loading.load import load
 from targets.gguf.files import tiny, write
 
@@ -59,7 +59,7 @@ def weights(panel: int) -> dict[str, tuple[Weight, Tensor]]:
         "bfloat16": (Weight(matrix.bfloat16(), None, None), matrix.bfloat16()),
         "float16": (Weight(matrix.half(), None, None), matrix.half()),
         "int8": (Weight(integers, scale, None), integers * scale[:, None]),
-        "panels": (Weight(laid_out(matrix, panel), None, None), matrix),
+        "panels": (Weight(to_panels(matrix, panel), None, None), matrix),
     }
     for kind in KINDS:
         blocks = random_blocks(kind, OUTPUTS, INPUTS)

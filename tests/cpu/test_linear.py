@@ -17,12 +17,12 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from outpace import LLM
 from outpace.errors import ConfigError
 from outpace.targets.cpu import kernels as choosing
-from outpace.targets.cpu.kernels import SMALLEST, Kernel, preferred, speed_up
+from outpace.targets.cpu.kernels import MIN_ELEMENTS, Kernel, preferred, speed_up
 from outpace.targets.cpu.library.processor import Processor, levels_below, this_processor
 from outpace.targets.cpu.linear import PackedLinear, RowLinear, can_pack
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.prebuilt import LEVELS
-from outpace.targets.cpu.weights.layers import exchange, linear_layers
+from outpace.targets.cpu.weights.layers import linear_layers, replace_modules
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
@@ -172,7 +172,7 @@ def test_no_clock_chooses_a_kernel(order: tuple[str, ...], monkeypatch: pytest.M
     monkeypatch.setattr(time, "perf_counter", clock)
     monkeypatch.setattr("outpace.targets.cpu.race.perf_counter", clock)
     monkeypatch.setattr(choosing, "preferred", lambda dtype, processor: order)
-    monkeypatch.setitem(SMALLEST, "blocked", 1)
+    monkeypatch.setitem(MIN_ELEMENTS, "blocked", 1)
     model = _large()
     kind = {"packed": PackedLinear, "blocked": RowLinear, "off": nn.Linear}[order[0]]
     assert speed_up(model) == (0 if order[0] == "off" else 3)
@@ -217,7 +217,7 @@ def test_layers_that_were_replaced_are_released() -> None:
         return nn.Identity()
 
     gone: list[weakref.ref[nn.Module]] = []
-    assert exchange(linear_layers(model), make) == 3
+    assert replace_modules(linear_layers(model), make) == 3
     assert alive == [1, 1, 1]
 
 
@@ -264,7 +264,7 @@ def test_a_layer_in_two_places_stays_one() -> None:
 
 def test_a_model_handed_over_stays_as_it_is(tmp_path: Path) -> None:
     config = LlamaConfig(
-        vocab_size=SMALLEST["blocked"] // 16,
+        vocab_size=MIN_ELEMENTS["blocked"] // 16,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,

@@ -31,21 +31,21 @@ from outpace.targets.cpu.native_layers.layer import NativeLayer, agree, use_nati
 from outpace.targets.cpu.native_layers.linear import (
     INVARIANT_ROWS,
     WIDE_LANES,
+    FusedProduct,
     NativeLinear,
-    Together,
-    lay_out_weights,
+    fuse_products,
     native_int8,
     native_linear,
-    share_products,
+    prepack_weights,
 )
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
 from outpace.targets.cpu.native_layers.passes import Rotary
 from outpace.targets.cpu.native_layers.product import NativeProduct, WeightLayout
 from outpace.targets.cpu.weights.narrow import narrowed
 from outpace.targets.cpu.weights.quantize import native_int4
-from outpace.targets.hf.extents import PassSlots
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slot_ranges import PassSlots
 
 FOUND = native.native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
@@ -93,9 +93,9 @@ def test_eight_bits_are_scaled_back(shape: tuple[int, int], rows: int) -> None:
     x = torch.randn(rows, shape[1])
     assert layer.weight.dtype == torch.int8
     torch.testing.assert_close(layer(x), layer.dense(x), rtol=1e-5, atol=1e-5)
-    if layer.can_be_laid_out:
+    if layer.can_prepack:
         expected = layer.dense(x)
-        layer.lay_out()
+        layer.prepack()
         torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
         assert torch.equal(layer(x[-1:]), layer(x)[-1:])
 
@@ -114,7 +114,7 @@ def test_prompts_go_to_whoever_is_faster(
     expected = layer(x)
     lanes = WIDE_LANES if wins != tune else WIDE_LANES - 1  # the rule says the contrary of a race
     monkeypatch.setattr(library(), "lanes", lanes)
-    assert lay_out_weights(nn.ModuleList([layer]), tune) == wins
+    assert prepack_weights(nn.ModuleList([layer]), tune) == wins
     assert (layer.most > INVARIANT_ROWS) == wins
     assert (layer.layout is WeightLayout.PANELS) == wins
     assert torch.equal(layer.weight, rows)
@@ -149,7 +149,7 @@ def test_laid_out_a_row_keeps_its_bits_in_any_company(
     plain = nn.Linear(inputs, 5 * library().panel, bias=bias)
     plain.weight.copy_(plain.weight.to(dtype))
     layer = native_linear(library(), plain)
-    layer.lay_out()
+    layer.prepack()
     x = torch.randn(140, inputs)
     alone = torch.cat([layer(row[None]) for row in x])
     torch.testing.assert_close(alone, plain(x), rtol=1e-5, atol=1e-5)
@@ -171,9 +171,9 @@ def test_layers_of_any_size_and_order_compute_together() -> None:
     size = library().panel
     linears = [nn.Linear(40, outputs) for outputs in (101, 4 * size, 7, 9 * size)]
     layers = [native_linear(library(), linear) for linear in linears]
-    layers[1].lay_out()
-    layers[3].lay_out()
-    together = Together(library(), layers)
+    layers[1].prepack()
+    layers[3].prepack()
+    together = FusedProduct(library(), layers)
     for rows in (1, 3, 30):
         x = torch.randn(rows, 40)
         for layer, linear in zip(layers, linears, strict=True):
@@ -183,7 +183,7 @@ def test_layers_of_any_size_and_order_compute_together() -> None:
 def test_weights_that_are_read_by_others_stay_in_rows() -> None:
     model = made("llama", tie_word_embeddings=True, vocab_size=32 * 5)
     speed_up(model, "native", smallest=1)
-    lay_out_weights(model)
+    prepack_weights(model)
     assert model.lm_head.layout is WeightLayout.ROWS
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
@@ -249,7 +249,7 @@ def test_layers_that_share_their_input_compute_together(monkeypatch: pytest.Monk
     expected = model(input_ids=ids).logits
     speed_up(model, "native", smallest=1)
     layers = sum(isinstance(module, NativeLinear) for module in model.modules())
-    assert share_products(model) == 10, "q, k, v and gate, up of two layers"
+    assert fuse_products(model) == 10, "q, k, v and gate, up of two layers"
     calls = []
     products = Native.products
     monkeypatch.setattr(
@@ -274,8 +274,8 @@ def scored(runner: Runner, tokens: Tensor, tree: Tree | None, lengths: list[int]
 def play(model: PreTrainedModel, whole: bool) -> None:
     speed_up(model, "native", smallest=1)
     for layer in model.modules():
-        if whole and isinstance(layer, NativeLinear) and layer.can_be_laid_out:
-            layer.lay_out()
+        if whole and isinstance(layer, NativeLinear) and layer.can_prepack:
+            layer.prepack()
     assert use_native_layers(model) == 2
     if whole:
         assert use_native_model(model)

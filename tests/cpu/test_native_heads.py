@@ -20,16 +20,16 @@ from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import load_head
 from outpace.heads.decoder import DecoderLayer, NormedLayer
 from outpace.heads.layers import LayerConfig
-from outpace.heads.native import NativeLayers, SlotSight
-from outpace.methods.heads.attending import HeadWalk
+from outpace.heads.native import NativeLayers, SlotAttentionContext
+from outpace.methods.heads.decoder_heads import DecoderDraftSteps
 from outpace.methods.heads.eagle import Eagle, EagleConfig
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.methods.heads.gemma4_layer import GatedGelu
+from outpace.methods.heads.head_kv_cache import HeadKVCache, PrefixLayerCache
 from outpace.methods.heads.mtp import Mtp, MtpConfig
-from outpace.methods.heads.text_cache import PrefixTexts, TextCache
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import use_block_kernels
-from outpace.targets.cpu.native_layers.linear import lay_out_weights
+from outpace.targets.cpu.native_layers.linear import prepack_weights
 from outpace.targets.cpu.weights.quantize import quantize
 from targets.families import CONTEXT, PROMPTS, target
 
@@ -55,7 +55,7 @@ class Shared:
     def embed(self, tokens: Tensor) -> Tensor:
         return self._rows[tokens % VOCABULARY]
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         return states @ self._output.t()
 
 
@@ -98,7 +98,7 @@ def made(name: str) -> Any:
         each.add_(torch.randn_like(each), alpha=0.1)
     if name == IN_INT8:
         quantize(head, "int8")
-        lay_out_weights(head)
+        prepack_weights(head)
     return head
 
 
@@ -107,7 +107,7 @@ class Played:
 
     def __init__(self, head: Any, shared: Any, rows: int, own: bool) -> None:
         self.head, self.shared = head, shared
-        self.cache = TextCache(head, rows, ahead=1)
+        self.cache = HeadKVCache(head, rows, ahead=1)
         self.cache.native = NativeLayers.of(head.decoder_layers) if own else None
         assert (self.cache.native is not None) is own
         for _ in range(rows):
@@ -116,9 +116,11 @@ class Played:
     @torch.inference_mode()
     def read(self, rows: Sequence[int], states: Tensor, tokens: Tensor, counts: Any) -> Tensor:
         """Returns the outputs of the next entries."""
-        sight = self.cache.next_of(rows, [tokens.shape[1]] * len(rows))
-        assert isinstance(sight, SlotSight) is (self.cache.native is not None)
-        found, entries = self.head.step(self.head.guide(states), tokens, sight, self.shared)
+        attn_context = self.cache.next_of(rows, [tokens.shape[1]] * len(rows))
+        assert isinstance(attn_context, SlotAttentionContext) is (self.cache.native is not None)
+        found, entries = self.head.step(
+            self.head.combine_hidden_states(states), tokens, attn_context, self.shared
+        )
         self.cache.append(rows, entries, counts)
         return found
 
@@ -128,15 +130,15 @@ class Played:
         vocabulary = Vocabulary(torch.arange(VOCABULARY), VOCABULARY)
         if getattr(self.head, "d2t", None) is not None:
             vocabulary = Vocabulary(self.head.d2t, 151936)
-        walk = HeadWalk(self.head, self.shared, vocabulary, self.cache, outputs)
-        found, done, last = [walk.first()], 0, [0]
+        draft_steps = DecoderDraftSteps(self.head, self.shared, vocabulary, self.cache, outputs)
+        found, done, last = [draft_steps.first()], 0, [0]
         for width in levels:
             nodes = list(range(done, done + width))
             parents = [int(tree.parents[0, node]) for node in nodes]
             at = torch.tensor([last.index(parent) for parent in parents])
             done, last = done + width, [node + 1 for node in nodes]
             part = Tree.uniform(tree.parents[0, :done].tolist(), rows=len(fed))
-            found.append(walk.deeper(fed[:, :done], part, at))
+            found.append(draft_steps.next_logits(fed[:, :done], part, at))
         return found
 
 
@@ -200,11 +202,11 @@ def test_the_same_bits_in_any_company(name: str) -> None:
     together, alone = Played(head, shared, 3, True), Played(head, shared, 1, True)
     torch.manual_seed(2)
     states, tokens = numbers(head, 3, 18)
-    guides = head.guide(states)
-    head.guide = lambda states: states  # torch's product is another one in a batch
-    all_of = together.read([0, 1, 2], guides, tokens, [18, 3, 11])
+    features = head.combine_hidden_states(states)
+    head.combine_hidden_states = lambda states: states  # torch's product is another one in a batch
+    all_of = together.read([0, 1, 2], features, tokens, [18, 3, 11])
     one_by_one = [
-        alone.read([0], guides[2:, at, None], tokens[2:, at, None], [1]) for at in range(11)
+        alone.read([0], features[2:, at, None], tokens[2:, at, None], [1]) for at in range(11)
     ]
     assert torch.equal(all_of[2, :11], torch.cat(one_by_one, 1)[0])
     step, kept = head.step, []
@@ -286,11 +288,11 @@ def test_a_long_prompt_at_once_has_the_bits_of_its_pieces() -> None:
     use_block_kernels(head)
     at_once, pieces = (Played(head, Shared(1536), 1, True) for _ in range(2))
     states, tokens = numbers(head, 1, 1100)
-    guides = head.guide(states)
-    head.guide = lambda states: states
-    whole = at_once.read([0], guides, tokens, [1100])
+    features = head.combine_hidden_states(states)
+    head.combine_hidden_states = lambda states: states
+    whole = at_once.read([0], features, tokens, [1100])
     parts = [
-        pieces.read([0], guides[:, some], tokens[:, some], [some.stop - some.start])
+        pieces.read([0], features[:, some], tokens[:, some], [some.stop - some.start])
         for some in (slice(0, 700), slice(700, 701), slice(701, 1100))
     ]
     assert torch.equal(whole, torch.cat(parts, 1))
@@ -308,11 +310,14 @@ def test_each_row_has_a_tree_of_its_own() -> None:
     begin = torch.zeros(2, dtype=torch.long)
     with torch.inference_mode():
         walks = [
-            HeadWalk(head, game.shared, vocabulary, game.cache, each)
+            DecoderDraftSteps(head, game.shared, vocabulary, game.cache, each)
             for game, each in zip(games, outputs, strict=True)
         ]
         for tree, at in ((parents[:, :2], begin), (parents, parents[:, 2:] - 1)):
-            found = [walk.deeper(fed[:, : tree.shape[1]], Tree(tree), at) for walk in walks]
+            found = [
+                draft_steps.next_logits(fed[:, : tree.shape[1]], Tree(tree), at)
+                for draft_steps in walks
+            ]
             torch.testing.assert_close(*found, **NEAR)
 
 
@@ -325,7 +330,7 @@ def test_all_depths_at_once() -> None:
     found = []
     for game in games:
         outputs = game.read([0, 1], states, tokens, [6, 3])[:, :1]
-        found.append(HeadWalk(head, game.shared, vocabulary, game.cache, outputs).ahead(4))
+        found.append(DecoderDraftSteps(head, game.shared, vocabulary, game.cache, outputs).ahead(4))
     torch.testing.assert_close(*found, **NEAR)
 
 
@@ -335,7 +340,7 @@ def test_layers_over_a_text(kind: Any, dtype: torch.dtype) -> None:
     """Whatever the target's states are: a head that is handed over is in its own dtype."""
     torch.manual_seed(3)
     layer = kind(SIZE, LayerConfig(**HEAD)).eval().requires_grad_(False)
-    readers = [PrefixTexts(layer, 2) for _ in range(2)]
+    readers = [PrefixLayerCache(layer, 2) for _ in range(2)]
     readers[0].native = NativeLayers.of([layer])
     assert readers[0].native is not None
     for reader in readers:
@@ -408,8 +413,8 @@ def test_a_pass_that_is_far_from_even_is_torchs() -> None:
     use_block_kernels(head)
     cache = Played(head, Shared(1536), 2, True).cache
     with torch.inference_mode():
-        assert isinstance(cache.next_of([0, 1], [300, 100]), SlotSight)
-        assert not isinstance(cache.next_of([0, 1], [300, 2]), SlotSight)
+        assert isinstance(cache.next_of([0, 1], [300, 100]), SlotAttentionContext)
+        assert not isinstance(cache.next_of([0, 1], [300, 2]), SlotAttentionContext)
 
 
 @pytest.mark.parametrize("kernels", ["auto", "native", "off"])

@@ -15,7 +15,7 @@ from outpace.targets.cpu import native
 from outpace.targets.cpu.kernels import speed_up
 from outpace.targets.cpu.native_layers import passes
 from outpace.targets.cpu.native_layers.layer import use_native_layers
-from outpace.targets.cpu.native_layers.linear import lay_out_weights, share_products
+from outpace.targets.cpu.native_layers.linear import fuse_products, prepack_weights
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.cpu.weights.weight import LINE
@@ -48,8 +48,8 @@ def models() -> tuple[Any, Any]:
 def in_our_code(plain: Any) -> Any:
     ours = copy.deepcopy(plain)
     speed_up(ours, "native")
-    lay_out_weights(ours)
-    share_products(ours)
+    prepack_weights(ours)
+    fuse_products(ours)
     use_native_layers(ours)
     assert use_native_model(ours)
     return ours

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from outpace import LLM, SamplingParams, building
-from outpace.engine.capture import AsTheyCome
+from outpace.engine.capture import EagerRunner
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
@@ -34,7 +34,7 @@ from outpace.targets.cpu.weights.quantize import (
     native_int8_blocks,
     quantize,
 )
-from outpace.targets.hf.fixed import FixedShapes
+from outpace.targets.hf.fixed import FixedShapeConfig
 from outpace.targets.hf.loading.load import load, load_drafter
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 from representatives import representatives
@@ -430,8 +430,8 @@ def test_a_drafter_has_8_bits_unless_told_otherwise(
 def test_models_that_are_compiled_have_no_blocks(
     pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def capture(model: nn.Module) -> FixedShapes:
-        return FixedShapes(model, AsTheyCome(), pads=False)
+    def capture(model: nn.Module) -> FixedShapeConfig:
+        return FixedShapeConfig(model, EagerRunner(), pads=False)
 
     monkeypatch.setattr(building, "capture_for", capture)
     params = SamplingParams(temperature=0, max_tokens=20)

@@ -292,20 +292,20 @@ class Reference:
     def logits(self, text: list[int], states: Tensor, drafted: list[int]) -> Tensor:
         """The logits of the token after a text and what was drafted after it, ``[V]``. states: the
         target's last hidden states of all but the last token, ``[T - 1, H]``."""
-        guides, tokens = states[None], on_device([text[1:]])
-        outputs = self._run(0, guides, tokens)
+        features, tokens = states[None], on_device([text[1:]])
+        outputs = self._run(0, features, tokens)
         for depth, token in enumerate(drafted, 1):
             tokens = torch.cat([tokens, on_device([[token]])], 1)
             if self._one.modules > 1:  # the next module, over the outputs of the one before
                 outputs = self._run(depth, outputs, tokens[:, depth:])
             else:  # the same one, on its own output
-                guides = torch.cat([guides, outputs[:, -1:]], 1)
-                outputs = self._run(0, guides, tokens)
+                features = torch.cat([features, outputs[:, -1:]], 1)
+                outputs = self._run(0, features, tokens)
         found: Tensor = self._target.lm_head(outputs[0, -1])
         return found
 
-    def _run(self, number: int, guides: Tensor, tokens: Tensor) -> Tensor:
-        return self._modules[number](self._target.get_input_embeddings()(tokens), guides)
+    def _run(self, number: int, features: Tensor, tokens: Tensor) -> Tensor:
+        return self._modules[number](self._target.get_input_embeddings()(tokens), features)
 
 
 class _Module:
@@ -332,8 +332,8 @@ class _Module:
         self._joined = own["eh_proj"].to(DEVICE)
         self._states_first = one.states_first
 
-    def __call__(self, embedded: Tensor, guides: Tensor) -> Tensor:
-        pair = [self._around["enorm"](embedded), self._around["hnorm"](guides)]
+    def __call__(self, embedded: Tensor, features: Tensor) -> Tensor:
+        pair = [self._around["enorm"](embedded), self._around["hnorm"](features)]
         x = torch.cat(pair[::-1] if self._states_first else pair, -1) @ self._joined.T
         found: Tensor = self._decoder(inputs_embeds=x, use_cache=False).last_hidden_state
         return found

@@ -18,7 +18,7 @@ from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.methods.heads.aux_tokens import AuxHeadDrafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.partial.aux_tokens import AuxForward
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, build, target
@@ -29,14 +29,14 @@ SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
 
 
 def decoder(method: str, model: Any, compile: bool | Literal["auto"] = "auto", **more: Any) -> LLM:
-    options = find_drafter(method).specimen(Loaded(model, None, "a model"))
+    options = find_drafter(method).specimen(LoadedModel(model, None, "a model"))
     config = {"method": method, "num_speculative_tokens": 4, **options, **more}
     limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
     return LLM(model, speculative_config=config, compile=compile, **limits)
 
 
 def play(llm: LLM) -> None:
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
 
 
@@ -49,12 +49,12 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
     model, checked = target(family), 0
     llm = decoder(method, model)
     head = llm.engine.drafter.head
-    teacher, begin = Teacher(Loaded(model, None, family), ()), AuxHeadDrafter.walk
+    teacher, begin = Teacher(LoadedModel(model, None, family), ()), AuxHeadDrafter.draft_steps
 
-    def walk(self: AuxHeadDrafter, rows: Rows) -> object:
+    def draft_steps(self: AuxHeadDrafter, rows: Rows) -> object:
         nonlocal checked
         for row in range(len(rows)):
-            if self.knows(rows, row):
+            if self.can_draft(rows, row):
                 before = on_device([rows.since(row, 0)[:-1]])
                 length = before.shape[1]
                 with torch.no_grad():
@@ -65,7 +65,7 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
                 checked += 1
         return begin(self, rows)
 
-    monkeypatch.setattr(AuxHeadDrafter, "walk", walk)
+    monkeypatch.setattr(AuxHeadDrafter, "draft_steps", draft_steps)
     params = [SAMPLED, greedy(5), greedy(12), SAMPLED]
     llm.generate(PROMPTS, params)
     assert checked > 12
@@ -74,7 +74,7 @@ def test_guesses_are_what_the_columns_say_in_a_plain_pass(
 @pytest.mark.parametrize("family", ["llama", "bloom", "falcon-alibi"])
 def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> None:
     model = target(family)
-    teacher = Teacher(Loaded(model, None, family), ())
+    teacher = Teacher(LoadedModel(model, None, family), ())
     head = decoder("pass", model).engine.drafter.head
     texts = on_device([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 2, 1]])
     aux_tokens = head.aux_tokens(on_device([1, 3]), 4, 1)
@@ -87,7 +87,7 @@ def test_texts_that_are_read_together_are_read_as_each_is_alone(family: str) -> 
 
 def added(llm: LLM, asked: list[SamplingParams]) -> list[Request]:
     pairs = zip(PROMPTS, asked, strict=True)
-    requests = [llm.intake.requests(prompt, params)[0] for prompt, params in pairs]
+    requests = [llm.input_processor.requests(prompt, params)[0] for prompt, params in pairs]
     for request in requests:
         llm.engine.add(request)
     return requests
@@ -194,7 +194,7 @@ def test_a_round_without_columns_leaves_no_guesses() -> None:
 
 
 def test_a_target_without_gradients_is_not_trained_for() -> None:
-    teacher = Teacher(Loaded(target("llama"), None, "blocks"), ())
+    teacher = Teacher(LoadedModel(target("llama"), None, "blocks"), ())
     aux_tokens = AuxTokens(
         on_device([[0]]), embeddings=on_device([[[0.0] * 32]], dtype=torch.float64)
     )

@@ -112,14 +112,14 @@ def pairs_of_samples(llm: LLM, monkeypatch: pytest.MonkeyPatch, groups: int) -> 
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=3, ignore_eos=True, n=2)
     found: Counter[Texts] = Counter()
     for _ in range(groups // 100):
-        samples = [llm.intake.requests(PROMPT, params) for _ in range(100)]
+        samples = [llm.input_processor.requests(PROMPT, params) for _ in range(100)]
         for first, _ in samples:
             llm.engine.add(first)
         llm.engine.step()
         assert all(len(first.output_ids) == 1 for first, _ in samples)
         for _, second in samples:
             llm.engine.add(second)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
         found.update((_two(first), _two(second)) for first, second in samples)
     return found

@@ -16,7 +16,7 @@ from api.words import word_tokenizer
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.methods.lookup.corpus import answer_files, answers, tokenised
 from outpace.methods.lookup.datastore import DESCRIPTION, Datastore, describe, fingerprint_of
-from outpace.methods.lookup.occurrences import NOTHING
+from outpace.methods.lookup.occurrences import SEPARATOR
 from outpace.methods.lookup.suffix_order import suffix_order
 from outpace.train.data import documents
 
@@ -62,9 +62,9 @@ def test_matches_are_those_of_a_plain_search(
         return
     assert match == longest
     follow = store.continuations(found, match, 1000, 3)
-    expected = [(text[:3] + [NOTHING] * 3)[:3] for text in places[longest]]
-    cut = [text[: text.index(NOTHING)] if NOTHING in text else text for text in follow]
-    assert sorted(cut) == sorted([t for t in text if t != NOTHING] for text in expected)
+    expected = [(text[:3] + [SEPARATOR] * 3)[:3] for text in places[longest]]
+    cut = [text[: text.index(SEPARATOR)] if SEPARATOR in text else text for text in follow]
+    assert sorted(cut) == sorted([t for t in text if t != SEPARATOR] for text in expected)
 
 
 def test_of_many_places_some_are_looked_at_evenly() -> None:

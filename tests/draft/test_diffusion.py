@@ -11,7 +11,7 @@ from outpace.core.proposal import Deterministic, Sampled
 from outpace.draft.base import Round
 from outpace.heads.base import TargetShape
 from outpace.methods.heads.diffusion import Diffusion, DiffusionConfig, DiffusionDrafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, target
 
 
@@ -57,7 +57,7 @@ def test_a_short_text_is_read_as_if_nothing_stood_before_it() -> None:
 
 @pytest.mark.parametrize(("temperature", "kind"), [(1.0, Sampled), (0.0, Deterministic)])
 def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind: type) -> None:
-    options = DiffusionDrafter.specimen(Loaded(target("llama"), None, "llama"))
+    options = DiffusionDrafter.specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "diffusion", "num_speculative_tokens": 3, **options}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     head, seen = options["model"], 0

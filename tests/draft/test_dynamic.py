@@ -15,7 +15,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.methods.models.tree import DraftTree
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.verify.registry import rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -29,7 +29,7 @@ HOT = SamplingParams(temperature=2.5, seed=3, max_tokens=LENGTH, ignore_eos=True
 
 @lru_cache
 def draft_model() -> Any:
-    return find_drafter("draft_tree").specimen(Loaded(target("llama"), None, "llama"))["model"]
+    return find_drafter("draft_tree").specimen(LoadedModel(target("llama"), None, "llama"))["model"]
 
 
 def decoder(**more: Any) -> LLM:

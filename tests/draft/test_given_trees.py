@@ -14,7 +14,7 @@ from outpace.draft.base import Round
 from outpace.draft.branching import shape_of
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -24,7 +24,7 @@ PARENTS = (0, 1, 0, 2, 1, 0)
 
 @pytest.mark.parametrize("method", ["draft_tree", "recycling", "medusa", "eagle3"])
 def test_the_tree_that_is_given_is_drafted(method: str) -> None:
-    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": method, **specimen, "branching": PATHS, "num_speculative_tokens": 6}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     drafted: list[Round] = []

@@ -12,14 +12,14 @@ import torch
 from devices import DEVICE, on_device
 from outpace import LLM, SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.dynamic import NODES
+from outpace.draft.dynamic import MAX_DYNAMIC_NODES
 from outpace.draft.registry import drafters, find_drafter
 from outpace.errors import ConfigError
-from outpace.heads.layers import Sight
+from outpace.heads.layers import AttentionContext
 from outpace.methods.heads.base import TrainedDrafter, TreeHeadOptions
 from outpace.policy.auto import Auto
 from outpace.policy.lengths.adaptive import Constant
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -35,7 +35,7 @@ OTHERS = [name for name, kind in HEADS.items() if kind.trees and name not in MET
 
 @lru_cache
 def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    return find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
 
 
 def decoder(method: str, **more: Any) -> LLM:
@@ -89,7 +89,7 @@ def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
 def test_dynamic_trees_may_have_as_many_nodes_as_eagle_2s() -> None:
     llm = decoder("eagle", branching="dynamic", num_speculative_tokens="auto")
     assert isinstance(llm.engine.controller, Auto)
-    assert llm.engine.controller["eagle"].most == NODES == 60
+    assert llm.engine.controller["eagle"].most == MAX_DYNAMIC_NODES == 60
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == plain(
         "llama", LENGTH, tuple(map(tuple, PROMPTS))
     )
@@ -100,18 +100,20 @@ def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
     from outpace.train.teacher import Teacher
 
     head = specimen(method)["model"]
-    teacher = Teacher(Loaded(target("llama"), None, "llama"), head.layers)
+    teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.layers)
     count = len(prompt) - 1  # the last token of a prompt is the first root
     states = teacher.read(on_device([prompt])).states[:, :-1]
-    sight = Sight.of_texts(head.begin(1), count)
-    outputs, before = head.step(head.guide(states), on_device([prompt[1:]]), sight, teacher)
+    attn_context = AttentionContext.causal(head.begin(1), count)
+    outputs, before = head.step(
+        head.combine_hidden_states(states), on_device([prompt[1:]]), attn_context, teacher
+    )
     first = (head.logits(outputs[:, -1], teacher)[0] / 0.9).softmax(-1)
     found = {}
     for token, chance in enumerate(first.tolist()):
         found[(token,)] = chance
         visible = torch.ones(1, 1, count + 1, dtype=torch.bool, device=DEVICE)
-        sight = Sight(on_device([[count]]), before, visible)
-        below, _ = head.step(outputs[:, -1:], on_device([[token]]), sight, teacher)
+        attn_context = AttentionContext(on_device([[count]]), before, visible)
+        below, _ = head.step(outputs[:, -1:], on_device([[token]]), attn_context, teacher)
         for child, q in enumerate((head.logits(below[0, 0], teacher) / 0.9).softmax(-1).tolist()):
             found[token, child] = chance * q
     return found

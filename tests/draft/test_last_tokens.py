@@ -53,7 +53,7 @@ def test_nothing_is_drafted_behind_a_token_that_ends_the_text(
 def test_a_token_that_is_to_be_ignored_ends_no_chain() -> None:
     llm = LLM(speculative_config={"method": "draft_model", "num_speculative_tokens": LENGTH})
     rows: list[Sequence[Collection[int]]] = []
-    with llm.engine.observing(lambda trace: rows.append(trace.rows.last_ids)):
+    with llm.engine.observing(lambda trace: rows.append(trace.rows.all_stop_token_ids)):
         for ignored in (True, False):
             params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=ignored)
             llm.generate("Once upon a time", params)

@@ -12,7 +12,7 @@ from outpace import LLM, SamplingParams
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError
 from outpace.methods.heads.lyanna import Lyanna, LyannaDrafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy, ids
@@ -21,7 +21,7 @@ LENGTH = 24
 
 
 def decoder(reuse: int) -> LLM:
-    options = LyannaDrafter.specimen(Loaded(target("llama"), None, "llama"))
+    options = LyannaDrafter.specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "lyanna", "num_speculative_tokens": 4, **options, "reuse": reuse}
     return LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
 
@@ -31,10 +31,10 @@ def test_a_draft_from_kept_states_is_the_guess_behind_the_right_tokens(
 ) -> None:
     llm, again = decoder(2), 0
     head: Lyanna = llm.engine.drafter.head
-    teacher = Teacher(Loaded(target("llama"), None, "llama"), head.layers)
-    begin = LyannaDrafter.walk
+    teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.layers)
+    begin = LyannaDrafter.draft_steps
 
-    def walk(self: LyannaDrafter, rows: Rows) -> Any:
+    def draft_steps(self: LyannaDrafter, rows: Rows) -> Any:
         nonlocal again
         kept = [self._kept[request] for request in rows.requests]
         made = begin(self, rows)
@@ -52,7 +52,7 @@ def test_a_draft_from_kept_states_is_the_guess_behind_the_right_tokens(
             assert torch.allclose(found[row], logits[0, 0], atol=1e-9)
         return begin(self, rows)
 
-    monkeypatch.setattr(LyannaDrafter, "walk", walk)
+    monkeypatch.setattr(LyannaDrafter, "draft_steps", draft_steps)
     expected = ids(LLM(target("llama"), max_num_seqs=4).generate(PROMPTS, greedy(LENGTH)))
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
     assert again > 10

@@ -18,8 +18,8 @@ from outpace import LLM
 from outpace.draft.base import Rows
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.inspection import inspect
-from outpace.methods.heads.mtp import MtpDrafter, brought_module
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.heads.mtp import MtpDrafter, load_mtp_module
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, build, drafter, target
 from targets.generating import greedy, ids
 
@@ -97,15 +97,15 @@ def test_the_module_of_a_folder_drafts(
 ) -> None:
     model = checkpoint(tmp_path, family)
     seen: list[tuple[list[int], Tensor]] = []
-    begin = MtpDrafter.walk
+    begin = MtpDrafter.draft_steps
 
-    def walk(self: MtpDrafter, rows: Rows) -> Any:
+    def draft_steps(self: MtpDrafter, rows: Rows) -> Any:
         made = begin(self, rows)
         known = [rows.since(row, 0) for row in range(len(rows))]
         seen.extend(zip(known, made.first(), strict=True))
         return made
 
-    monkeypatch.setattr(MtpDrafter, "walk", walk)
+    monkeypatch.setattr(MtpDrafter, "draft_steps", draft_steps)
     plain = LLM(model, max_num_seqs=4, max_model_len=CONTEXT).generate(PROMPTS, greedy(12))
     config = {"method": "mtp", "num_speculative_tokens": 3}
     llm = LLM(model, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
@@ -199,9 +199,9 @@ def test_embeddings_and_heads_of_their_own_are_used(tmp_path: Path) -> None:
     for factor, same in ((1.0, True), (2.0, False)):
         more = {f"model.layers.2.{name}.weight": own[name] * factor for name in own}
         save_file({**weights, **more}, tmp_path / "model.safetensors", metadata={"format": "pt"})
-        head = brought_module(Loaded(model, None, "a model"))
+        head = load_mtp_module(LoadedModel(model, None, "a model"))
         assert (head.embed is None) == (head.lm_head is None) == same
-        assert head.shares_output == same
+        assert head.shares_lm_head == same
 
 
 def test_a_folder_says_that_it_brings_modules(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ def test_a_module_of_the_library_speculators(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     model = checkpoint(tmp_path / "target", "deepseek_v3")
     folder = library(tmp_path / "module", tmp_path / "target")
-    loaded = Loaded(model, None, "a model")
-    found, expected = brought_module(loaded, str(folder)), brought_module(loaded)
+    loaded = LoadedModel(model, None, "a model")
+    found, expected = load_mtp_module(loaded, str(folder)), load_mtp_module(loaded)
     assert not found.config.states_first
     assert found.state_dict().keys() == expected.state_dict().keys()
     for name, weight in expected.state_dict().items():

@@ -14,9 +14,9 @@ from draft.mtp_checkpoints import BROUGHT, Reference, loaded, whole, without_flo
 from outpace import LLM
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
-from outpace.methods.heads.attending import HeadWalk
+from outpace.methods.heads.decoder_heads import DecoderDraftSteps
 from outpace.methods.heads.mtp import MtpDrafter
-from outpace.methods.heads.mtp_modules import ModulesWalk
+from outpace.methods.heads.mtp_modules import MtpDraftSteps
 from targets.families import CONTEXT, PROMPTS
 from targets.generating import greedy, ids
 
@@ -34,7 +34,7 @@ class Watch:
         self._texts: list[list[int]] = []
         self._states: dict[Any, Tensor] = {}
         self._known: list[Tensor] = []
-        walk, read = MtpDrafter.walk, MtpDrafter.read
+        draft_steps, read = MtpDrafter.draft_steps, MtpDrafter.read
 
         def watched_read(drafter: MtpDrafter, requests: Any, tokens: Any, states: Tensor) -> None:
             for request, new, own in zip(requests, tokens, states, strict=True):
@@ -43,25 +43,25 @@ class Watch:
             read(drafter, requests, tokens, states)
 
         def watched(drafter: MtpDrafter, rows: Rows) -> Any:
-            made = walk(drafter, rows)
+            made = draft_steps(drafter, rows)
             self._texts = [rows.since(row, 0) for row in range(len(rows))]
             self._known = [self._states.get(each, torch.empty(0)) for each in rows.requests]
             for row, logits in enumerate(made.first()):
                 self._note(row, [], logits)
             return made
 
-        def watching(deeper: Any) -> Any:
+        def watching(next_logits: Any) -> Any:
             def watched_deeper(at: Any, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-                found: Tensor = deeper(at, fed, tree, parents)
+                found: Tensor = next_logits(at, fed, tree, parents)
                 self._note_level(fed, tree, found)
                 return found
 
             return watched_deeper
 
         patch.setattr(MtpDrafter, "read", watched_read)
-        patch.setattr(MtpDrafter, "walk", watched)
-        for kind in (HeadWalk, ModulesWalk):
-            patch.setattr(kind, "deeper", watching(kind.deeper))
+        patch.setattr(MtpDrafter, "draft_steps", watched)
+        for kind in (DecoderDraftSteps, MtpDraftSteps):
+            patch.setattr(kind, "next_logits", watching(kind.next_logits))
 
     def _note_level(self, fed: Tensor, tree: Tree, found: Tensor) -> None:
         width = found.shape[1]

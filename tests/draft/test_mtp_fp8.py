@@ -16,7 +16,7 @@ from torch import Tensor
 from draft.mtp_checkpoints import whole, write
 from outpace import LLM
 from outpace.errors import ModelLoadError, UnsupportedModel
-from outpace.methods.heads.mtp import brought_module
+from outpace.methods.heads.mtp import load_mtp_module
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.quantized import dequantized_fp8
 from targets.families import CONTEXT, PROMPTS
@@ -76,7 +76,7 @@ def folders(tmp_path: Path, family: str, rows: bool = False) -> tuple[Path, Path
 def test_a_module_has_the_numbers_of_its_codes(family: str, rows: bool, tmp_path: Path) -> None:
     quantised, plain = folders(tmp_path, family, rows)
     loaded = load(plain, dtype="float64")
-    found, expected = (brought_module(loaded, str(each)) for each in (quantised, plain))
+    found, expected = (load_mtp_module(loaded, str(each)) for each in (quantised, plain))
     own = expected.state_dict()
     assert found.state_dict().keys() == own.keys()
     assert len(found.later) == len(expected.later) == (family == "deepseek_v3-2")
@@ -151,7 +151,7 @@ def test_codes_that_are_not_read_get_a_sentence(
     save_file(kept, quantised / "model.safetensors", metadata={"format": "pt"})
     loaded = load(plain, dtype="float64")
     with pytest.raises(kind, match=reason):
-        brought_module(loaded, str(quantised))
+        load_mtp_module(loaded, str(quantised))
 
 
 def test_a_file_that_is_cut_short_gets_a_sentence(tmp_path: Path) -> None:
@@ -159,4 +159,4 @@ def test_a_file_that_is_cut_short_gets_a_sentence(tmp_path: Path) -> None:
     loaded, file = load(plain, dtype="float64"), quantised / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ModelLoadError, match="damaged or cut short"):
-        brought_module(loaded, str(quantised))
+        load_mtp_module(loaded, str(quantised))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
-from outpace.methods.lookup.occurrences import MARGIN, NOTHING, Occurrences
+from outpace.methods.lookup.occurrences import MARGIN, SEPARATOR, Occurrences
 from outpace.methods.lookup.past import PastTexts
 
 REACH = 4
@@ -37,8 +37,8 @@ def test_matches_are_those_of_a_plain_search(
 ) -> None:
     index, text, first = Occurrences(REACH), [], 0
     for number, part in enumerate(parts):
-        index.extend([*part, NOTHING])
-        text += [*part, NOTHING]
+        index.extend([*part, SEPARATOR])
+        text += [*part, SEPARATOR]
         count = min(dropped[number], len(text)) if number < len(dropped) else 0
         index.forget(count)
         text, first = text[count:], first + count
@@ -52,7 +52,7 @@ def test_matches_are_those_of_a_plain_search(
     length = data.draw(st.integers(1, 8))
     for place, found in zip(places.tolist(), index.continuations(places, length), strict=True):
         behind = text[place - offset : place - offset + length]
-        assert found == [*behind, *[NOTHING] * (length - len(behind))]
+        assert found == [*behind, *[SEPARATOR] * (length - len(behind))]
 
 
 def test_a_text_far_longer_than_the_first_buffer_is_searched_whole() -> None:
@@ -84,7 +84,7 @@ def test_what_is_forgotten_takes_no_memory() -> None:
 
 CONTINUATIONS = st.lists(
     st.lists(TOKENS, min_size=0, max_size=5).map(
-        lambda text: [*text, *[NOTHING] * (5 - len(text))]
+        lambda text: [*text, *[SEPARATOR] * (5 - len(text))]
     ),
     min_size=1,
     max_size=12,
@@ -94,7 +94,7 @@ CONTINUATIONS = st.lists(
 def chances(texts: list[list[int]]) -> dict[tuple[int, ...], float]:
     """Returns the chance of every path, by counting."""
     counts = Counter(
-        tuple(text[:end]) for text in texts for end in range(1, 6) if NOTHING not in text[:end]
+        tuple(text[:end]) for text in texts for end in range(1, 6) if SEPARATOR not in text[:end]
     )
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for path in sorted(counts, key=len):
@@ -173,7 +173,7 @@ def test_a_store_stays_within_its_bounds(
         cut = text[max(0, len(text) + 1 - max_tokens) :] if max_tokens else []
         if max_texts and cut:
             end = past.occurrences.end
-            assert past.occurrences.tokens(end - len(cut) - 1, end) == [*cut, NOTHING]
+            assert past.occurrences.tokens(end - len(cut) - 1, end) == [*cut, SEPARATOR]
 
 
 def test_what_was_of_use_is_kept_longer() -> None:

@@ -16,7 +16,7 @@ from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head
 from outpace.heads.registry import head_names
 from outpace.methods.online.online import Online
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.learners import LEARNERS
 from representatives import representatives
 from targets.families import CONTEXT, drafter, target
@@ -29,7 +29,7 @@ DOMAINS = [[[5, 9, 2], [5, 9, 3]], [[40, 33, 21], [40, 33, 22]]]
 
 
 def learner(method: str, verify: str | None = None, **more: Any) -> LLM:
-    options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    options = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     if method == "draft_model":
         options, more = {"model": drafter("llama", 0.3)}, {"learning_rate": 0.003, **more}
     online = {**QUICK, "learning_rate": RATE, **more}
@@ -91,7 +91,7 @@ def test_every_head_can_learn_and_no_text_changes(method: str, tmp_path: Path) -
     assert ids(outputs) == [text[:48] for text in texts()[0]]
     drafting: Any = llm.engine.drafter
     assert drafting.updates > 0
-    untaught = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))["model"]
+    untaught = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))["model"]
     llm.save_drafter(tmp_path)
     learned = load_head(tmp_path).state_dict()
     assert not all(
@@ -207,14 +207,14 @@ def test_what_cannot_learn_is_refused() -> None:
         LLM(target("llama"), speculative_config=rounded)
     with pytest.raises(ConfigError, match="learns nothing that could be saved"):
         LLM(target("llama"), speculative_config={"method": "ngram"}).save_drafter("nowhere")
-    head = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
+    head = find_drafter("medusa").specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "medusa", **head, "online": {"window": 16}}
     LLM(target("llama"), speculative_config=config)
 
 
 ITS_OWN = {
     "configure": "it is built around a drafter, whose class is configured",
-    "usual_rule": "the class of the drafter inside is asked",
+    "default_rule_for": "the class of the drafter inside is asked",
     "specimen": "the class of the drafter inside is asked",
     "origin": "no classifier knows states that learning changes",
     "drafters_to_verify": "it is verified itself, as its `capabilities` say",
@@ -222,7 +222,7 @@ ITS_OWN = {
     "Options": "the class of the drafter inside is asked",
     "file": "it is what one that stands for several drafters keeps, which none of these is",
     "look_up": "one that stands for several drafters is asked, which none of these is",
-    "of_target": "modules that a target brings do not learn",
+    "target_module": "modules that a target brings do not learn",
     "for_target": "the class of the drafter inside is asked",
 }
 """What it does not hand on to the drafter inside, and why."""

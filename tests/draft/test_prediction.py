@@ -148,7 +148,7 @@ def test_of_a_text_that_was_put_aside_the_place_is_found_again() -> None:
     requests = [llm.requests(*one)[0] for one in zip(PROMPTS, asked, strict=True)]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert [one.output_ids for one in requests] == texts
     assert sum(one.preemptions for one in requests) > 0

@@ -10,9 +10,9 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.heads.base import TargetShape
 from outpace.heads.decoder import DecoderLayer
-from outpace.heads.layers import LayerConfig, Sight
+from outpace.heads.layers import AttentionContext, LayerConfig
 from outpace.heads.registry import find_head
-from outpace.methods.heads.text_cache import WAITING, PrefixTexts
+from outpace.methods.heads.head_kv_cache import MAX_PENDING, PrefixLayerCache
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, target
 from targets.generating import greedy, ids
 
@@ -27,14 +27,14 @@ def layer() -> DecoderLayer:
 
 def whole(made: DecoderLayer, text: torch.Tensor) -> torch.Tensor:
     """Returns what the layer makes of a text ``[T, H]`` that is read at once."""
-    found: torch.Tensor = made(text[None], Sight.of_texts(made.begin(1), len(text)))[0][0]
+    found: torch.Tensor = made(text[None], AttentionContext.causal(made.begin(1), len(text)))[0][0]
     return found
 
 
 def test_a_text_that_grows_is_read_as_one_that_is_there_at_once() -> None:
     made, texts = layer(), torch.randn(3, 9, SIZE, dtype=torch.float64)
     wanted = [whole(made, text) for text in texts]
-    reader = PrefixTexts(made, rows=3)
+    reader = PrefixLayerCache(made, rows=3)
     for _ in texts:
         reader.admit()
     at = [0, 0, 0]
@@ -52,7 +52,7 @@ def test_rows_are_forked_and_numbered_anew() -> None:
     made, text = layer(), torch.randn(7, SIZE, dtype=torch.float64)
     other, wanted = text.clone(), whole(made, text)
     other[4:] += 1
-    reader = PrefixTexts(made, rows=3)
+    reader = PrefixLayerCache(made, rows=3)
     reader.admit()
     reader.add(0, text[:4])
     reader.latest([0])
@@ -75,7 +75,7 @@ def test_a_head_with_a_prefix_layer_drafts_for_samples_of_a_prompt(method: str) 
     head = kind(shape, kind.Config(depths=3, prefix=True)).double()
     head.eval().requires_grad_(False)
     config = {"method": method, "model": head, "num_speculative_tokens": 3}
-    prompts = [*PROMPTS[:2], [place % VOCABULARY for place in range(WAITING + 9)]]
+    prompts = [*PROMPTS[:2], [place % VOCABULARY for place in range(MAX_PENDING + 9)]]
     plain = LLM(model, max_num_seqs=4, max_model_len=CONTEXT)
     llm = LLM(model, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     assert ids(llm.generate(prompts, greedy(12))) == ids(plain.generate(prompts, greedy(12)))

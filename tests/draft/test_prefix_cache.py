@@ -132,11 +132,11 @@ def unread(llm: LLM, prompt: list[int]) -> int:
 
     def begun(request: Request, known: Any) -> None:
         begin(request, known)
-        found.extend(one.unread(request) for one in controller._estimators)
+        found.extend(one.num_uncomputed_tokens(request) for one in controller._estimators)
 
     controller.begin = begun
     llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     del controller.begin
     (left,) = found
@@ -163,7 +163,7 @@ def test_of_a_conversation_all_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [*TEMPLATE, *TEMPLATE]
     (request,) = llm.requests(said, greedy(6), keep_cached=True)
     llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     kept: PrefixCache = runner_of(llm)._prefixes
     assert kept.known(request.token_ids) >= len(request.token_ids) - 3

@@ -25,7 +25,7 @@ from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear
 from outpace.targets.cpu.weights.quantize import Int8Linear
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.weights import weight_bytes
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy, ids
@@ -48,7 +48,7 @@ def expected() -> list[list[int]]:
 
 @lru_cache
 def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(Loaded(narrow(), None, "llama"))
+    return find_drafter(method).specimen(LoadedModel(narrow(), None, "llama"))
 
 
 def decoder(target_model: Any, **config: Any) -> LLM:
@@ -157,7 +157,7 @@ def test_a_head_without_linear_layers_is_refused() -> None:
 
 
 def test_other_dtypes_are_refused() -> None:
-    given = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))
+    given = find_drafter("medusa").specimen(LoadedModel(target("llama"), None, "llama"))
     computes = "on a CPU computes in float32" if DEVICE.type == "cpu" else "on a GPU computes in 16"
     with pytest.raises(ConfigError, match=f"{computes}.*, not in float64"):
         decoder(target("llama"), method="medusa", quantization="int8", **given)

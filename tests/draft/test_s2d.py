@@ -13,16 +13,16 @@ from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.base import TargetShape
-from outpace.heads.layers import Sight
+from outpace.heads.layers import AttentionContext
 from outpace.methods.heads.s2d import S2d, S2dConfig
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, build, target
 from targets.generating import greedy, ids
 
 
 @lru_cache
 def specimen() -> S2d:
-    found: S2d = find_drafter("s2d").specimen(Loaded(target("llama"), None, "llama"))["model"]
+    found: S2d = find_drafter("s2d").specimen(LoadedModel(target("llama"), None, "llama"))["model"]
     return found
 
 
@@ -45,7 +45,7 @@ def whole(head: S2d, tokens: Tensor) -> Tensor:
     """The outputs for a text that is read at once."""
     rows, count = tokens.shape
     none = torch.empty(rows, count, 0, dtype=torch.float64)
-    return head.step(none, tokens, Sight.of_texts(head.begin(rows), count), None)[0]  # type: ignore[arg-type]
+    return head.step(none, tokens, AttentionContext.causal(head.begin(rows), count), None)[0]  # type: ignore[arg-type]
 
 
 def test_the_confidence_says_which_part_guesses() -> None:

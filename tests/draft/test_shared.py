@@ -10,7 +10,7 @@ import pytest
 from engine.test_interruptions import Stops
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import find_drafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -22,7 +22,7 @@ CHAINS = {"suffix": {"tree": False}, "consensus": {"tree": False}, "retrieval": 
 
 
 def decoder(method: str, **more: Any) -> LLM:
-    options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    options = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": method, "num_speculative_tokens": 5, **options, **more}
     return LLM(target("llama"), speculative_config=config, max_num_seqs=3, max_model_len=CONTEXT)
 

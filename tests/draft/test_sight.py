@@ -15,7 +15,7 @@ from outpace.engine.scheduler import HEADROOM
 from outpace.errors import ConfigError, OutpaceError
 from outpace.hf import speculative
 from outpace.methods.models.window import reserve
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import noised
 from targets.generating import greedy, ids
 from targets.vision_families import CONTEXT, PROMPTS, build, plain, target, with_image
@@ -96,7 +96,9 @@ def test_trees_grow_from_what_is_seen(family: str, branching: Any) -> None:
 def test_a_drafter_without_all_tokens_of_the_target_sees_its_images(family: str) -> None:
     """The places of the tokens that it lacks are left out of what comes with the tokens, too."""
     small = build(family, vocab_size=63)  # the target's prompts have no token 63, its texts do
-    llm = drafted(family, model=Loaded(small, None, "a small one", same_tokens=True), images=True)
+    llm = drafted(
+        family, model=LoadedModel(small, None, "a small one", same_tokens=True), images=True
+    )
     with_last = [{**with_image(family, [63, *PROMPTS[0]])}, prompts(family)[1]]
     outputs = llm.generate(with_last, greedy(LENGTH))
     alone = LLM(target(family), max_model_len=CONTEXT).generate(with_last, greedy(LENGTH))
@@ -139,7 +141,7 @@ def test_rows_that_are_put_aside_see_the_images_again(family: str) -> None:
     requests = [one for given in asked for one in llm.requests(given, greedy(50))]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert any(request.preemptions for request in requests)
     alone = LLM(target(family), max_model_len=90)
@@ -166,7 +168,7 @@ def test_an_interruption_costs_neither_text_nor_sight() -> None:
     llm.engine.drafter.propose = interrupted  # type: ignore[method-assign]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         with suppress(KeyboardInterrupt):
             llm.engine.step()
     assert calls > 2
@@ -244,7 +246,7 @@ def test_a_drafter_with_another_processor_prepares_the_images_itself() -> None:
 
 
 def test_a_loaded_drafter_takes_the_processor_that_it_was_loaded_without() -> None:
-    drafter = Loaded(llava(), tokenizer(), "a drafter")
+    drafter = LoadedModel(llava(), tokenizer(), "a drafter")
     llm = with_processors(drafter, other_processor(), images=True)
     assert llm.engine.drafter.needs.images
     outputs = llm.generate(illustrated(), GREEDY)

@@ -10,7 +10,7 @@ import torch
 
 from outpace import LLM
 from outpace.draft.registry import find_drafter
-from outpace.methods.models.specimen import noisy_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.weights import quantize as quantising
 from outpace.targets.cpu.weights.quantize import Int8Linear, int8_levels

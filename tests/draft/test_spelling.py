@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.methods.heads.ctc import Frame, beginnings, frames_of, spelt
+from outpace.methods.heads.ctc import Frame, beginnings, frames_of, prefix_beam_search
 
 BLANK = 2
 
@@ -19,7 +19,7 @@ BLANK = 2
 def test_the_sum_over_all_frames_is_taken(weights: list[list[int]]) -> None:
     """Beam search that loses no beam, against all frames one by one."""
     probs = [[each / sum(row) for each in row] for row in weights]
-    found = spelt(
+    found = prefix_beam_search(
         [
             Frame(distribution[BLANK], list(enumerate(distribution[:BLANK])))
             for distribution in probs

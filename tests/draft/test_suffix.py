@@ -130,7 +130,7 @@ def test_a_text_that_was_put_aside_is_in_the_store_once() -> None:
     requests = [one for prompt in PROMPTS for one in llm.requests(prompt, greedy(90))]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     llm.engine.step()  # in which the last ones leave
     assert sum(request.preemptions for request in requests) > 1

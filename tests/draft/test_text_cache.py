@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.heads.layers import Entries
-from outpace.methods.heads.text_cache import TextCache
-from outpace.targets.hf.extents import GRAIN
+from outpace.heads.layers import KeyValues
+from outpace.methods.heads.head_kv_cache import HeadKVCache
+from outpace.targets.hf.slot_ranges import SLOT_GRANULARITY
 
 GROUPS, KEY, VALUE, ROWS = 2, 3, 5, 8
 
@@ -16,19 +16,19 @@ GROUPS, KEY, VALUE, ROWS = 2, 3, 5, 8
 class Head:
     """One whose keys and values are of different sizes."""
 
-    def begin(self, rows: int) -> Entries:
-        return Entries(torch.zeros(rows, GROUPS, 0, KEY), torch.zeros(rows, GROUPS, 0, VALUE))
+    def begin(self, rows: int) -> KeyValues:
+        return KeyValues(torch.zeros(rows, GROUPS, 0, KEY), torch.zeros(rows, GROUPS, 0, VALUE))
 
 
-def made(rows: int, count: int) -> Entries:
-    return Entries(torch.randn(rows, GROUPS, count, KEY), torch.randn(rows, GROUPS, count, VALUE))
+def made(rows: int, count: int) -> KeyValues:
+    return KeyValues(torch.randn(rows, GROUPS, count, KEY), torch.randn(rows, GROUPS, count, VALUE))
 
 
 class Checked:
     """A cache, and the same entries as plain lists."""
 
     def __init__(self) -> None:
-        self.cache = TextCache(Head(), ROWS)
+        self.cache = HeadKVCache(Head(), ROWS)
         self.texts: list[tuple[Tensor, Tensor]] = []
 
     def admit(self, source: int | None = None, length: int = 0) -> None:
@@ -105,7 +105,7 @@ def test_one_long_text_does_not_cost_its_length_for_each_row(ends: bool) -> None
         checked.check(list(range(ROWS - 1)))
     slots = checked.cache.nbytes // (GROUPS * (KEY + VALUE) * 4)
     texts = 0 if ends else 20_000
-    assert slots <= 4 * texts + 4 * ROWS * GRAIN
+    assert slots <= 4 * texts + 4 * ROWS * SLOT_GRANULARITY
 
 
 def test_texts_of_about_one_length_are_read_in_place() -> None:

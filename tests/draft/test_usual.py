@@ -11,13 +11,20 @@ from transformers import AutoTokenizer
 from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
 from outpace.llm import BUNDLED
-from outpace.methods.models.usual import HELD, MOST, RARE, RECENT, UsualTokens, marks
+from outpace.methods.models.frequent_tokens import (
+    MAX_RARE,
+    MAX_REUSED,
+    RECENT_WINDOW,
+    REUSE_WINDOW,
+    FrequentTokens,
+    marks,
+)
 from outpace.targets.hf.logits import VocabularySubset
 from targets.families import VOCABULARY, drafter, target
 from targets.generating import ids
 
 FEW = VOCABULARY // 2
-USUAL_TEXT, RARE_TEXT = [1, 2, 3], [VOCABULARY - 1] * (RARE + 1)
+USUAL_TEXT, RARE_TEXT = [1, 2, 3], [VOCABULARY - 1] * (MAX_RARE + 1)
 CONFIGS: dict[str, dict[str, Any]] = {
     "a chain": {"method": "draft_model"},
     "a tree": {"method": "draft_tree", "branching": [2, 1]},
@@ -33,49 +40,49 @@ def decoder(config: dict[str, Any], size: Any = FEW) -> LLM:
     )
 
 
-NEVER = -torch.inf
+NEG_INF = -torch.inf
 
 
 def test_rare_tokens_that_no_text_has_are_left_out() -> None:
-    usual, logits = UsualTokens(4), torch.arange(12.0).view(2, 1, 6)
-    usual.look_at([[1, 2, 3], [5] * 9], [True, False])
+    usual, logits = FrequentTokens(4), torch.arange(12.0).view(2, 1, 6)
+    usual.start_round([[1, 2, 3], [5] * 9], [True, False])
     assert usual.needed == VocabularySubset(4)
     assert torch.equal(usual.only(logits), logits[..., :4])
 
 
 def test_a_text_keeps_the_rare_tokens_that_it_has_had() -> None:
-    usual, logits = UsualTokens(4), torch.arange(14.0).view(2, 1, 7)
-    usual.look_at([[5, 1, 2], [6, 2, 6]], [True, True])
+    usual, logits = FrequentTokens(4), torch.arange(14.0).view(2, 1, 7)
+    usual.start_round([[5, 1, 2], [6, 2, 6]], [True, True])
     assert usual.needed == VocabularySubset(4, (5, 6))
     found = usual.only(logits)[:, 0]
-    assert found[0].tolist() == [0, 1, 2, 3, NEVER, 5, NEVER]
-    assert found[1].tolist() == [7, 8, 9, 10, NEVER, NEVER, 13]
-    usual.look_at([[4, *[1] * HELD]], [True])
+    assert found[0].tolist() == [0, 1, 2, 3, NEG_INF, 5, NEG_INF]
+    assert found[1].tolist() == [7, 8, 9, 10, NEG_INF, NEG_INF, 13]
+    usual.start_round([[4, *[1] * REUSE_WINDOW]], [True])
     assert usual.needed == VocabularySubset(4), "it is too long ago"
 
 
 def test_only_the_latest_of_very_many_rare_tokens_are_kept() -> None:
-    usual = UsualTokens(4)
-    usual.look_at([[*range(4, 4 + 2 * MOST), *[1] * RECENT]], [True])
-    assert usual.needed == VocabularySubset(4, tuple(range(4 + MOST, 4 + 2 * MOST)))
+    usual = FrequentTokens(4)
+    usual.start_round([[*range(4, 4 + 2 * MAX_REUSED), *[1] * RECENT_WINDOW]], [True])
+    assert usual.needed == VocabularySubset(4, tuple(range(4 + MAX_REUSED, 4 + 2 * MAX_REUSED)))
 
 
 def test_a_text_with_many_rare_tokens_needs_them_all() -> None:
-    usual, logits = UsualTokens(4), torch.arange(12.0).view(2, 1, 6)
-    common = [5] * RARE + [1] * (RECENT - RARE)
-    usual.look_at([common, [*common, *[4] * 9]], [True, True])
+    usual, logits = FrequentTokens(4), torch.arange(12.0).view(2, 1, 6)
+    common = [5] * MAX_RARE + [1] * (RECENT_WINDOW - MAX_RARE)
+    usual.start_round([common, [*common, *[4] * 9]], [True, True])
     assert usual.needed is None
     found = usual.only(logits)
-    assert found[0, 0].tolist() == [0, 1, 2, 3, NEVER, 5]
+    assert found[0, 0].tolist() == [0, 1, 2, 3, NEG_INF, 5]
     assert torch.equal(found[1], logits[1])
-    usual.look_at([[5] * 9] * 2, [True, True])
+    usual.start_round([[5] * 9] * 2, [True, True])
     assert usual.needed is None
     assert torch.equal(usual.only(logits), logits)
 
 
 def test_some_tokens_are_usual_whatever_their_numbers() -> None:
-    usual = UsualTokens(4, always=[2, 5])
-    usual.look_at([[1, 2, 3]], [True])
+    usual = FrequentTokens(4, always=[2, 5])
+    usual.start_round([[1, 2, 3]], [True])
     assert usual.needed == VocabularySubset(4, (5,))
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED / "target")
     assert tokenizer.eos_token_id in marks(tokenizer)

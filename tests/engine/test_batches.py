@@ -89,9 +89,9 @@ def test_fewer_rows_than_requests() -> None:
 def test_requests_that_join_later_change_nobody(method: str) -> None:
     llm = decoder("mistral", method, 3, rows=5)
     expected = alone(llm)
-    waiting = [llm.intake.requests(prompt, options)[0] for prompt, options in ALL]
+    waiting = [llm.input_processor.requests(prompt, options)[0] for prompt, options in ALL]
     started: list[Request] = []
-    while waiting or llm.engine.busy:
+    while waiting or llm.engine.has_unfinished_requests:
         for request in waiting[:1]:
             llm.engine.add(waiting.pop(0))
             started.append(request)
@@ -102,13 +102,13 @@ def test_requests_that_join_later_change_nobody(method: str) -> None:
 def test_a_request_that_is_removed_changes_nobody() -> None:
     llm = decoder("llama", "draft_model", 3, rows=4)
     expected = alone(llm)
-    kept = [llm.intake.requests(*ALL[i])[0] for i in (0, 1, 2)]
-    lost = llm.intake.requests(*ALL[3])[0]
+    kept = [llm.input_processor.requests(*ALL[i])[0] for i in (0, 1, 2)]
+    lost = llm.input_processor.requests(*ALL[3])[0]
     for request in (kept[0], lost, *kept[1:]):
         llm.engine.add(request)
     llm.engine.step()
     llm.engine.remove(lost)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert [request.output_ids for request in kept] == expected[:3]
     assert lost.finish_reason == "abort"

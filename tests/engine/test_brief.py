@@ -41,7 +41,7 @@ class Cautious(TokenRule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(keeps_drafting=sure)
+        return RuleNeeds(continue_on_probs=sure)
 
 
 class CautiousCoupled(CoupledRule):
@@ -49,7 +49,7 @@ class CautiousCoupled(CoupledRule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(keeps_drafting=sure)
+        return RuleNeeds(continue_on_probs=sure)
 
 
 class CautiousTree(RecursiveRule):
@@ -57,7 +57,7 @@ class CautiousTree(RecursiveRule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(keeps_drafting=sure)
+        return RuleNeeds(continue_on_probs=sure)
 
 
 def bild(**options: Any) -> LLM:
@@ -174,7 +174,7 @@ def test_a_policy_for_chains_refuses_trees() -> None:
     config = {"method": "draft_tree", "model": drafter("llama"), "verify": "recursive"}
     llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
     with pytest.raises(IncompatibleRule, match=r"'cautious tree' decides where a chain .* ends"):
-        CautiousTree().check(next(iter(llm.engine.drafter.draws)), tree=True)
+        CautiousTree().check(next(iter(llm.engine.drafter.sampling_kinds)), tree=True)
 
 
 # -- distributions ---------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def test_joint_accepts_by_the_drafters_distributions_when_greedy() -> None:
     llm = decoder("llama", "draft_model", 3, verify="joint")
     told = llm.generate(PROMPTS, greedy(LENGTH))
     propose = llm.engine.drafter.propose
-    llm.engine.drafter.propose = lambda *args: replace(propose(*args), soft=None)  # type: ignore[method-assign]
+    llm.engine.drafter.propose = lambda *args: replace(propose(*args), softmax_probs=None)  # type: ignore[method-assign]
     untold = llm.generate(PROMPTS, greedy(LENGTH))
     kept = [sum(out.metrics.num_accepted_tokens for out in outs) for outs in (told, untold)]
     assert kept[0] > kept[1]
@@ -237,7 +237,7 @@ def test_nobody_hands_over_distributions_that_nobody_asked_for() -> None:
         seen = recorded(llm)
         llm.generate(PROMPTS, greedy(LENGTH))
         assert any(made.tree.size for _, made, _ in seen)
-        assert all(made.soft is None for _, made, _ in seen)
+        assert all(made.softmax_probs is None for _, made, _ in seen)
 
 
 def test_look_up_has_no_distributions_and_no_doubts() -> None:

@@ -26,11 +26,18 @@ from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.methods.choosers.classifier import TaskClassifier
-from outpace.methods.choosers.learned.leader import AT_FIRST, LEAST, MOST, Allowance, Leader, Shadow
+from outpace.methods.choosers.learned.leader import (
+    AT_FIRST,
+    LEAST,
+    MOST,
+    Allowance,
+    HedgeState,
+    Shadow,
+)
 from outpace.methods.choosers.learned.ucb import Bandit, UcbOptions
 from outpace.methods.heads.aux_tokens import AuxHeadDrafter
-from outpace.methods.models.specimen import noisy_copy
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.models.noisy_copy import noisy_copy
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -57,7 +64,7 @@ def test_hedge_keeps_every_option_in_batches_with_dead_ends() -> None:
 def test_the_leader_follows_a_stream_that_switches_task() -> None:
     """In every segment of 900 tokens it comes to 95 % of the best drafter there."""
     depth, dice = 4, random.Random(0)
-    leader, shadows = Leader([1.2] * 3, memory=0.97), [Shadow(depth) for _ in range(3)]
+    leader, shadows = HedgeState([1.2] * 3, memory=0.97), [Shadow(depth) for _ in range(3)]
     segments = [[0.9, 0.4, 0.3], [0.3, 0.85, 0.5], [0.4, 0.3, 0.9], [0.9, 0.4, 0.3]] * 2
     for chances in segments:
         rates = [sum(chance**k for k in range(depth + 1)) for chance in chances]
@@ -70,7 +77,7 @@ def test_the_leader_follows_a_stream_that_switches_task() -> None:
         assert 900 / rounds > 0.95 * max(rates), (chances, rounds)
 
 
-def learn(leader: Leader, shadows: list[Shadow], chances: list[float]) -> None:
+def learn(leader: HedgeState, shadows: list[Shadow], chances: list[float]) -> None:
     pairs = zip(shadows, chances, strict=True)
     leader.learn([[shadow.ended(chance)] for shadow, chance in pairs], 1)
 
@@ -99,7 +106,7 @@ def test_a_shadow_plays_the_rounds_that_its_drafter_would_have_played(
 def test_a_drafter_of_a_few_lucky_places_does_not_lead() -> None:
     """Half of the text comes in runs of which it says all, and there it wins; over the whole text
     it does not, though the mean of what its drafts bring over all places is higher."""
-    leader = Leader([1.0, 1.0], memory=0.995)
+    leader = HedgeState([1.0, 1.0], memory=0.995)
     shadows = [Shadow(4), Shadow(4)]
     for place in range(2000):
         lucky = place % 20 < 10
@@ -111,7 +118,7 @@ def test_a_drafter_of_a_few_lucky_places_does_not_lead() -> None:
 
 
 def test_a_cheaper_drafter_leads_where_it_brings_as_much() -> None:
-    leader, shadows = Leader([1.0, 2.0], memory=0.97), [Shadow(2), Shadow(2)]
+    leader, shadows = HedgeState([1.0, 2.0], memory=0.97), [Shadow(2), Shadow(2)]
     for _ in range(400):
         learn(leader, shadows, [0.5, 0.9])
     assert leader.gains == pytest.approx([1.75, 2.71 / 2], rel=1e-3)
@@ -120,7 +127,7 @@ def test_a_cheaper_drafter_leads_where_it_brings_as_much() -> None:
 
 def test_what_is_observed_now_and_then_stands_for_what_was_not() -> None:
     """Asked in one of four rounds, a drafter is known as well as one that is always asked."""
-    leader = Leader([1.0, 1.0], memory=0.97)
+    leader = HedgeState([1.0, 1.0], memory=0.97)
     for round in range(40):
         said = [0.25, 0.75]
         leader.learn([said, said if round % 4 == 3 else None], 2)
@@ -130,7 +137,7 @@ def test_what_is_observed_now_and_then_stands_for_what_was_not() -> None:
 
 @pytest.mark.parametrize("memory", [0.5, 0.97])
 def test_one_round_is_not_all_that_is_known_after_a_long_silence(memory: float) -> None:
-    leader = Leader([1.0, 2.0], memory)
+    leader = HedgeState([1.0, 2.0], memory)
     for _ in range(30_000):
         leader.learn([[0.5], None], 1)
     assert leader.best == 0
@@ -214,7 +221,7 @@ def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
 
 
 def test_the_first_drafter_begins() -> None:
-    leader = Leader([1.2, 1.0], memory=0.97)
+    leader = HedgeState([1.2, 1.0], memory=0.97)
     leader.learn([[1 / 1.3], [1.0]], 1)
     assert leader.best == 0
 
@@ -279,7 +286,7 @@ def test_hedge_drafts_with_the_better_model_and_finds_it_by_distributions() -> N
 
 def specimen(method: str) -> dict[str, Any]:
     """A tiny drafter of this method."""
-    options = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    options = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     return {"method": method, **options}
 
 
@@ -306,7 +313,7 @@ def test_a_drafter_is_not_shown_the_columns_of_another_one(
 
     def noted(self: AuxHeadDrafter, round: Round, *rest: Any) -> Any:
         aux_tokens = round.proposal.aux_tokens
-        shown.append(aux_tokens is not None and aux_tokens.enter == self.head.enter)
+        shown.append(aux_tokens is not None and aux_tokens.entry_layer == self.head.entry_layer)
         return new_guesses(self, round, *rest)
 
     monkeypatch.setattr(AuxHeadDrafter, "_new_guesses", noted)
@@ -338,7 +345,7 @@ def test_what_is_observed_of_one_row_does_not_depend_on_others() -> None:
     """A model whose context one row has nearly filled has distributions for the other row only."""
     short = noisy_copy(target("llama"), 0.2)
     short.config.max_position_embeddings = 48
-    llm = decoder(model=Loaded(short, None, "short", same_tokens=True))
+    llm = decoder(model=LoadedModel(short, None, "short", same_tokens=True))
     drafter: Any = llm.engine.drafter
     seen = []
 
@@ -432,7 +439,7 @@ def test_a_bandit_pulls_the_best_arm_most() -> None:
 
 def test_ucb_plays_each_drafter_and_then_the_better_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same draws each time, since unlucky first ones may mislead it for long."""
-    monkeypatch.setattr("outpace.intake.secrets.randbits", random.Random(1).getrandbits)
+    monkeypatch.setattr("outpace.input_processor.secrets.randbits", random.Random(1).getrandbits)
     llm = decoder(method="ucb", drafters=[FAR, NEAR])
     llm.generate(PROMPTS * 4, SamplingParams(temperature=1.0, max_tokens=30))
     pulls = llm.engine.drafter.pulls  # type: ignore[attr-defined]
@@ -466,7 +473,7 @@ def test_what_was_learned_is_kept_and_another_ones_refused(method: str, tmp_path
     values = shared.gains if method == "hedge" else shared.sums
     assert values == pytest.approx(kept["state"]["gains" if method == "hedge" else "sums"])
     assert max(values) > 0
-    renamed = {"model": Loaded(NEAR["model"], None, "another", same_tokens=True)}
+    renamed = {"model": LoadedModel(NEAR["model"], None, "another", same_tokens=True)}
     for wrong, words in (
         ({"drafters": [NEAR, NGRAM]}, "name another file"),
         ({"drafters": [FAR, renamed]}, "draft_model 2 of another"),
@@ -488,7 +495,7 @@ def test_what_was_learned_of_one_target_or_head_is_not_another_ones(
     method: str, tmp_path: Path
 ) -> None:
     """A Medusa head has no norms to tell it by."""
-    medusa = find_drafter("medusa").specimen(Loaded(target("llama"), None, "llama"))["model"]
+    medusa = find_drafter("medusa").specimen(LoadedModel(target("llama"), None, "llama"))["model"]
     other = noisy_copy(medusa, 0.01)
     config: dict[str, Any] = {"state": str(tmp_path / "state.json"), "method": method}
 
@@ -608,7 +615,7 @@ drafter = {"method": "auto", "model": str(BUNDLED / "drafter"), "state": sys.arg
 llm = LLM(speculative_config=drafter)
 for request in llm.requests("Once", SamplingParams(temperature=0, max_tokens=4)):
     llm.engine.add(request)
-while llm.engine.busy:
+while llm.engine.has_unfinished_requests:
     llm.engine.step()
 """
 

@@ -13,7 +13,7 @@ from outpace.draft.base import Round
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.engine.verifier import Verifier
 from outpace.errors import IncompatibleRule
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.verify.registry import make_rule, rules
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
@@ -43,7 +43,7 @@ def decoder(method: str, rule: str, **options: Any) -> LLM:
 
 @lru_cache(maxsize=1)
 def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    return find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
 
 
 @pytest.mark.parametrize("method", drafter_names())

@@ -70,4 +70,4 @@ def test_the_only_text_raises(method: str) -> None:
         llm.generate(PROMPTS[0], broken)
     with pytest.raises(ParamsError, match="forbid every token"):
         list(llm.stream(PROMPTS[0], broken))
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests

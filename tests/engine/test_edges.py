@@ -18,7 +18,7 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.methods.models.window import reserve
-from outpace.targets.base import Plan
+from outpace.targets.base import ScoreInputs
 from outpace.targets.hf.runner import Runner
 from targets.families import build, noised
 
@@ -154,7 +154,7 @@ def test_a_contradiction_at_the_root_takes_back_what_the_drafter_read(
         score, commit = llm.engine.target.score, llm.engine.target.commit
         with pytest.MonkeyPatch.context() as patch:
 
-            def scored(plan: Plan, score: Any = score) -> Any:
+            def scored(plan: ScoreInputs, score: Any = score) -> Any:
                 nonlocal rounds_undone
                 rounds_undone += 1
                 return score(plan)

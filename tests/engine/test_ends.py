@@ -146,7 +146,7 @@ def test_a_template_that_names_no_token_adds_none(template: str) -> None:
 def test_a_template_that_takes_parts_only() -> None:
     parts = "{% for p in m['content'] %}{{ p.text }}{% endfor %}"
     llm = chatter(template=TEMPLATE.replace("{{ m['content'] }}", parts))
-    assert llm.intake.ends.of_chats() == (OTHER, END, TURN)
+    assert llm.input_processor.ends.of_chats() == (OTHER, END, TURN)
 
 
 def test_describe_says_where_each_end_came_from() -> None:
@@ -181,7 +181,7 @@ def test_a_stop_string_that_is_a_special_token_ends_the_text(streaming: bool) ->
     request.extend([A, B, TURN, A])
     assert (request.output_ids, request.text) == ([A, B, TURN], "ab")
     assert (request.finish_reason, request.stop_reason) == ("stop", "<|turn|>")
-    assert request.last_ids == (OTHER, TURN)
+    assert request.all_stop_token_ids == (OTHER, TURN)
 
 
 def test_it_ends_the_text_of_an_engine_with_drafts_too() -> None:

@@ -19,7 +19,7 @@ from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import IncompatibleRule
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.verify.registry import rules
 from representatives import representatives
 
@@ -36,7 +36,7 @@ def model() -> Any:
 
 @lru_cache(maxsize=1)
 def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(Loaded(model(), LetterTokenizer(), "letters"))
+    return find_drafter(method).specimen(LoadedModel(model(), LetterTokenizer(), "letters"))
 
 
 def at_each_change(method: str, rule: str) -> bool:

@@ -33,7 +33,7 @@ def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
     )
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     return requests
 
@@ -108,7 +108,7 @@ def test_what_only_the_writing_tells_ends_that_text_alone(llm: LLM) -> None:
     )
     for request in (broken, whole):
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert (broken.finish_reason, len(broken.output_ids)) == ("error", 9)
     assert "together forbid every token" in str(broken.error)

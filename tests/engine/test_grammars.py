@@ -58,7 +58,7 @@ def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
     requests = llm.requests("go:", {**params, "structured_outputs": form})
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     return requests
 
@@ -186,7 +186,7 @@ def test_a_mask_that_fails_where_the_text_never_comes_ends_no_text(verify: str) 
         masks.append(GivesUp(ids_of("g")[0]))
         request.options = replace(request.options, mask=masks[-1])
         llm.engine.add(request)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
         assert request.error is None
         texts.append(request.output_ids)

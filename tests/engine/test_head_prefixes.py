@@ -17,7 +17,7 @@ from outpace.engine.request import Request
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.registry import find_head
 from outpace.methods.heads.base import TrainedDrafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, drafter, plain, target
 from targets.generating import greedy
 
@@ -40,7 +40,7 @@ STATELESS = {"pass", "hidden_transfer", "diffusion"}
 @lru_cache
 def speculation(kind: str) -> tuple[tuple[str, Any], ...]:
     if kind not in SIZES:
-        options = find_drafter(kind).specimen(Loaded(target("llama"), None, "llama"))
+        options = find_drafter(kind).specimen(LoadedModel(target("llama"), None, "llama"))
         return tuple({"method": kind, **options}.items())
     method, sizes = SIZES[kind]
     return (("method", method), ("model", made(method, **sizes)))
@@ -73,7 +73,7 @@ def played(
     requests = [one for group in found for one in group]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     return requests
 
@@ -105,11 +105,11 @@ def test_the_second_turn_reads_its_new_tokens_only(
     turn = [*first.token_ids, 7, 7]
     read, entries = [], []
     target_of: Any = llm.engine.target
-    fill = target_of.fill
+    prefill = target_of.prefill
     monkeypatch.setattr(
         target_of,
-        "fill",
-        lambda *given: [read.extend(part.tokens) or part for part in fill(*given)],  # type: ignore[func-returns-value]
+        "prefill",
+        lambda *given: [read.extend(part.tokens) or part for part in prefill(*given)],  # type: ignore[func-returns-value]
     )
     cache: Any = getattr(llm.engine.drafter, "_cache", None)
     if cache is not None:
@@ -277,7 +277,7 @@ def test_without_prefix_caching_nothing_is_kept() -> None:
     llm = decoder("eagle", saved=False)
     played(llm, [FIRST], keep_cached=True)
     held: Any = llm.engine.drafter
-    assert (held._prefixes.nbytes, llm.engine.target.reuses) == (0, False)
+    assert (held._prefixes.nbytes, llm.engine.target.has_prefix_cache) == (0, False)
 
 
 def test_an_interrupted_step_forgets_what_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_an_interrupted_step_forgets_what_was_kept(monkeypatch: pytest.MonkeyPat
         patch.setattr(llm.engine.target, "score", lambda plan: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             llm.engine.step()
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert (
         request.output_ids
@@ -331,7 +331,7 @@ def test_a_head_that_learns_online_takes_over_as_well() -> None:
 @pytest.mark.parametrize("method", ["eagle", "hydra", "dflash"])
 def test_other_kinds_of_targets(family: str, method: str) -> None:
     """A target with states goes on from where its texts ended, or where their prompts did."""
-    options = find_drafter(method).specimen(Loaded(target(family), None, family))
+    options = find_drafter(method).specimen(LoadedModel(target(family), None, family))
     config = {"method": method, "num_speculative_tokens": 3, **options}
     both = [
         LLM(

@@ -59,7 +59,7 @@ def test_a_stop_at_any_operation_costs_no_text(method: str) -> None:
         fault = FAULTS[number % len(FAULTS)]
         with pytest.raises(fault), Stops(choose.randrange(1, operations), fault):
             llm.generate(PROMPTS, asked)
-        assert not llm.engine.busy
+        assert not llm.engine.has_unfinished_requests
         assert ids(llm.generate(PROMPTS, asked)) == expected
 
 
@@ -103,7 +103,7 @@ def test_threads_get_their_own_texts(method: str) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
 
 
 def test_a_call_from_inside_a_step_is_refused() -> None:
@@ -129,14 +129,14 @@ def test_an_error_in_the_reader_of_a_stream_leaves_the_engine_usable() -> None:
 
     with pytest.raises(ValueError, match="the reader's own"):
         read()
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
 
 
 def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
     llm = decoder("draft_model")
     expected = ids(llm.generate(PROMPTS, greedy(LENGTH)))
-    requests = [llm.intake.requests(prompt, greedy(LENGTH))[0] for prompt in PROMPTS]
+    requests = [llm.input_processor.requests(prompt, greedy(LENGTH))[0] for prompt in PROMPTS]
 
     def fails(tokens: list[int]) -> bool:
         if len(tokens) > len(PROMPTS[2]) + 3:
@@ -146,7 +146,7 @@ def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
     requests[2].stop_when = fails
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert [request.finish_reason for request in requests] == [
         "length",
@@ -174,7 +174,7 @@ def test_an_interrupted_token_has_its_logprobs() -> None:
     request.stop_when = interrupted
     for one in (request, whole):
         llm.engine.add(one)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         with suppress(KeyboardInterrupt):
             llm.engine.step()
     assert not faults
@@ -207,11 +207,15 @@ def test_a_stream_loses_nothing_that_another_thread_writes(
 def test_an_interrupted_token_is_still_looked_at() -> None:
     """A stop string whose last token was appended when the interruption came ends the text."""
     llm = text_decoder("none", k=0)
-    request = llm.intake.requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
+    request = llm.input_processor.requests(
+        "a", SamplingParams(max_tokens=9, stop="xy", temperature=0)
+    )[0]
     request.extend(ids_of("x"))
     request.output_ids += ids_of("y")  # as an interruption leaves it
     request.finish_extend()
-    whole = llm.intake.requests("a", SamplingParams(max_tokens=9, stop="xy", temperature=0))[0]
+    whole = llm.input_processor.requests(
+        "a", SamplingParams(max_tokens=9, stop="xy", temperature=0)
+    )[0]
     whole.extend(ids_of("xy"))
     assert whole.finish_reason == "stop"
     assert (request.finish_reason, request.text) == (whole.finish_reason, whole.text)
@@ -238,7 +242,7 @@ def test_an_interrupted_length_policy_has_learned_from_all_tokens(
     for one in requests:
         llm.engine.add(one)
     stopped = 0
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         try:
             llm.engine.step()
         except KeyboardInterrupt:

@@ -19,8 +19,8 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.draft.exits import FIRST, PAPER, ExitThreshold
 from outpace.draft.fingerprint import Fingerprint, digest_of
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.methods.self_speculation.chosen import ChosenLayers, guessed_sub_layers
-from outpace.methods.self_speculation.partial import Ending, ending_of
+from outpace.methods.self_speculation.partial import ExitSetting, parse_draft_exit
+from outpace.methods.self_speculation.skipped_layers import SkippedLayers, default_skipped_layers
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.partial.layers import decoder_layers
 from representatives import representatives
@@ -190,9 +190,9 @@ def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
 
 
 def test_a_threshold_that_is_given_stays() -> None:
-    assert ending_of(0.3) == Ending(0.3, rule=None)
-    assert ending_of("adaptive") == Ending(FIRST, PAPER)
-    assert ending_of(None) is None
+    assert parse_draft_exit(0.3) == ExitSetting(0.3, rule=None)
+    assert parse_draft_exit("adaptive") == ExitSetting(FIRST, PAPER)
+    assert parse_draft_exit(None) is None
 
 
 # -- seeded texts repeat ---------------------------------------------------------------------------
@@ -240,12 +240,12 @@ def test_a_model_is_known_however_its_matrices_are_rounded(family: str) -> None:
 
 
 def test_the_file_is_for_one_model(tmp_path: Path) -> None:
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import LoadedModel
 
     file = tmp_path / "layers.json"
-    own = Loaded(target("llama"), None, "some/llama")
+    own = LoadedModel(target("llama"), None, "some/llama")
     skipped = SubLayers(frozenset({1}), frozenset())
-    ChosenLayers(Fingerprint.of(own), skipped, {"trials": 3}).save(file)
+    SkippedLayers(Fingerprint.of(own), skipped, {"trials": 3}).save(file)
     expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
     llm = decoder({**SKIP, "layers": str(file)})
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
@@ -296,10 +296,10 @@ def test_a_part_that_a_model_cannot_miss_is_refused_by_name(family: str) -> None
 
 
 def test_the_guess_leaves_the_first_and_last_layers_alone() -> None:
-    assert guessed_sub_layers(1) == SubLayers()
-    assert guessed_sub_layers(2) == SubLayers(frozenset({1}))
+    assert default_skipped_layers(1) == SubLayers()
+    assert default_skipped_layers(2) == SubLayers(frozenset({1}))
     for count in (8, 12, 28, 80):
-        guess = guessed_sub_layers(count)
+        guess = default_skipped_layers(count)
         numbers = guess.attention | guess.mlp
         assert min(numbers) >= count // 4
         assert max(numbers) < count - 1

@@ -20,13 +20,13 @@ from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.kv_dtype import EIGHT_BITS
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, FAMILIES, PROMPTS, RECURRENT, build, drafter, target
 from targets.generating import greedy, ids
 
 LENGTH = 12
 KINDS: tuple[KVCacheDtype, ...] = ("int8", "fp8")
-WITHOUT_KEYS = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
+NO_KV_LAYER_TYPES = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 """Families that keep states and nothing else."""
 
 
@@ -74,7 +74,7 @@ def decoder(family: str, kind: KVCacheDtype, method: str = "none", **options: An
     if method == "draft_model":
         config["model"] = drafter(family)
     elif method != "none":
-        config |= find_drafter(method).specimen(Loaded(target(family), None, family))
+        config |= find_drafter(method).specimen(LoadedModel(target(family), None, family))
     options = {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
     return LLM(target(family), speculative_config=config, kv_cache_dtype=kind, **options)
 
@@ -104,7 +104,7 @@ def test_every_drafter_writes_them(method: str) -> None:
 
 @pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 def test_every_family_is_decoded_exactly_or_refused(family: str) -> None:
-    if family in WITHOUT_KEYS:
+    if family in NO_KV_LAYER_TYPES:
         with pytest.raises(ConfigError, match="instead of keys and values: leave kv_cache_dtype"):
             decoder(family, "int8")
         return

@@ -37,4 +37,4 @@ def test_nothing_grows_over_a_thousand_requests(method: str) -> None:
     after = play(BATCHES)
     assert llm.memory == held
     assert after < objects + BATCHES, "less than one object for each four requests"
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests

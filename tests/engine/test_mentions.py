@@ -78,7 +78,7 @@ def test_a_text_with_its_end_in_the_grammar(name: str) -> None:
         llm.requests("go:", {"structured_outputs": {"grammar": f'start: "a" {name} "b"'}})
     (request,) = llm.requests("go:", {"structured_outputs": {"grammar": f'start: "a" {name}'}})
     llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert (request.text, request.finish_reason) == ("a", "stop")
 

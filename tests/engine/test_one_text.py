@@ -132,8 +132,8 @@ def test_special_tokens_that_are_shown_are_in_streams_and_whole_texts(family: st
     hidden = set(tokenizer.all_special_ids) - {tokenizer.eos_token_id}
     ids = [*spelt(family, "the dog"), tokenizer.eos_token_id, *spelt(family, "it's. the dog")]
     ids += sorted(hidden)
-    showing = decoder(family).showing([tokenizer.eos_token])
-    text, growing = showing.text(ids), showing.growing()
+    showing = decoder(family).with_special_tokens([tokenizer.eos_token])
+    text, growing = showing.text(ids), showing.new_detokenizer()
     for token in ids:
         growing.push(token)
     growing.finish()

@@ -16,13 +16,19 @@ from hypothesis import strategies as st
 from outpace import LLM, SamplingParams
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.errors import ConfigError, VocabularyMismatch
-from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.draft_model import DraftModel
 from outpace.methods.models.intersection import IntersectionModel
 from outpace.methods.models.spelling import coverage, shared_tokens, spellings
-from outpace.methods.models.text import TextModel
-from outpace.methods.models.translation import LONGEST, Translation, beginning, continuation, spoken
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.plain import read_plainly
+from outpace.methods.models.text import StringMatchModel
+from outpace.methods.models.translation import (
+    LONGEST,
+    RetokenizedText,
+    beginning,
+    continuation,
+    spoken,
+)
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.plain import forward_uncached
 from representatives import representatives
 from targets.families import build, drafter, plain, target
 from targets.generating import greedy, ids
@@ -191,8 +197,8 @@ def test_samples_of_one_prompt_take_over_what_is_read(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_options_may_leave_nothing_that_is_shared(mode: str) -> None:
     loaded = [
-        Loaded(writer(), byte_level(), "t"),
-        Loaded(helper("shuffled"), KINDS["shuffled"](), "d"),
+        LoadedModel(writer(), byte_level(), "t"),
+        LoadedModel(helper("shuffled"), KINDS["shuffled"](), "d"),
     ]
     shared = shared_tokens(loaded[0], loaded[1], torch.device("cpu"))
     missing = (shared.to_own(torch.arange(shared.size)) < 0).nonzero()[:, 0].tolist()
@@ -210,10 +216,10 @@ def test_options_may_leave_nothing_that_is_shared(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_it_has_no_distributions_of_the_targets_tokens(mode: str) -> None:
     """A router that asks for them learns nothing, and goes on."""
-    theirs = Loaded(helper("shuffled"), KINDS["shuffled"](), "theirs")
+    theirs = LoadedModel(helper("shuffled"), KINDS["shuffled"](), "theirs")
     model = {"model": theirs, "vocabulary": mode}
     config = {"method": "hedge", "drafters": [model, {"method": "ngram"}]}
-    ours = Loaded(writer(), byte_level(), "ours")
+    ours = LoadedModel(writer(), byte_level(), "ours")
     llm = LLM(ours, speculative_config={"num_speculative_tokens": 4, **config}, max_num_seqs=2)
     asked = [greedy(LENGTH), greedy(LENGTH, speculative="off")]
     assert ids(llm.generate(PROMPTS[:2], asked)) == undrafted()[:2]
@@ -226,8 +232,8 @@ def test_text_has_no_distributions_to_end_chains_by(policy: str) -> None:
 
 
 def test_a_staged_model_in_other_tokens_is_refused() -> None:
-    theirs = Loaded(helper("shuffled"), KINDS["shuffled"](), "theirs")
-    ours = Loaded(writer(), byte_level(), "ours")
+    theirs = LoadedModel(helper("shuffled"), KINDS["shuffled"](), "theirs")
+    ours = LoadedModel(writer(), byte_level(), "ours")
     with pytest.raises(VocabularyMismatch, match="different tokenizers"):
         LLM(ours, speculative_config={"method": "staged", "model": theirs})
 
@@ -256,8 +262,8 @@ def test_the_end_of_a_text_is_translated(monkeypatch: pytest.MonkeyPatch) -> Non
     target.generation_config.eos_token_id = ends
     other.generation_config.eos_token_id = KINDS["shuffled"]().eos_token_id
     shared = shared_tokens(
-        Loaded(target, byte_level(), "t"),
-        Loaded(other, KINDS["shuffled"](), "d"),
+        LoadedModel(target, byte_level(), "t"),
+        LoadedModel(other, KINDS["shuffled"](), "d"),
         torch.device("cpu"),
     )
     assert shared.to_own(torch.tensor(ends)) == KINDS["shuffled"]().eos_token_id
@@ -268,7 +274,7 @@ def test_the_end_of_a_text_is_translated(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_auto_takes_the_intersection_where_it_covers_enough() -> None:
     assert isinstance(decoder("shuffled", "auto").engine.drafter, IntersectionModel)
-    assert isinstance(decoder("unigram", "auto").engine.drafter, TextModel)
+    assert isinstance(decoder("unigram", "auto").engine.drafter, StringMatchModel)
     same = LLM(
         target("llama"),
         speculative_config={"model": drafter("llama"), "num_speculative_tokens": 2},
@@ -291,8 +297,8 @@ def test_the_vocabulary_may_be_refused() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shared_tokens_spell_the_same(kind: str) -> None:
-    own = Loaded(helper(kind), KINDS[kind](), "d")
-    ours = Loaded(writer(), byte_level(), "t")
+    own = LoadedModel(helper(kind), KINDS[kind](), "d")
+    ours = LoadedModel(writer(), byte_level(), "t")
     shared = shared_tokens(ours, own, torch.device("cpu"))
     spelt, mine = spellings(byte_level()), spellings(KINDS[kind]())
     pairs = [(n, int(shared.to_own(torch.tensor(n)))) for n in spelt]
@@ -314,12 +320,12 @@ TEXTS = st.text(
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 9), max_size=12))
 def test_a_text_is_translated_in_parts_as_in_one(kind: str, text: str, cuts: Sequence[int]) -> None:
     tokens, own = byte_level()(text).input_ids, KINDS[kind]()
-    whole = Translation(byte_level(), own)
+    whole = RetokenizedText(byte_level(), own)
     found = whole.extend(tokens)
     assert own.decode(found, skip_special_tokens=True) == own.decode(
         beginning(own, text), skip_special_tokens=True
     )
-    parts, at = Translation(byte_level(), own), 0
+    parts, at = RetokenizedText(byte_level(), own), 0
     for size in [*cuts, len(tokens)]:
         made = parts.extend(tokens[at : at + size])
         at = parts.read
@@ -341,7 +347,7 @@ def test_a_continuation_is_the_text_behind_another(kind: str, before: str, text:
 def test_a_long_text_is_decided_in_words(kind: str) -> None:
     text, own = " ".join(LINES * 2), KINDS[kind]()
     assert len(text) > 2 * LONGEST
-    translation = Translation(byte_level(), own)
+    translation = RetokenizedText(byte_level(), own)
     tokens = byte_level()(text).input_ids
     for at in range(0, len(tokens), 5):
         made = translation.extend(tokens[at : at + 5])
@@ -353,7 +359,7 @@ def test_a_long_text_is_decided_in_words(kind: str) -> None:
 def test_nothing_is_drafted_in_the_middle_of_a_character() -> None:
     tokens = byte_level()("\U0001f642").input_ids
     assert len(tokens) > 1
-    translation = Translation(byte_level(), KINDS["pieces"]())
+    translation = RetokenizedText(byte_level(), KINDS["pieces"]())
     translation.extend(tokens[:1])
     assert translation.unfinished
     translation.extend(tokens[1:])
@@ -396,7 +402,7 @@ def test_a_short_context_slides(monkeypatch: pytest.MonkeyPatch, method: str) ->
     assert max(lengths) <= 16
     assert lengths.count(8) >= 3 * 3
     for text, logits in read[-9:]:
-        assert torch.allclose(logits, read_plainly(short, text)[-1], atol=1e-9)
+        assert torch.allclose(logits, forward_uncached(short, text)[-1], atol=1e-9)
 
 
 def test_a_sample_that_joins_late_reads_its_prompt_where_the_window_of_another_has_moved() -> None:

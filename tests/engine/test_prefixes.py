@@ -11,7 +11,7 @@ from outpace import LLM
 from outpace.core.proposal import Needs
 from outpace.engine.request import Request
 from outpace.methods.lookup.ngram import NgramDrafter
-from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
+from outpace.targets.hf.prefixes import WORTHWHILE, PrefixStore, SavedPrefix
 from targets.families import CONTEXT, drafter, target
 from targets.generating import greedy
 
@@ -35,7 +35,7 @@ def played(llm: LLM, prompts: list[list[int]], tokens: int = 12) -> list[Request
     requests = [llm.requests(prompt, greedy(tokens))[0] for prompt in prompts]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     return requests
 
@@ -76,23 +76,23 @@ def test_short_beginnings_are_not_worth_copying() -> None:
 
 
 def test_a_text_that_goes_on_takes_the_place_of_its_beginning() -> None:
-    texts = SavedTexts(limit=2)
-    texts.add(FIRST[:16], SavedText())
-    texts.add(FIRST, SavedText())
+    texts = PrefixStore(limit=2)
+    texts.add(FIRST[:16], SavedPrefix())
+    texts.add(FIRST, SavedPrefix())
     assert len(texts) == 1
-    texts.add([*FIRST[:16], 0], SavedText())
+    texts.add([*FIRST[:16], 0], SavedPrefix())
     assert texts.find(FIRST)[0] == len(FIRST)  # used last
-    texts.add([5] * 20, SavedText())
+    texts.add([5] * 20, SavedPrefix())
     assert len(texts) == 2
     assert texts.find([*FIRST[:16], 0])[0] == 16  # of the other one
 
 
 def test_a_text_that_is_too_long_to_be_kept_drives_no_other_away() -> None:
-    texts = SavedTexts(limit=8, tokens=40)
-    texts.add(FIRST, SavedText())
+    texts = PrefixStore(limit=8, tokens=40)
+    texts.add(FIRST, SavedPrefix())
     assert not texts.takes(41)
     assert (len(texts), texts.find(FIRST)[0]) == (1, len(FIRST))
-    texts.add([5] * 40, SavedText())
+    texts.add([5] * 40, SavedPrefix())
     assert (len(texts), texts.find([5] * 50)[0]) == (1, 40)
 
 
@@ -118,7 +118,7 @@ class AllStates(NgramDrafter):
     """A look-up that wants the target's states of every token of a prompt."""
 
     name: ClassVar[str] = "all_states"
-    needs: Needs = Needs(states=(-1,))
+    needs: Needs = Needs(hidden_layers=(-1,))
 
 
 def test_for_a_drafter_of_all_states_nothing_is_kept_and_that_is_said(
@@ -130,7 +130,7 @@ def test_for_a_drafter_of_all_states_nothing_is_kept_and_that_is_said(
     llm = LLM(target("llama"), speculative_config=config, enable_prefix_caching=True, **limits)
     assert "enable_prefix_caching does nothing with method 'all_states'" in caplog.text
     played(llm, [FIRST])
-    assert not llm.engine.target.reuses
+    assert not llm.engine.target.has_prefix_cache
     assert played(llm, [FIRST])[0].cached_tokens == 0
 
 
@@ -151,7 +151,7 @@ def test_a_conversation_stays_cached_by_default_and_other_texts_do_not() -> None
     other = llm.requests(FIRST[::-1], greedy(12))[0]
     for request in (said, other):
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     turns = [[*said.token_ids, 7, 7], [*other.token_ids, 7, 7]]
     (goes_on,) = llm.requests(turns[0], greedy(4), keep_cached=True)
@@ -159,7 +159,7 @@ def test_a_conversation_stays_cached_by_default_and_other_texts_do_not() -> None
     (asked_alone,) = llm.requests(turns[0], greedy(4))
     for request in (asked_alone, apart, goes_on):
         llm.engine.add(request)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
     assert goes_on.cached_tokens == said.length - 1
     assert (apart.cached_tokens, asked_alone.cached_tokens) == (0, 0)
@@ -170,7 +170,7 @@ def test_the_last_few_conversations_stay_and_no_more_tokens_than_one_context_has
     llm = talkative(max_num_seqs=16)
     target_of: Any = llm.engine.target
     assert (target_of._saved.limit, target_of._saved.tokens) == (4, CONTEXT)
-    assert talkative(enable_prefix_caching=False).engine.target.reuses is False
+    assert talkative(enable_prefix_caching=False).engine.target.has_prefix_cache is False
 
 
 @pytest.mark.parametrize("method", ["all_states", "none"])
@@ -182,11 +182,11 @@ def test_what_cannot_be_kept_is_not_and_nobody_who_did_not_ask_is_told(
     llm = talkative(speculative_config=config, batch_invariant=method == "none")
     invariant: Any = llm.engine.target
     kept = method == "none" and invariant.invariance.rereads
-    assert llm.engine.target.reuses is kept
+    assert llm.engine.target.has_prefix_cache is kept
     assert "enable_prefix_caching" not in caplog.text
     for turn in (FIRST, [*FIRST, 7, 7]):
         (request,) = llm.requests(turn, greedy(4), keep_cached=True)
         llm.engine.add(request)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
     assert bool(request.cached_tokens) is kept

@@ -100,8 +100,8 @@ def test_samples_that_end_at_once_read_their_prompt_once(
 def test_running_rows_go_on_while_a_long_prompt_is_read() -> None:
     config = {"method": "none"}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_num_batched_tokens=8)
-    first = llm.intake.requests(text(4), greedy(30))[0]
-    second = llm.intake.requests(text(60), greedy(5))[0]
+    first = llm.input_processor.requests(text(4), greedy(30))[0]
+    second = llm.input_processor.requests(text(60), greedy(5))[0]
     llm.engine.add(first)
     llm.engine.step()
     llm.engine.add(second)
@@ -111,7 +111,7 @@ def test_running_rows_go_on_while_a_long_prompt_is_read() -> None:
         written.append(len(first.output_ids))
     assert written == list(range(2, 2 + len(written)))
     assert len(written) == 8, "59 tokens are read in eight steps of at most eight"
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     expected = plain("llama", 30, (tuple(text(4)),))[0], plain("llama", 5, (tuple(text(60)),))[0]
     assert (first.output_ids, second.output_ids) == expected
@@ -137,10 +137,10 @@ def test_a_budget_of_nothing_is_refused() -> None:
 def test_the_prompt_of_a_request_is_not_changed_by_what_is_generated() -> None:
     llm = LLM(target("llama"))
     prompt = text(5)
-    request = llm.intake.requests(prompt, greedy(4))[0]
+    request = llm.input_processor.requests(prompt, greedy(4))[0]
     llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
-    assert request.prompt_ids == text(5) == request.began_with
+    assert request.prompt_ids == text(5) == request.admitted_token_ids
     assert request.token_ids == [*text(5), *request.output_ids]
     assert len(request.output_ids) == 4

@@ -14,15 +14,15 @@ import torch
 from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
-from outpace.core.proposal import Drawn, Proposal, Sampled
+from outpace.core.proposal import DraftSampling, Proposal, Sampled
 from outpace.draft.base import Round
-from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
+from outpace.draft.token_trees import TokenTree, token_trees_of
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.methods.choosers.staged import Staged
-from outpace.methods.models.specimen import noisy_copy
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.plain import read_plainly
+from outpace.methods.models.noisy_copy import noisy_copy
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.plain import forward_uncached
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -112,17 +112,17 @@ def test_equal_models_of_one_distribution_read_the_same_part_of_a_long_text() ->
     """However many tokens each of them drafts: siblings that say to be of one distribution are."""
     short = noisy_copy(target("llama"), 0.2)
     short.config.max_position_embeddings = 32
-    equal = {"model": Loaded(short, None, "short", same_tokens=True)}
+    equal = {"model": LoadedModel(short, None, "short", same_tokens=True)}
     config = {"method": "ensemble", "drafters": [equal] * 2, "combine": "merge"}
     config["num_speculative_tokens"] = 7
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2, max_model_len=CONTEXT)
-    assert llm.engine.drafter.draws == {Drawn.IID}
+    assert llm.engine.drafter.sampling_kinds == {DraftSampling.IID}
     forks = 0
 
     def watch(trace: Round) -> None:
         nonlocal forks
         made = trace.proposal
-        for row, nodes in enumerate(guesses_of(made)):
+        for row, nodes in enumerate(token_trees_of(made)):
             first = [node for node, parent in enumerate(nodes.parents) if parent == 0]
             if len(first) == 2 and isinstance(made.distribution, Sampled):
                 one, two = made.distribution.q[row, first]
@@ -140,11 +140,13 @@ def test_drafts_of_several_distributions_are_taken_as_drawn() -> None:
     accepted = {}
     for rule in ("recursive", "match"):
         llm = letters({**letter_configs()["merge"], "verify": rule})
-        assert llm.engine.drafter.draws == {Drawn.SEVERAL}
+        assert llm.engine.drafter.sampling_kinds == {DraftSampling.PER_DRAFTER}
         seen: list[Proposal] = []
         with llm.engine.observing(lambda trace, seen=seen: seen.append(trace.proposal)):
             outputs = llm.generate([[1, 2, 3]] * 40, SamplingParams(temperature=1.0, max_tokens=24))
-        assert {Drawn.of(each) for each in seen if each.tree.size} == {Drawn.SEVERAL}
+        assert {DraftSampling.of(each) for each in seen if each.tree.size} == {
+            DraftSampling.PER_DRAFTER
+        }
         accepted[rule] = sum(each.metrics.num_accepted_tokens for each in outputs)
     assert accepted["recursive"] > 1.2 * accepted["match"]
 
@@ -158,9 +160,9 @@ def test_rows_of_several_distributions_stay_so_beside_others() -> None:
     params = [replace(options, tag="both"), options] * 4
     with llm.engine.observing(lambda trace: seen.append(trace.proposal)):
         llm.generate([[1, 2, 3]] * 8, params)
-    forked = [each for each in seen if each.tree.most_siblings > 1]
+    forked = [each for each in seen if each.tree.max_siblings > 1]
     assert forked
-    assert {Drawn.of(each) for each in forked} == {Drawn.SEVERAL}
+    assert {DraftSampling.of(each) for each in forked} == {DraftSampling.PER_DRAFTER}
     tree = {"method": "draft_tree", **merging["drafters"][1]}
     with pytest.raises(ConfigError, match="with replacement and another one without"):
         letters({**routes, "default": tree})
@@ -232,15 +234,19 @@ EITHER = {"method": "ucb", "drafters": [NEAR, NGRAM]}
 
 @pytest.mark.parametrize(
     ("child", "drawn"),
-    [(NEAR, Drawn.IID), (LEARNING, Drawn.SEVERAL), (EITHER, Drawn.SEVERAL)],
+    [
+        (NEAR, DraftSampling.IID),
+        (LEARNING, DraftSampling.PER_DRAFTER),
+        (EITHER, DraftSampling.PER_DRAFTER),
+    ],
     ids=["model", "learning", "choosing"],
 )
 def test_equal_drafters_that_go_their_own_ways_have_distributions_of_their_own(
-    child: dict[str, Any], drawn: Drawn
+    child: dict[str, Any], drawn: DraftSampling
 ) -> None:
     config = {"method": "ensemble", "drafters": [child, dict(child)], "combine": "merge"}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=2)
-    assert llm.engine.drafter.draws == {drawn}
+    assert llm.engine.drafter.sampling_kinds == {drawn}
     llm.generate(PROMPTS[:2], replace(SAMPLED, seed=None))
 
 
@@ -267,7 +273,7 @@ def test_a_model_that_learns_is_told_what_became_of_its_own_draft(
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert read
     for text, logits in read:
-        assert torch.allclose(logits, read_plainly(model.loaded.model, text)[-1], atol=1e-9)
+        assert torch.allclose(logits, forward_uncached(model.loaded.model, text)[-1], atol=1e-9)
     learned = [
         (one.tokens, at, top) for one in online._windows for at, top in one.top_tokens.items()
     ]
@@ -278,8 +284,8 @@ def test_a_model_that_learns_is_told_what_became_of_its_own_draft(
 
 def test_the_nodes_of_a_ragged_tree() -> None:
     llm = decoder("merge")
-    trees: list[Sequence[Guess]] = []
-    with llm.engine.observing(lambda trace: trees.append(guesses_of(trace.proposal))):
+    trees: list[Sequence[TokenTree]] = []
+    with llm.engine.observing(lambda trace: trees.append(token_trees_of(trace.proposal))):
         llm.generate(PROMPTS, greedy(LENGTH))
     rows = [row for tree in trees for row in tree]
     assert any(not row.is_chain for row in rows)
@@ -320,7 +326,7 @@ def test_a_staged_look_up_runs_no_model() -> None:
 @pytest.mark.parametrize("method", ["lookahead", "pass", "hidden_transfer"])
 def test_a_staged_look_up_does_not_ride_in_the_targets_pass(method: str) -> None:
     """Its columns would stand after a draft that is not its own."""
-    riding = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    riding = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "staged", "lookup": {"method": method, **riding}, **NEAR}
     with pytest.raises(ConfigError, match=f"lookup cannot be {method!r}, which drafts inside"):
         LLM(target("llama"), speculative_config=config)

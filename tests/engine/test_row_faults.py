@@ -102,7 +102,7 @@ def test_a_prompt_that_cannot_be_begun_ends_alone(
     for row, output in enumerate(found):
         assert output.finish_reason == ("error" if row == place else "length")
         assert output.token_ids == ([] if row == place else expected[row])
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
 
 
 def test_a_drafter_that_fails_behind_a_round_leaves_the_tokens(
@@ -151,6 +151,6 @@ def test_who_leaves_while_waiting_leaves_the_queue() -> None:
     llm.engine.step()
     llm.engine.remove(waiting[0])
     assert list(llm.engine.waiting) == waiting[1:]
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert len(llm.engine.waiting) == 0

@@ -10,11 +10,11 @@ from outpace import LLM
 from outpace.engine.request import Request
 from outpace.engine.scheduler import RequestQueue
 from outpace.engine.scheduling_policies import (
-    ByPriority,
-    Fair,
-    FirstCome,
+    FairPolicy,
+    FCFSPolicy,
+    PriorityPolicy,
     SchedulingPolicy,
-    Shortest,
+    ShortestFirstPolicy,
 )
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy
@@ -34,7 +34,7 @@ def drained(queue: RequestQueue) -> list[Request]:
 
 
 def test_requests_join_as_they_come() -> None:
-    queue, requests = RequestQueue(FirstCome()), [request(priority) for priority in (2, 0, 1)]
+    queue, requests = RequestQueue(FCFSPolicy()), [request(priority) for priority in (2, 0, 1)]
     for one in requests:
         queue.add(one)
     assert len(queue) == 3
@@ -42,7 +42,7 @@ def test_requests_join_as_they_come() -> None:
 
 
 def test_the_smallest_number_goes_first_and_equals_as_they_come() -> None:
-    queue = RequestQueue(ByPriority())
+    queue = RequestQueue(PriorityPolicy())
     requests = [request(priority) for priority in (1, 0, 1, -5, 0)]
     for one in requests:
         queue.add(one)
@@ -50,7 +50,7 @@ def test_the_smallest_number_goes_first_and_equals_as_they_come() -> None:
 
 
 def test_texts_that_have_begun_go_before_all_others() -> None:
-    queue = RequestQueue(ByPriority())
+    queue = RequestQueue(PriorityPolicy())
     early, late, begun, other = (request(priority) for priority in (0, -9, 5, 6))
     queue.add(early)
     queue.put_back([begun, other])
@@ -64,12 +64,12 @@ def test_the_engine_goes_by_priority() -> None:
     for one in requests:
         llm.engine.add(one)
     ended: list[float] = []
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         ended += [one.priority for one in llm.engine.step() if one.finished]
     assert ended == [1, 2, 3]
 
 
-@pytest.mark.parametrize("policy", [FirstCome, ByPriority, Fair, Shortest])
+@pytest.mark.parametrize("policy", [FCFSPolicy, PriorityPolicy, FairPolicy, ShortestFirstPolicy])
 def test_the_next_one_of_many_is_found_without_a_look_at_all(
     policy: type[SchedulingPolicy],
 ) -> None:
@@ -94,7 +94,7 @@ def test_the_next_one_of_many_is_found_without_a_look_at_all(
         first = queue.first
         assert first is not None
         queue.join(first)
-        queue.policy.played([first])
+        queue.policy.on_round_end([first])
     assert len(sorted_) <= 100 * 3
     assert len(queue) == 400
     left = list(queue)

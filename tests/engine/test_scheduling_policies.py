@@ -18,7 +18,13 @@ from outpace.core.params import SamplingParams
 from outpace.engine.lengths import ENOUGH, LengthEstimator
 from outpace.engine.request import Request
 from outpace.engine.scheduler import RequestQueue
-from outpace.engine.scheduling_policies import PATIENCE, Fair, FirstCome, SchedulingPolicy, Shortest
+from outpace.engine.scheduling_policies import (
+    PATIENCE,
+    FairPolicy,
+    FCFSPolicy,
+    SchedulingPolicy,
+    ShortestFirstPolicy,
+)
 from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy
 
@@ -49,13 +55,13 @@ def joins(queue: RequestQueue, count: int, length: int = 10) -> list[str]:
         one = queue.first
         assert one is not None
         queue.join(one)
-        queue.policy.played([ended(one, length)])
+        queue.policy.on_round_end([ended(one, length)])
         found.append(str(one.client))
     return found
 
 
 def queue_of(*clients: str) -> RequestQueue:
-    queue = RequestQueue(Fair())
+    queue = RequestQueue(FairPolicy())
     for number, client in enumerate(clients):
         one = request([1] * 10, client)
         one.id = number
@@ -96,14 +102,14 @@ def test_long_texts_count_more_than_short_ones() -> None:
         assert one is not None
         queue.join(one)
         length = 90 if one.client == "long" else 10
-        queue.policy.played([ended(one, length)])
+        queue.policy.on_round_end([ended(one, length)])
         given[str(one.client)] += 10 + 2 * length
     assert given["long"] == pytest.approx(given["short"], abs=200)
 
 
 def test_clients_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace.engine.scheduling_policies.REMEMBERED", 5)
-    policy = Fair()
+    policy = FairPolicy()
     queue = RequestQueue(policy)
     for number in range(40):
         queue.add(request([1], str(number)))
@@ -130,7 +136,9 @@ def run(policy: SchedulingPolicy, load: float, seed: int) -> list[TextTimes]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_under_load_the_mean_latency_falls(seed: int) -> None:
-    first, shortest = (latencies(run(policy, 0.95, seed)) for policy in (FirstCome(), Shortest()))
+    first, shortest = (
+        latencies(run(policy, 0.95, seed)) for policy in (FCFSPolicy(), ShortestFirstPolicy())
+    )
     assert shortest.mean() < 0.85 * first.mean()
     assert np.median(shortest) < 0.6 * np.median(first)
 
@@ -138,16 +146,16 @@ def test_under_load_the_mean_latency_falls(seed: int) -> None:
 def test_nobody_waits_for_ever() -> None:
     """Three rows' worth of work arrives for two: with the shortest alone, long texts would wait
     until nobody comes any more."""
-    policy = Shortest()
+    policy = ShortestFirstPolicy()
     coming = texts(1200, 1.5, ROWS, seed=4)
     predicted: dict[int, float] = {}
-    arrives = policy.arrives
+    arrives = policy.on_arrival
 
     def noting(one: Request) -> None:
         arrives(one)
         predicted[one.id] = policy._arrivals[one].predicted
 
-    policy.arrives = noting  # type: ignore[method-assign]
+    policy.on_arrival = noting  # type: ignore[method-assign]
     by_id = {one.request.id: one for one in coming}
     found = played(coming, policy, ROWS)
     assert len(found) == len(coming)
@@ -170,9 +178,9 @@ def _joined(found: list[TextTimes], coming: list) -> list:  # type: ignore[type-
 
 
 def test_what_was_put_aside_is_sorted_by_what_is_left() -> None:
-    policy = Shortest()
+    policy = ShortestFirstPolicy()
     one = request(limit=100, ignore_eos=True)
-    policy.arrives(one)
+    policy.on_arrival(one)
     assert policy.key(one) == (100.0,)
     one.extend([END + 1] * 60)
     assert policy.key(one) == (40.0,)
@@ -184,7 +192,7 @@ def test_the_engine_learns_from_its_texts() -> None:
     for one in requests:
         llm.engine.add(one)
     lengths: list[int] = []
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         lengths += [len(one.output_ids) for one in llm.engine.step() if one.finished]
     assert lengths == [3, 10, 30]
 
@@ -249,7 +257,7 @@ def test_texts_that_were_cut_off_count_as_at_least_as_long() -> None:
 def test_a_simulated_text_has_its_length() -> None:
     coming = texts(200, 0.5, ROWS, seed=3)
     assert all(len(one.request.prompt_ids) > 3 for one in coming)
-    found = played(coming, FirstCome(), ROWS)
+    found = played(coming, FCFSPolicy(), ROWS)
     assert sorted(one.length for one in found) == sorted(one.length for one in coming)
     assert all(one.ended - one.joined == one.length for one in found)
     assert len(TOPICS) > 2
@@ -257,7 +265,7 @@ def test_a_simulated_text_has_its_length() -> None:
 
 
 def test_requests_arrive_in_other_threads_while_one_plays() -> None:
-    fair = Fair()
+    fair = FairPolicy()
     failures: list[RuntimeError] = []
     interval = sys.getswitchinterval()
     requests = [request(client=str(number % 50)) for number in range(3000)]
@@ -265,7 +273,7 @@ def test_requests_arrive_in_other_threads_while_one_plays() -> None:
     def arrive(part: list[Request]) -> None:
         try:
             for one in part:
-                fair.arrives(one)
+                fair.on_arrival(one)
         except RuntimeError as error:  # a dictionary that changed while it was looked through
             failures.append(error)
 
@@ -276,7 +284,7 @@ def test_requests_arrive_in_other_threads_while_one_plays() -> None:
             thread.start()
         for one in requests[::-1]:
             one.error = RuntimeError("it has ended")
-            fair.played([one])
+            fair.on_round_end([one])
         for thread in threads:
             thread.join()
     finally:

@@ -22,7 +22,7 @@ from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.logits.categorical import Categorical
 from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.options import Options
-from outpace.core.proposal import AuxTokens, Deterministic, Drawn, Needs, Proposal, Sampled
+from outpace.core.proposal import AuxTokens, Deterministic, DraftSampling, Needs, Proposal, Sampled
 from outpace.core.request import Request
 from outpace.core.rng import Role, uniform
 from outpace.core.trees.tree import Tree
@@ -31,7 +31,7 @@ from outpace.draft.chains import deterministic_chains
 from outpace.draft.registry import find_drafter
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
-from outpace.methods.models.specimen import noisy_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.targets.base import Target
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
@@ -62,8 +62,8 @@ class StatesDrafter(Drafter):
     committed token once more, or what the target thought then."""
 
     name: ClassVar[str] = "states"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    needs: Needs = Needs(states=(1, -1))
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
+    needs: Needs = Needs(hidden_layers=(1, -1))
     trees: bool = True
 
     def __init__(self, decoder: Target) -> None:
@@ -98,7 +98,7 @@ class StatesDrafter(Drafter):
             states = [x for x in seen if len(x)]
             assert len(text) == rows.lengths[row] - 1 or not states
             size = states[-1].shape[-1] // 2 if states else 0
-            guess = int(self.target.head(states[-1][-1, size:]).argmax()) if states else 0
+            guess = int(self.target.compute_logits(states[-1][-1, size:]).argmax()) if states else 0
             drafts.append([guess, (guess + 1) % 64][:budget])
         width = max(map(len, drafts))
         tokens = on_device([[*draft, *[0] * (width - len(draft))] for draft in drafts])
@@ -150,7 +150,7 @@ def test_a_staged_look_up_is_given_no_states(monkeypatch: pytest.MonkeyPatch) ->
 
     def built(setup: Any) -> StatesDrafter:
         drafter = made(setup)
-        drafter.needs = Needs(states=(-1,))
+        drafter.needs = Needs(hidden_layers=(-1,))
         return drafter
 
     monkeypatch.setattr(StatesDrafter, "build", built)
@@ -180,7 +180,7 @@ class AuxDrafter(Drafter):
     """Lets a chain of two fixed tokens ride after the root, and remembers what the target says."""
 
     name: ClassVar[str] = "riders"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     Options: ClassVar[type[Any]] = AuxOptions
     RIDING = (9, 17)
 
@@ -206,7 +206,7 @@ class AuxDrafter(Drafter):
         if self.kind == "embeddings":
             return AuxTokens(parents, embeddings=self.target.embed(tokens))
         states = [hidden([*rows.since(row, 0), *self.RIDING], 1)[-2:] for row in range(len(rows))]
-        return AuxTokens(parents, embeddings=torch.stack(states), enter=1)
+        return AuxTokens(parents, embeddings=torch.stack(states), entry_layer=1)
 
     def observe(self, round: Round) -> None:
         if round.aux_logits is not None:
@@ -253,7 +253,7 @@ class SeveralDrafter(Drafter):
     """Four draft models guess the next token independently of each other."""
 
     name: ClassVar[str] = "several"
-    draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.IID})
     trees: bool = True
     Options: ClassVar[type[Any]] = SeveralOptions
 
@@ -356,7 +356,7 @@ class FewTokensDrafter(Drafter):
     """Draws one of five tokens from a fixed distribution over its own vocabulary."""
 
     name: ClassVar[str] = "few"
-    draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.IID})
 
     def __init__(self, vocabulary: int) -> None:
         self.vocabulary = Vocabulary(KNOWN, vocabulary)
@@ -405,7 +405,7 @@ def test_a_drafter_names_its_own_methods_as_it_likes(monkeypatch: pytest.MonkeyP
 
 
 def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
-    from outpace.targets.base import Plan, PromptInputs, SubLayers
+    from outpace.targets.base import PromptInputs, ScoreInputs, SubLayers
     from outpace.targets.hf.target import HFTarget
 
     model = target("llama")
@@ -413,10 +413,10 @@ def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
     texts = [[5, 6, 7, 8, 9], [3, 1, 4, 1, 5]]
     for text in texts:
         whole.admit(PromptInputs(text))
-    while whole.ready < 2:
-        whole.fill(100)
+    while whole.num_ready_rows < 2:
+        whole.prefill(100)
     nothing = torch.zeros(2, 0, dtype=torch.long)
-    whole.score(Plan(texts, nothing, Tree.chain(2, 0)))
+    whole.score(ScoreInputs(texts, nothing, Tree.chain(2, 0)))
     whole.commit([[], []])
     lengths = list(whole.lengths)
     upper = whole.view(SubLayers.whole([1]))
@@ -433,9 +433,9 @@ def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
         early = model.lm_head(model.model.norm(output.hidden_states[1][0, -2:]))
         assert torch.allclose(shortened[row], early, atol=1e-9)
         assert torch.allclose(complete[row], output.logits[0, -2:], atol=1e-9)
-    scored = whole.score(Plan([[7], [7]], nothing, Tree.chain(2, 0))).logits[:, 0]
+    scored = whole.score(ScoreInputs([[7], [7]], nothing, Tree.chain(2, 0))).logits[:, 0]
     for row, text in enumerate(texts):
-        assert torch.allclose(scored[row], whole.plain([*text, 7])[-1], atol=1e-9)
+        assert torch.allclose(scored[row], whole.forward_uncached([*text, 7])[-1], atol=1e-9)
 
 
 def test_one_request_may_have_a_tag_and_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from outpace.core.logits_pipeline import (
 )
 from outpace.heads.base import TargetShape
 from outpace.heads.registry import find_head
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import VOCABULARY, build, target
 
 KNOWN = VOCABULARY // 2
@@ -39,7 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 def small(method: str) -> Any:
     """A head or a draft model with the first half of the target's tokens."""
     if method.startswith(("draft", "staged")):
-        return Loaded(build("llama", vocab_size=KNOWN), None, "a small one", same_tokens=True)
+        return LoadedModel(build("llama", vocab_size=KNOWN), None, "a small one", same_tokens=True)
     kind, model = find_head(method), target("llama")
     torch.manual_seed(1)
     shape = TargetShape.of(model.config, "a small one")
@@ -98,9 +98,9 @@ def test_a_row_without_a_token_to_offer_drafts_nothing() -> None:
     given = logits, Branches.root(2), History([[0]] * 2, [[]] * 2)
     with distribution.drafting():
         assert distribution(*given)[1, 0].tolist() == [0.25] * 4
-        assert distribution.silenced([3, 3]) == [3, 0]
+        assert distribution.limit_draft_counts([3, 3]) == [3, 0]
         with distribution.drafting():
-            assert distribution.silenced([3, 3]) == [3, 3], "another drafter has its own"
-    assert distribution.silenced([3, 3]) == [3, 3]
+            assert distribution.limit_draft_counts([3, 3]) == [3, 3], "another drafter has its own"
+    assert distribution.limit_draft_counts([3, 3]) == [3, 3]
     with pytest.raises(Contradiction):
         distribution(*given)

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from outpace.core.special_tokens import Showing, special_tokens
+from outpace.core.special_tokens import SpecialTokenFilter, special_tokens
 from outpace.errors import ParamsError
 from outpace.forms.grammars import Grammars
 from outpace.serve.openai.tools import ToolCall, ToolParser, form_of
@@ -80,7 +80,7 @@ def test_a_demanded_call_can_be_written_and_read(special: bool) -> None:
     ids, text = followed(made, "grammar", form["grammar"])
     assert (CALL in ids, CLOSE in ids) == (True, True)
     hidden = {token for token, word in special_tokens(made).items() if word not in tags}
-    text = Showing(made, hidden).decode(ids, skip_special_tokens=True)
+    text = SpecialTokenFilter(made, hidden).decode(ids, skip_special_tokens=True)
     (call,) = ToolParser().feed(text)
     assert isinstance(call, ToolCall)
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Oslo"})

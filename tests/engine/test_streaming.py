@@ -88,16 +88,16 @@ def test_an_abandoned_stream_leaves_the_engine_empty() -> None:
     expected = llm.generate("go:", params)[0].token_ids
     stream = llm.stream("go:", params)
     next(stream)
-    assert llm.engine.busy
+    assert llm.engine.has_unfinished_requests
     stream.close()
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
     assert llm.generate("go:", params)[0].token_ids == expected
 
 
 def test_a_stream_that_was_never_begun_leaves_nothing_behind() -> None:
     llm = text_decoder()
     llm.stream("go:", SamplingParams(max_tokens=5))
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
 
 
 @pytest.mark.parametrize("at", [2, 5])
@@ -116,7 +116,7 @@ def test_an_interrupt_leaves_the_engine_usable(at: int) -> None:
     )
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["go:", "a", "bc"], [stopping, params, params])
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
     again = llm.generate(["go:", "a", "bc"], params)
     assert [o.token_ids for o in again] == [o.token_ids for o in expected]
 

@@ -47,7 +47,7 @@ def played(llm: LLM) -> list[Request]:
     for request in requests:
         llm.engine.add(request)
     with llm.engine.observing(note):
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
     assert max(held) <= LIMIT or not any(one.preemptions for one in requests)
     return requests
@@ -95,7 +95,7 @@ def test_what_was_learned_of_a_seeded_text_comes_back_with_it(name: str) -> None
         requests = [one for prompt in PROMPTS for one in llm.requests(prompt, SAMPLED)]
         for request in requests:
             llm.engine.add(request)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
         return requests
 
@@ -124,7 +124,7 @@ def test_the_window_of_a_drafter_with_a_short_context_stays_where_it_was() -> No
         requests = [one for prompt in PROMPTS for one in llm.requests(prompt, asked)]
         for request in requests:
             llm.engine.add(request)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
         return requests
 
@@ -140,7 +140,7 @@ def test_who_comes_last_leaves_first() -> None:
     for request in (last, middle, first):
         llm.engine.add(request)
     left: list[Request] = []
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
         aside = [one for one in (first, middle, last) if one.preemptions and one not in left]
         left += aside
@@ -156,7 +156,7 @@ def test_a_text_that_was_put_aside_may_end_there() -> None:
     while not requests[2].preemptions:
         llm.engine.step()
     llm.engine.remove(requests[2])
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert [one.finish_reason for one in requests] == ["length", "length", "abort"]
     assert len(llm.engine.waiting) <= 1  # the one that ended is taken out when its turn comes
@@ -186,7 +186,7 @@ def test_an_interruption_while_a_row_leaves_costs_no_text(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(llm.engine.target, "retain", interrupting)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         try:
             llm.engine.step()
         except KeyboardInterrupt:

@@ -34,7 +34,7 @@ def constant() -> Any:
 
 def saved(model: Any, folder: Path) -> str:
     head = Medusa(TargetShape.of(model.config, "the other model"), MedusaConfig(depths=2))
-    head.begin_from(model.lm_head.weight.float())
+    head.init_from_lm_head(model.lm_head.weight.float())
     save_head(head, folder)
     return str(folder)
 
@@ -75,7 +75,7 @@ def test_it_is_tried_in_every_router(method: str, constant: Any, tmp_path: Path)
         made(target("llama"))
     llm = made(constant)
     assert llm.engine.drafter.name == method
-    assert (llm.engine.target.active, llm.engine.busy) == (0, False)
+    assert (llm.engine.target.num_rows, llm.engine.has_unfinished_requests) == (0, False)
     wrong["check"] = False
     plain = LLM(target("llama"), max_model_len=CONTEXT).generate(PROMPTS, greedy(8))
     assert ids(made(target("llama")).generate(PROMPTS, greedy(8))) == ids(plain)
@@ -91,8 +91,8 @@ def test_it_is_used_all_the_same_on_request(constant: Any, tmp_path: Path) -> No
 
 def test_a_head_of_this_model_leaves_no_trace_of_its_trial(constant: Any, tmp_path: Path) -> None:
     llm = loaded(constant, saved(constant, tmp_path))
-    assert llm.engine.target.active == 0
-    assert not llm.engine.busy
+    assert llm.engine.target.num_rows == 0
+    assert not llm.engine.has_unfinished_requests
     assert llm.generate(PROMPTS, greedy(4))[0].request_id == "0"
 
 

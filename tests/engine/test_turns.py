@@ -16,10 +16,10 @@ from outpace.draft.registry import drafter_names, drafters, find_drafter
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
-from outpace.methods.choosers.base import Several
+from outpace.methods.choosers.base import CompositeDrafter
 from outpace.policy.auto import Auto
 from outpace.policy.lengths.adaptive import Constant
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -39,7 +39,7 @@ LOOK_UPS = {"none", "ngram", "suffix", "recycling", "retrieval", "consensus"}
 
 @lru_cache
 def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    return find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
 
 
 def decoder(**config: Any) -> LLM:
@@ -64,7 +64,7 @@ def test_texts_are_the_same_whoever_is_chosen(name: str) -> None:
 def why_not(method: str) -> str:
     """The reason for which a method cannot take turns with look-ups; "" for one that can."""
     kind = drafters()[method]
-    if issubclass(kind, Several):
+    if issubclass(kind, CompositeDrafter):
         return "stands for several drafters"
     if kind.capabilities.uses_aux_tokens:
         return "drafts inside the target's own pass"
@@ -97,7 +97,7 @@ def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: 
 def test_a_head_keeps_its_trees(branching: Any) -> None:
     head = {"method": "medusa", **specimen("medusa"), "branching": branching}
     llm, wide = decoder(lookups=[NGRAM], drafter=head, num_speculative_tokens=6), []
-    with llm.engine.observing(lambda trace: wide.append(trace.proposal.tree.most_siblings)):
+    with llm.engine.observing(lambda trace: wide.append(trace.proposal.tree.max_siblings)):
         check_texts(llm)
     assert max(wide) > 1
 
@@ -140,11 +140,11 @@ def folder(tmp_path: Path) -> str:
 def test_a_head_is_known_by_its_folder(folder: str) -> None:
     llm = LLM(target("llama"), speculative_config={"model": folder}, max_model_len=CONTEXT)
     assert llm.engine.drafter.name == "auto"
-    assert list(llm.engine.drafter.choices) == ["suffix", "medusa"]
+    assert list(llm.engine.drafter.candidate_drafters) == ["suffix", "medusa"]
     expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
     given = decoder(model=specimen("medusa")["model"]).engine.drafter
-    assert list(given.choices) == ["suffix", "medusa"]
+    assert list(given.candidate_drafters) == ["suffix", "medusa"]
 
 
 def test_a_head_is_no_draft_model(folder: str) -> None:
@@ -165,8 +165,8 @@ def test_a_head_that_learns_leaves_seeded_rows_to_look_ups() -> None:
     """It drafts nothing for them, and must not be chosen for that."""
     head = {"method": "medusa", **specimen("medusa"), "online": {"every": 64}}
     drafter = decoder(lookups=[NGRAM], drafter=head).engine.drafter
-    choices = drafter.choices.items()
-    assert {name: child.capabilities.skips_reproducible for name, child in choices} == {
+    candidate_drafters = drafter.candidate_drafters.items()
+    assert {name: child.capabilities.skips_reproducible for name, child in candidate_drafters} == {
         "ngram": False,
         "medusa": True,
     }

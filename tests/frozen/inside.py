@@ -122,10 +122,10 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
 def specimen(method: str, model: Any) -> Mapping[str, Any]:
     """Returns the options with which the contract tests build a method for this model."""
     from outpace.draft.registry import find_drafter
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import LoadedModel
 
     with torch.inference_mode(False):
-        return find_drafter(method).specimen(Loaded(model, None, "frozen"))
+        return find_drafter(method).specimen(LoadedModel(model, None, "frozen"))
 
 
 def specimen_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]]:
@@ -134,14 +134,14 @@ def specimen_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping
     from outpace.draft.registry import find_drafter
     from outpace.heads.checkpoint import save_head
     from outpace.heads.registry import head_names
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import LoadedModel
 
     for method in head_names():
         kind: Any = find_drafter(method)
-        sizes = {**kind.specimen_sizes, **SIZES.get(method, {})}
-        small: Any = type(kind.__name__, (kind,), {"specimen_sizes": sizes})
+        sizes = {**kind.dummy_sizes, **SIZES.get(method, {})}
+        small: Any = type(kind.__name__, (kind,), {"dummy_sizes": sizes})
         with torch.inference_mode(False):
-            head = small.specimen(Loaded(model, None, "frozen"))["model"]
+            head = small.specimen(LoadedModel(model, None, "frozen"))["model"]
         with tempfile.TemporaryDirectory() as folder:
             save_head(head, folder)
             about = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))

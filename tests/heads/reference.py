@@ -56,7 +56,7 @@ class Reference:
         found = self.weights[f"{name}.weight"] @ x
         return found + self.weights.get(f"{name}.bias", torch.zeros_like(found))
 
-    def guide(self, states: Tensor) -> Tensor:
+    def combine_hidden_states(self, states: Tensor) -> Tensor:
         """states: ``[n H]``."""
         if self.about.get("norm_before_fc"):
             states = self.norm("input_norm", states)
@@ -185,18 +185,18 @@ class Reference:
         """Returns the logits ``[1 + N, V]`` after a text and after each of N drafted tokens, whose
         parents are nodes, 0 the text. states: ``[T - 1, n H]``."""
         for at in range(len(text) - 1):
-            onward = self.entry(self.guide(states[at]), text[at + 1], at, range(at))
+            onward = self.entry(self.combine_hidden_states(states[at]), text[at + 1], at, range(at))
         last = len(text) - 2
-        guides, found = [onward[0]], [onward[1]]
+        features, found = [onward[0]], [onward[1]]
         depths, ways = [0], [list(range(last + 1))]
         masked = "mask_hidden" in self.weights
         for token, parent in zip(tokens, parents, strict=True):
-            guide, depth, way = guides[parent], depths[parent] + 1, ways[parent]
+            guide, depth, way = features[parent], depths[parent] + 1, ways[parent]
             if masked:
-                guide = self.guide(self.weights["mask_hidden"].flatten())
+                guide = self.combine_hidden_states(self.weights["mask_hidden"].flatten())
                 token = self.about["mask_token_id"]
             onward = self.entry(guide, token, last + depth, way)
-            guides.append(onward[0])
+            features.append(onward[0])
             found.append(onward[1])
             depths.append(depth)
             ways.append([*way, len(self.positions) - 1])

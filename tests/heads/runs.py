@@ -29,10 +29,10 @@ class Model:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embeddings[tokens]
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         return states @ self.output.T
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         return logits
 
 

@@ -18,9 +18,9 @@ from heads.runs import PROMPTS, Model, plain_texts, target, watch_drafts
 from heads.variants import say
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.methods.heads.dflash2 import DFlash2
-from outpace.methods.heads.dspark import Joint
+from outpace.methods.heads.dspark import BlockStep
 from targets.generating import greedy, ids
 
 RANK, KERNEL, GROUP, TOP = 3, 2, 4, 5
@@ -90,7 +90,7 @@ def test_every_path_is_what_its_makers_code_computes(tmp_path: Path) -> None:
         for path in ([root, 3, 7], [root, 7, 3], [root, 0, 1]):
             for depth, token in enumerate(path):
                 here, said = torch.tensor(token), outputs[row, depth]
-                at = Joint(depth, logits[row, depth], said, here, head.memory(here))
+                at = BlockStep(depth, logits[row, depth], said, here, head.memory(here))
                 found, _ = head.joined(at, model)
                 expected = reference.after(path[: depth + 1])
                 assert torch.equal(found.isinf(), expected.isinf())
@@ -116,7 +116,7 @@ def test_what_is_drafted_in_a_run(how: str, tmp_path: Path) -> None:
 
 def test_it_comes_back_bit_by_bit(tmp_path: Path) -> None:
     dflash2(tmp_path / "public")
-    assert kind_in(tmp_path / "public") == "dflash2"
+    assert find_head_kind(tmp_path / "public") == "dflash2"
     first = load_head(tmp_path / "public")
     save_head(first, tmp_path / "again", "dflash2")
     again = load_head(tmp_path / "again")

@@ -35,9 +35,9 @@ from outpace import LLM
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.methods.heads.dflash import DFlash
-from outpace.methods.heads.dspark import DSpark, Joint
+from outpace.methods.heads.dspark import BlockStep, DSpark
 from targets.generating import greedy, ids
 
 
@@ -99,7 +99,7 @@ CHANGES: Mapping[str, tuple[str, Change]] = {
 
 def made(name: str, folder: Path) -> DSpark:
     put_head(name, folder)
-    assert kind_in(folder) == "dspark"
+    assert find_head_kind(folder) == "dspark"
     head = load_head(folder)
     assert isinstance(head, DSpark)
     return head
@@ -124,7 +124,7 @@ def test_every_path_through_a_block_is_what_its_makers_code_computes(
         for depth, token in enumerate(path[:depths]):
             here, said = torch.tensor(token), outputs[0, 0, depth]
             sure = head.confidence(said, here)
-            found, memory = head.joined(Joint(depth, logits[depth], said, here, memory), model)
+            found, memory = head.joined(BlockStep(depth, logits[depth], said, here, memory), model)
             expected, chance = reference.after(path[: depth + 1])
             assert torch.allclose(found, expected[head.d2t], rtol=0, atol=1e-10)
             assert (sure is None) == (chance is None)
@@ -174,7 +174,7 @@ def test_against_deepspec(kind: str, tmp_path: Path) -> None:
     logits, memory = head.logits(outputs, Model()), head.memory(root[:, 0])
     for depth in range(4):
         here = outputs[:, depth], previous[:, depth]
-        found, memory = head.joined(Joint(depth, logits[:, depth], *here, memory), Model())
+        found, memory = head.joined(BlockStep(depth, logits[:, depth], *here, memory), Model())
         assert torch.allclose(found, wanted[:, depth], rtol=1e-5, atol=1e-5)
         confidence = head.confidence(*here)
         assert confidence is not None
@@ -223,7 +223,7 @@ def test_a_head_that_joins_nothing_is_one_of_dflash(tmp_path: Path) -> None:
     dspark(tmp_path / "public", plain)
     head = load_head(tmp_path / "public")
     assert type(head) is DFlash
-    assert kind_in(tmp_path / "public") == "dflash"
+    assert find_head_kind(tmp_path / "public") == "dflash"
     assert (head.config.depths, head.config.sample_from_anchor) == (4, True)
     for form in ("dflash", "speculators"):
         save_head(head, tmp_path / form, form)

@@ -17,9 +17,9 @@ from heads.runs import PROMPTS, Model, plain_texts, target
 from heads.variants import drop, say
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.methods.heads.dflash import DFlash
-from outpace.methods.heads.dspark import DSpark, Joint
+from outpace.methods.heads.dspark import BlockStep, DSpark
 from targets.generating import greedy, ids
 
 WIDE = 8
@@ -173,7 +173,7 @@ class Gemma4Reference(JoinedReference):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) -> None:
     gemma4(tmp_path, KINDS[kind])
-    assert kind_in(tmp_path) == "dspark"
+    assert find_head_kind(tmp_path) == "dspark"
     head, model = load_head(tmp_path).double(), Model()
     assert isinstance(head, DSpark)
     states, root, place = torch.randn(1, 6, 3 * SIZE, dtype=torch.float64), 11, 6
@@ -186,7 +186,7 @@ def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) 
         memory = head.memory(torch.tensor(root))
         for depth, token in enumerate(path):
             here, said = torch.tensor(token), outputs[0, 0, depth]
-            found, memory = head.joined(Joint(depth, logits[depth], said, here, memory), model)
+            found, memory = head.joined(BlockStep(depth, logits[depth], said, here, memory), model)
             expected, chance = reference.after(path[: depth + 1])
             assert torch.allclose(found, expected, rtol=0, atol=1e-10)
             sure = head.confidence(said, here)

@@ -34,9 +34,9 @@ from outpace.draft.base import Rows
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head, save_head
-from outpace.heads.layers import Entries, Sight
+from outpace.heads.layers import AttentionContext, KeyValues
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config, find_layers
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.teacher import Batch
 from targets.families import build
 from targets.generating import greedy, ids
@@ -62,18 +62,24 @@ def test_a_head_computes_what_its_makers_code_does(name: str, tmp_path: Path) ->
     states = torch.randn(len(TEXT) - 1, wide, dtype=torch.float64)
     expected = reference.drafted(TEXT, states, DRAFT, PARENTS)
 
-    sight = Sight.of_texts(head.begin(1), len(states))
-    outputs, entries = head.step(head.guide(states[None]), torch.tensor([TEXT[1:]]), sight, model)
+    attn_context = AttentionContext.causal(head.begin(1), len(states))
+    outputs, entries = head.step(
+        head.combine_hidden_states(states[None]), torch.tensor([TEXT[1:]]), attn_context, model
+    )
     found = [head.logits(outputs[:, -1:], model)[0, 0]]
     outputs, text, ways = [outputs[:, -1]], len(states), [[]]
     for node, (token, parent) in enumerate(zip(DRAFT, PARENTS, strict=True)):
         way = ways[parent]
         visible = torch.tensor([[*[True] * text, *(at in way for at in range(node)), True]])
         position = torch.tensor([[text + len(way)]])
-        guide, fed = head.after_text(outputs[parent][:, None], torch.tensor([[token]]))
-        output, own = head.step(guide, fed, Sight(position, entries, visible[None]), model)
-        parts = zip(*(each.by_layer(head.config.layers) for each in (entries, own)), strict=True)
-        entries = Entries.of_layers([before.then(new) for before, new in parts])
+        guide, fed = head.draft_inputs(outputs[parent][:, None], torch.tensor([[token]]))
+        output, own = head.step(
+            guide, fed, AttentionContext(position, entries, visible[None]), model
+        )
+        parts = zip(
+            *(each.split_layers(head.config.layers) for each in (entries, own)), strict=True
+        )
+        entries = KeyValues.join_layers([before.then(new) for before, new in parts])
         outputs.append(output[:, 0])
         ways.append([*way, node])
         found.append(head.logits(output, model)[0, 0])
@@ -344,7 +350,7 @@ def test_a_head_that_is_always_right_is_always_accepted(
     reads: tuple[int, ...], about: dict[str, Any], tmp_path: Path
 ) -> None:
     llm = decoder(counting(), right(tmp_path, reads, **about))
-    assert llm.engine.drafter.needs.states == reads
+    assert llm.engine.drafter.needs.hidden_layers == reads
     taken, drafted = accepted(llm, decoder(counting(), None))
     assert taken == drafted > 30
 
@@ -379,7 +385,7 @@ def test_the_neighbours_of_the_usual_layers_are_tried(
     head = load_head(right(tmp_path, reads))
     assert isinstance(head, Eagle3)
     model = counting()
-    loaded = replace(Loaded(model, None, "counting"), tokenizer=Tokenizer())
+    loaded = replace(LoadedModel(model, None, "counting"), tokenizer=Tokenizer())
     fit(head, TargetShape.of(model.config), "the head")
     assert head.names_no_layers
     listed = ", ".join(map(str, reads))
@@ -421,9 +427,9 @@ def test_a_parallel_head_learns_its_masks() -> None:
     assert head.mask_hidden is not None
     assert head.mask_hidden.grad is not None
     assert float(head.mask_hidden.grad.abs().max()) > 0
-    guides, tokens = head.after_text(torch.randn(2, 3, SIZE), torch.tensor([[1, 2, 3]] * 2))
+    features, tokens = head.draft_inputs(torch.randn(2, 3, SIZE), torch.tensor([[1, 2, 3]] * 2))
     assert torch.equal(tokens, torch.full((2, 3), 5))
-    assert torch.equal(guides[0, 0], guides[1, 2])
+    assert torch.equal(features[0, 0], features[1, 2])
 
 
 # -- what cannot be read ---------------------------------------------------------------------------

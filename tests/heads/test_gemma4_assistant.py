@@ -16,10 +16,10 @@ from outpace import LLM, SamplingParams
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.inspection import inspect
 from outpace.methods.heads.gemma4_assistant import Gemma4AssistantDrafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import build
 from targets.generating import greedy, ids
 from targets.test_vision import LENGTH, prompts
@@ -124,15 +124,15 @@ def test_what_is_drafted_in_a_run(
     def watched(rows: Rows, budgets: Sequence[int]) -> Proposal:
         nonlocal checked
         made: list[Any] = []
-        walk = drafter.walk
+        draft_steps = drafter.draft_steps
 
         def walking(rows: Rows) -> Any:
-            made.append(walk(rows))
+            made.append(draft_steps(rows))
             return made[-1]
 
-        drafter.walk = walking
+        drafter.draft_steps = walking
         found: Proposal = propose(rows, budgets)
-        drafter.walk = walk
+        drafter.draft_steps = draft_steps
         for row in range(len(rows)):
             text, count = rows.since(row, 0), int(found.counts[row])
             if not count:
@@ -188,14 +188,14 @@ def test_logits_are_those_of_transformers(
 ) -> None:
     theirs, model = reference(monkeypatch, kind), target()
     theirs.save_pretrained(tmp_path)
-    assert kind_in(tmp_path) == "gemma4_assistant"
+    assert find_head_kind(tmp_path) == "gemma4_assistant"
     llm = LLM(model, speculative_config=settings(tmp_path, num_speculative_tokens=3))
     drafter: Any = llm.engine.drafter
-    walk, checked = drafter.walk, 0
+    draft_steps, checked = drafter.draft_steps, 0
 
     def walking(rows: Rows) -> Any:
         nonlocal checked
-        found, text = walk(rows), rows.since(0, 0)
+        found, text = draft_steps(rows), rows.since(0, 0)
         memory = found._memory
         said = theirs(
             inputs_embeds=torch.cat(
@@ -208,9 +208,9 @@ def test_logits_are_those_of_transformers(
         assert torch.allclose(first, said.logits[:, 0], rtol=0, atol=1e-10)
         assert torch.allclose(found._memory, said.last_hidden_state, rtol=0, atol=1e-10)
         checked += 1
-        return walk(rows)
+        return draft_steps(rows)
 
-    drafter.walk = walking
+    drafter.draft_steps = walking
     with torch.inference_mode():
         llm.generate([PROMPTS[0]], greedy(12))
     assert checked > 2
@@ -229,7 +229,7 @@ def test_sampled_texts_are_the_same_alone_and_in_company(
 
 
 def test_prompts_with_images() -> None:
-    loaded = Loaded(seeing("gemma4"), None, "a tiny model")
+    loaded = LoadedModel(seeing("gemma4"), None, "a tiny model")
     config = {"method": "gemma4_assistant", "num_speculative_tokens": 3}
     config |= Gemma4AssistantDrafter.specimen(loaded)
     llm = LLM(loaded, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)

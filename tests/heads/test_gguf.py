@@ -21,7 +21,7 @@ from heads.runs import PROMPTS, plain_texts, target
 from heads.variants import READS, both, nested, say
 from outpace import LLM
 from outpace.errors import ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.inspection import inspect
 from targets.generating import greedy, ids
 
@@ -159,7 +159,7 @@ def test_a_file_holds_the_head_of_its_folder(name: str, tmp_path: Path) -> None:
     make(tmp_path / "folder", change)
     path = convert(tmp_path / "folder", tmp_path / "head.gguf", arch)
     wanted, found = load_head(tmp_path / "folder"), load_head(path)
-    assert kind_in(path) == wanted.kind
+    assert find_head_kind(path) == wanted.kind
     assert (type(found), found.layers) == (type(wanted), wanted.layers)
     skipped = {"norm_eps", "reads"}  # float32 in a file; none given: the usual
     ours, theirs = (

@@ -13,13 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import TargetShape, config_of
+from outpace.heads.base import TargetShape, parse_config
 from outpace.heads.checkpoint import fit, load_head, save_head
 from outpace.heads.folder import CONFIG, WEIGHTS
-from outpace.heads.layers import Sight
+from outpace.heads.layers import AttentionContext
 from outpace.heads.registry import find_head, head_names
-from outpace.methods.heads.attending import AttendingHead
 from outpace.methods.heads.blocks import BlockHead
+from outpace.methods.heads.decoder_heads import DecoderHead
 from outpace.methods.heads.eagle3 import Eagle3Config
 from outpace.methods.heads.hydra import HydraConfig
 from outpace.methods.heads.s2d import S2dConfig
@@ -36,16 +36,16 @@ class Parts:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.table[tokens]
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         return states @ self.table.to(states.dtype).T
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         return logits
 
 
 STEPPING = [kind for kind in head_names() if issubclass(find_head(kind), StepHead)]
 BLOCKS = [kind for kind in head_names() if issubclass(find_head(kind), BlockHead)]
-ATTENDING = [kind for kind in head_names() if issubclass(find_head(kind), AttendingHead)]
+ATTENDING = [kind for kind in head_names() if issubclass(find_head(kind), DecoderHead)]
 
 
 def head(kind: str, **sizes: int) -> Any:
@@ -74,15 +74,17 @@ def test_columns_do_not_see_each_other(kind: str) -> None:
 @pytest.mark.parametrize("kind", ATTENDING)
 def test_entries_are_the_same_one_at_a_time_and_all_at_once(kind: str) -> None:
     made, parts = head(kind).double(), Parts()
-    guides = made.guide(torch.randn(2, 5, 8 * len(made.layers), dtype=torch.float64))
+    features = made.combine_hidden_states(
+        torch.randn(2, 5, 8 * len(made.layers), dtype=torch.float64)
+    )
     tokens, at = torch.randint(20, (2, 5)), torch.arange(5).expand(2, -1)
     causal = torch.ones(2, 5, 5, dtype=torch.bool).tril()
-    together, _ = made.step(guides, tokens, Sight.of_texts(made.begin(2), 5), parts)
+    together, _ = made.step(features, tokens, AttentionContext.causal(made.begin(2), 5), parts)
     before = made.begin(2)
     for column in range(5):
         here = slice(column, column + 1)
-        sight = Sight(at[:, here], before, causal[:, here, : column + 1])
-        alone, entry = made.step(guides[:, here], tokens[:, here], sight, parts)
+        attn_context = AttentionContext(at[:, here], before, causal[:, here, : column + 1])
+        alone, entry = made.step(features[:, here], tokens[:, here], attn_context, parts)
         before = before.then(entry)
         assert torch.allclose(alone, together[:, here], atol=1e-12)
     assert not torch.allclose(together[:, :1], together[:, 1:2], atol=1e-3)
@@ -104,7 +106,7 @@ def test_positions_turn_queries_and_keys_as_in_transformers() -> None:
     theirs.o_proj = ours.o_proj
     x, at = torch.randn(1, 6, 16), torch.arange(3, 9)[None]
     causal = torch.ones(1, 6, 6, dtype=torch.bool).tril()
-    found, _ = ours(x, Sight(at, made.begin(1), causal))
+    found, _ = ours(x, AttentionContext(at, made.begin(1), causal))
     mask = torch.zeros(1, 1, 6, 6).masked_fill(~causal[:, None], float("-inf"))
     turn = LlamaRotaryEmbedding(config)(x, at)
     wanted, _ = theirs(x, position_embeddings=turn, attention_mask=mask)
@@ -161,7 +163,7 @@ def test_a_dflash_block_is_what_transformers_makes_of_it() -> None:
         noise_embeds=block, context_hidden_states=states, position_ids=torch.arange(9)[None],
         use_cache=False,
     ).last_hidden_state[:, 1:]  # fmt: skip
-    assert torch.allclose(found[:, 0], parts.head(wanted), atol=1e-5)
+    assert torch.allclose(found[:, 0], parts.compute_logits(wanted), atol=1e-5)
 
 
 SEEN = {"medusa": 0, "hydra": 2, "mlp_speculator": 2, "clover": 2, "lyanna": 2}
@@ -244,14 +246,14 @@ def test_weights_that_no_head_has_are_refused(tmp_path: Path) -> None:
 
 
 def test_entries_of_other_types_are_refused_and_whole_numbers_are_floats_too() -> None:
-    assert config_of(S2dConfig, {"confidence": 1}) == S2dConfig(confidence=1.0)
+    assert parse_config(S2dConfig, {"confidence": 1}) == S2dConfig(confidence=1.0)
     for name, value in (("rope", 5), ("depths", True), ("norm_eps", -1.0), ("norm_eps", math.nan)):
         with pytest.raises(ValueError, match=f"{name} is {value}"):
-            config_of(S2dConfig, {name: value})
+            parse_config(S2dConfig, {name: value})
     with pytest.raises(ValueError, match="reads is 3"):
-        config_of(Eagle3Config, {"reads": 3})
+        parse_config(Eagle3Config, {"reads": 3})
     with pytest.raises(ValueError, match="blocks is 0"):
-        config_of(HydraConfig, {"blocks": 0})
+        parse_config(HydraConfig, {"blocks": 0})
 
 
 def test_a_head_of_another_target_is_refused_by_its_shape() -> None:

@@ -17,7 +17,7 @@ from devices import DEVICE
 from heads.published import drawn
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.inspection import inspect
 from outpace.methods.heads.hydra import Hydra
 from targets.families import build
@@ -135,7 +135,7 @@ def test_every_path_is_what_its_makers_code_computes(
     arch: str, blocks: int, tmp_path: Path
 ) -> None:
     put(tmp_path, arch, blocks)
-    assert kind_in(tmp_path) == "hydra"
+    assert find_head_kind(tmp_path) == "hydra"
     head = load_head(tmp_path).double()
     assert isinstance(head, Hydra)
     assert (head.config.depths, head.config.blocks, head.target.vocab_size) == (3, blocks, TOKENS)

@@ -18,9 +18,9 @@ from heads.test_dflash2 import GROUP, KERNEL
 from heads.variants import drop, say
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.checkpoint import kind_in, load_head, save_head
+from outpace.heads.checkpoint import find_head_kind, load_head, save_head
 from outpace.methods.heads.dflash2 import DFlash2
-from outpace.methods.heads.dspark import Joint
+from outpace.methods.heads.dspark import BlockStep
 from targets.generating import greedy, ids
 
 WIDE, HEADS, TOP, FACTORS, SLOTS = 6, 2, 4, 5, 3
@@ -200,7 +200,7 @@ class LatticeReference(BlockReference):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) -> None:
     KINDS[kind](tmp_path)
-    assert kind_in(tmp_path) == "dflash2"
+    assert find_head_kind(tmp_path) == "dflash2"
     head, model = load_head(tmp_path).double(), Model()
     assert isinstance(head, DFlash2)
     assert head.lilicorr is not None
@@ -225,7 +225,7 @@ def test_every_path_is_what_its_makers_code_computes(kind: str, tmp_path: Path) 
                 tokens = torch.full((2, 1), token)
                 nothing = lattice.memory(tokens)
                 parts = logits[:, depth, None], outputs[:, depth, None], tokens, nothing
-                found = lattice.joined(Joint(depth, *parts), model)[0][row, 0]
+                found = lattice.joined(BlockStep(depth, *parts), model)[0][row, 0]
                 expected = reference.after(path[: depth + 1])
                 assert torch.equal(found.isinf(), expected.isinf())
                 known = ~expected.isinf()

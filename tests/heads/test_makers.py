@@ -17,8 +17,8 @@ from heads.test_hydra_format import put
 from heads.variants import YARN, both, latent, nested, say
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import fit, load_head
-from outpace.heads.layers import Sight
-from outpace.methods.heads.dspark import Joint
+from outpace.heads.layers import AttentionContext
+from outpace.methods.heads.dspark import BlockStep
 
 
 @pytest.mark.filterwarnings("ignore")  # of entries that transformers calls otherwise since
@@ -51,8 +51,8 @@ def test_latent_attention_beside_torchspec(tmp_path: Path) -> None:
         )  # fmt: skip
         wanted = maker.compute_logits(wanted)
     attending: Any = head
-    sight = Sight.of_texts(attending.begin(1), 9)
-    found, _ = attending.step(attending.guide(states), tokens, sight, model)
+    attn_context = AttentionContext.causal(attending.begin(1), 9)
+    found, _ = attending.step(attending.combine_hidden_states(states), tokens, attn_context, model)
     assert torch.allclose(attending.logits(found, model), wanted, rtol=0, atol=1e-4)
 
 
@@ -88,7 +88,7 @@ def test_domino_beside_specforge(shifted: bool, tmp_path: Path) -> None:
     logits, memory = head.logits(outputs, model), head.memory(path[:, 0])
     for depth in range(head.config.depths):
         parts = logits[:, depth], outputs[:, depth], path[:, depth], memory
-        found, memory = head.joined(Joint(depth, *parts), model)
+        found, memory = head.joined(BlockStep(depth, *parts), model)
         assert torch.allclose(found[0], wanted[depth + (not shifted)], rtol=0, atol=1e-4)
 
 

@@ -12,19 +12,19 @@ from outpace.draft.registry import find_drafter
 from outpace.heads.checkpoint import save_head
 from outpace.hf import speculative
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import noised, target
 
 from .generating import FAMILY, generated
 
 
 def test_auto_takes_a_trained_head_as_well(tmp_path: Path) -> None:
-    head = find_drafter("medusa").specimen(Loaded(target(FAMILY), None, FAMILY))["model"]
+    head = find_drafter("medusa").specimen(LoadedModel(target(FAMILY), None, FAMILY))["model"]
     save_head(head, tmp_path)
     for model in (head, tmp_path):
         custom = speculative(model, check=False)
         assert torch.equal(generated(custom=custom), generated())
-        assert "medusa" in custom._llm.engine.drafter.choices  # type: ignore[union-attr]
+        assert "medusa" in custom._llm.engine.drafter.candidate_drafters  # type: ignore[union-attr]
 
 
 def test_a_draft_model_in_a_folder_learns_online(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_draft_model_may_bring_code(monkeypatch: pytest.MonkeyPatch, tmp_path:
     noised(target(FAMILY), 0.1).save_pretrained(tmp_path)
     trusted: list[bool] = []
 
-    def loading(*given: Any, **options: Any) -> Loaded:
+    def loading(*given: Any, **options: Any) -> LoadedModel:
         trusted.append(options["trust_remote_code"])
         return load_drafter(*given, **options)
 

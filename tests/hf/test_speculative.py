@@ -30,7 +30,7 @@ from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.heads.checkpoint import save_head
 from outpace.hf import speculative
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.weights import pass_bytes
 from representatives import representatives
 from targets.families import VOCABULARY, build, drafter, noised, target
@@ -414,7 +414,7 @@ def test_the_drafters_own_options_reach_it(
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "hidden_transfer"])
 def test_a_trained_head_drafts(method: str, tmp_path: Path) -> None:
     """It is no model of transformers, by path or loaded."""
-    head = find_drafter(method).specimen(Loaded(target(FAMILY), None, FAMILY))["model"]
+    head = find_drafter(method).specimen(LoadedModel(target(FAMILY), None, FAMILY))["model"]
     save_head(head, tmp_path)
     for model in (head, tmp_path):
         custom = speculative(model, method=method, num_speculative_tokens=3, check=False)

@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import nn
 
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.parallel import processes
 from outpace.targets.parallel.follower import follow_to_the_end
-from outpace.targets.parallel.load import PartOfModel, SplitModel, read_split
+from outpace.targets.parallel.load import ShardSpec, SplitModel, read_split
 from outpace.targets.parallel.processes import Processes
 
 COUNT = 2
@@ -103,9 +103,9 @@ def following(before: Callable[[], None] | None = None) -> Iterator[tuple[Proces
 def split(both: Processes, model: Any, folder: Path, tokenizer: Any = None) -> SplitModel:
     """Returns a model that both processes hold together, after it was saved in a folder."""
     model.save_pretrained(folder)
-    return read_split(both, PartOfModel(str(folder), model.dtype, False, COUNT), tokenizer, 1)
+    return read_split(both, ShardSpec(str(folder), model.dtype, False, COUNT), tokenizer, 1)
 
 
-def whole(model: nn.Module, tokenizer: Any = None) -> Loaded:
+def whole(model: nn.Module, tokenizer: Any = None) -> LoadedModel:
     """Returns the same model as this process alone holds it."""
-    return Loaded(model, tokenizer, "whole")
+    return LoadedModel(model, tokenizer, "whole")

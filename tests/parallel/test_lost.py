@@ -59,7 +59,7 @@ def at(llm: LLM, name: str, number: int, do: Callable[[], None]) -> None:
     setattr(target._own, name, called)
 
 
-@pytest.mark.parametrize(("name", "number"), [("fill", 2), ("score", 3), ("commit", 3)])
+@pytest.mark.parametrize(("name", "number"), [("prefill", 2), ("score", 3), ("commit", 3)])
 def test_a_killed_process_ends_the_call(name: str, number: int, tmp_path: Path) -> None:
     """While a prompt is read, in a round, and between two rounds."""
     with led(tmp_path) as (llm, other):
@@ -70,7 +70,7 @@ def test_a_killed_process_ends_the_call(name: str, number: int, tmp_path: Path) 
         assert time.monotonic() - begin < 10
         with pytest.raises(ProcessLost, match="signal 9"):  # at once, and for good
             llm.generate(["one", "two"], greedy(4))
-        assert llm.engine.target.lost is not None
+        assert llm.engine.target.failure_reason is not None
     assert not distributed.is_initialized()
 
 
@@ -171,7 +171,7 @@ def test_a_server_that_has_lost_a_process_says_so_and_ends(tmp_path: Path) -> No
         on_tick = runner.on_tick
 
         async def asked_before(counter: int) -> bool:
-            if llm.engine.target.lost is None or seen:
+            if llm.engine.target.failure_reason is None or seen:
                 return await on_tick(counter)
             return False
 
@@ -187,7 +187,7 @@ def test_a_server_that_has_lost_a_process_says_so_and_ends(tmp_path: Path) -> No
         wait_for(lambda: runner.started)
         assert call(url, "/ready")[0] == 200
         other.kill()
-        wait_for(lambda: llm.engine.target.lost)
+        wait_for(lambda: llm.engine.target.failure_reason)
         status, body, _ = call(url, "/ready")
         answered, answer, _ = call(url, "/v1/completions", {"prompt": "once", "max_tokens": 4})
         seen.append((status, body["error"]["code"]))

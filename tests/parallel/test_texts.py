@@ -19,9 +19,9 @@ from outpace.core.proposal import AuxTokens
 from outpace.core.trees.tree import Tree
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
-from outpace.targets.base import Plan, PromptInputs, Scores, Target
-from outpace.targets.hf.loading.loaded import Loaded, probe_states
-from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.base import PromptInputs, ScoreInputs, Scores, Target
+from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
+from outpace.targets.hf.prefixes import PrefixStore
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.leader import Leader
 from outpace.targets.parallel.load import SplitModel
@@ -63,7 +63,7 @@ def test_every_kind_of_model(name: str, both: Processes, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_way_to_draft(method: str, llama: SplitModel) -> None:
-    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": method, "num_speculative_tokens": 4, **specimen}
     if method == "none":
         config = {"method": method}
@@ -81,7 +81,7 @@ def test_each_process_rounds_the_keys_and_values_of_its_heads(kind: str, llama: 
 
 @pytest.mark.parametrize("method", ["layer_skip", "early_exit"])
 def test_parts_of_the_target_draft_for_none_that_is_split(method: str, llama: SplitModel) -> None:
-    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     with pytest.raises(ConfigError, match="split over 2 processes, and cannot"):
         LLM(llama, speculative_config={"method": method, **specimen}, max_model_len=CONTEXT)
 
@@ -112,7 +112,7 @@ def test_a_text_goes_on_from_what_is_cached(llama: SplitModel) -> None:
 
 def test_forms_beams_and_text(both: Processes, tmp_path: Path) -> None:
     model = writer(EVEN)
-    two, one = split(both, model, tmp_path, tokenizer()), Loaded(model, tokenizer(), "writer")
+    two, one = split(both, model, tmp_path, tokenizer()), LoadedModel(model, tokenizer(), "writer")
     pair = llms(one, two, speculative_config={"method": "ngram", "prompt_lookup_min": 1})
     found = []
     for llm in pair:
@@ -136,21 +136,23 @@ def scored(target: Target, layers: frozenset[int]) -> list[Tensor]:
 
     for prompt in ([3, 1, 4, 1, 5], [9, 2, 6]):
         target.admit(PromptInputs(prompt))
-    while target.ready < target.active:
-        found += [part.states[layer] for part in target.fill(3, layers) for layer in sorted(layers)]
+    while target.num_ready_rows < target.num_rows:
+        found += [
+            part.states[layer] for part in target.prefill(3, layers) for layer in sorted(layers)
+        ]
     target.fork(0)
     tokens = torch.tensor([[7, 8, 9], [1, 2, 3], [4, 4, 4]])
     tree = Tree.uniform([0, 0, 1], 3)
-    note(target.score(Plan([[5], [6], [5]], tokens, tree, layers=layers)))
+    note(target.score(ScoreInputs([[5], [6], [5]], tokens, tree, layers=layers)))
     target.commit([[1, 3], [2], []])
     aux = AuxTokens(torch.tensor([[0, 4]] * 3), tokens=torch.tensor([[5, 6]] * 3))
-    scores = target.score(Plan([[1], [2], [3]], tokens, Tree.chain(3, 3), aux, layers))
+    scores = target.score(ScoreInputs([[1], [2], [3]], tokens, Tree.chain(3, 3), aux, layers))
     note(scores)
     assert scores.aux_logits is not None
     found.append(scores.aux_logits)
     target.commit([[1, 2, 3], [1], []])
     target.retain([1, 2])
-    note(target.score(Plan([[1], [2]], tokens[:2], Tree.chain(2, 3))))
+    note(target.score(ScoreInputs([[1], [2]], tokens[:2], Tree.chain(2, 3))))
     target.reset()
     found.append(target.forward_aux([1, 2, 3], AuxTokens(aux.parents[:1] * 0, aux.tokens[:1])))
     return found
@@ -158,12 +160,12 @@ def scored(target: Target, layers: frozenset[int]) -> list[Tensor]:
 
 def test_a_split_target_scores_as_a_whole_one(llama: SplitModel) -> None:
     model, layers = target("llama"), frozenset({0, 1, -1})
-    one = HFTarget(model, 3, CONTEXT, saved=SavedTexts(2))
+    one = HFTarget(model, 3, CONTEXT, saved=PrefixStore(2))
     two = Leader(llama, 3, CONTEXT, saved=(2, None))
     for left, right in zip(scored(one, layers), scored(two, layers), strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
-    for each in (two, two.another(1)):
-        assert (each.active, each.ready, list(each.lengths)) == (0, 0, [])
+    for each in (two, two.new_target(1)):
+        assert (each.num_rows, each.num_ready_rows, list(each.lengths)) == (0, 0, [])
 
 
 @torch.inference_mode()
@@ -172,10 +174,10 @@ def test_what_is_asked_of_the_model_itself(llama: SplitModel) -> None:
     tokens, states = torch.tensor([[1, 2, 3]]), torch.randn(1, 2, 32, dtype=torch.float64)
     pairs = [
         (one.embed(tokens), two.embed(tokens)),
-        (one.head(states), two.head(states)),
-        (one.plain([1, 2, 3]), two.plain([1, 2, 3])),
-        (one.plain([1, 2, 3], 2), two.plain([1, 2, 3], 2)),
-        (probe_states(Loaded(target("llama"), None, "")), probe_states(llama)),
+        (one.compute_logits(states), two.compute_logits(states)),
+        (one.forward_uncached([1, 2, 3]), two.forward_uncached([1, 2, 3])),
+        (one.forward_uncached([1, 2, 3], 2), two.forward_uncached([1, 2, 3], 2)),
+        (probe_states(LoadedModel(target("llama"), None, "")), probe_states(llama)),
     ]
     for left, right in pairs:
         torch.testing.assert_close(left, right, rtol=0, atol=1e-6)
@@ -187,7 +189,7 @@ def test_several_threads_ask_at_once(llama: SplitModel) -> None:
 
     def ask(number: int) -> None:
         found[number] = ids(llm.generate(PROMPTS[number], greedy(LENGTH)))
-        llm.engine.target.plain(PROMPTS[number])
+        llm.engine.target.forward_uncached(PROMPTS[number])
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(len(PROMPTS))]
     for thread in threads:

@@ -9,8 +9,8 @@ import pytest
 from outpace.core.stats import Seconds
 from outpace.draft.rounds import Outcome
 from outpace.policy.base import Controller, affordable
-from outpace.policy.costs import ENOUGH, RUN, CostTable, Place
-from outpace.policy.exploration import Exploration
+from outpace.policy.costs import MIN_SAMPLES, SPEED_CHANGE_ROUNDS, BatchBucket, CostTable
+from outpace.policy.exploration import TrialBudget
 from outpace.policy.lengths.adaptive import Constant
 
 from .loaded import Machine, State, tokens_written
@@ -41,66 +41,66 @@ def test_auto_comes_close_to_the_better_of_plain_and_a_fixed_width(name: str) ->
 
 
 def test_a_machine_that_changes_is_measured_anew() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
     for width in (0, 4):
         for _ in range(10):
-            costs.add(place, NAME, width, Seconds(0, 1.0 + width, 0))
+            costs.add(bucket, NAME, width, Seconds(0, 1.0 + width, 0))
     costs.add_reading(NAME, 8.0, 8)
-    for _ in range(RUN):
-        costs.add(place, NAME, 0, Seconds(0, 2.0, 0))
-    assert costs.plain(place) == 2.0
-    assert costs.of(place, NAME, 4) is None
-    assert costs.curve(place, NAME, [0, 1]) is None
-    assert costs.times_measured(place, NAME, 4) == 0
+    for _ in range(SPEED_CHANGE_ROUNDS):
+        costs.add(bucket, NAME, 0, Seconds(0, 2.0, 0))
+    assert costs.plain(bucket) == 2.0
+    assert costs.of(bucket, NAME, 4) is None
+    assert costs.curve(bucket, NAME, [0, 1]) is None
+    assert costs.times_measured(bucket, NAME, 4) == 0
     assert costs.reading(NAME, 8, 2.0) == 0
 
 
-def slow_table(place: Place) -> CostTable:
+def slow_table(bucket: BatchBucket) -> CostTable:
     """Costs of chains of one and two tokens on a slow machine."""
     costs = CostTable()
     for width in (0, 1, 2):
         for _ in range(10):
-            costs.add(place, NAME, width, Seconds(0, 1.0 + width / 10, 0))
+            costs.add(bucket, NAME, width, Seconds(0, 1.0 + width / 10, 0))
     return costs
 
 
 def test_a_new_width_that_is_too_fast_lets_plain_rounds_tell_why() -> None:
     """Eight tokens are expected to take 1.8 s, and take 0.9: the machine is twice as fast."""
-    place = Place.of(1, 10)
-    costs = slow_table(place)
-    assert not costs.doubted(place)
-    costs.add(place, NAME, 8, Seconds(0, 0.9, 0))
-    for _ in range(ENOUGH):
-        assert costs.doubted(place)
-        costs.add(place, NAME, 0, Seconds(0, 0.5, 0))
-    assert (costs.doubted(place), costs.plain(place), costs.changes) == (False, 0.5, 1)
-    assert [costs.times_measured(place, NAME, width) for width in (1, 2, 8)] == [0, 0, 1]
+    bucket = BatchBucket.of(1, 10)
+    costs = slow_table(bucket)
+    assert not costs.doubted(bucket)
+    costs.add(bucket, NAME, 8, Seconds(0, 0.9, 0))
+    for _ in range(MIN_SAMPLES):
+        assert costs.doubted(bucket)
+        costs.add(bucket, NAME, 0, Seconds(0, 0.5, 0))
+    assert (costs.doubted(bucket), costs.plain(bucket), costs.changes) == (False, 0.5, 1)
+    assert [costs.times_measured(bucket, NAME, width) for width in (1, 2, 8)] == [0, 0, 1]
 
 
 def test_a_new_width_that_is_cheap_changes_nothing() -> None:
     """On this machine further columns are free; plain rounds take what they took."""
-    place = Place.of(1, 10)
-    costs = slow_table(place)
-    costs.add(place, NAME, 8, Seconds(0, 1.2, 0))
-    for _ in range(ENOUGH):
-        assert costs.doubted(place)
-        costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
-    assert (costs.doubted(place), costs.changes) == (False, 0)
-    assert [costs.times_measured(place, NAME, width) for width in (1, 2, 8)] == [10, 10, 1]
+    bucket = BatchBucket.of(1, 10)
+    costs = slow_table(bucket)
+    costs.add(bucket, NAME, 8, Seconds(0, 1.2, 0))
+    for _ in range(MIN_SAMPLES):
+        assert costs.doubted(bucket)
+        costs.add(bucket, NAME, 0, Seconds(0, 1.0, 0))
+    assert (costs.doubted(bucket), costs.changes) == (False, 0)
+    assert [costs.times_measured(bucket, NAME, width) for width in (1, 2, 8)] == [10, 10, 1]
 
 
 def test_while_that_is_open_nothing_is_drafted() -> None:
     auto, row = alone(), request()
-    place = Place.of(1, row.length)
+    bucket = BatchBucket.of(1, row.length)
     for width in (0, 0, 0, 1, 2):
-        auto.costs.add(place, NAME, width, Seconds(0, 1.0 + width / 10, 0))
+        auto.costs.add(bucket, NAME, width, Seconds(0, 1.0 + width / 10, 0))
     assert budgets_of(auto, [row]) != [0]
-    auto.costs.add(place, NAME, 8, Seconds(0, 0.9, 0))
+    auto.costs.add(bucket, NAME, 8, Seconds(0, 0.9, 0))
     assert budgets_of(auto, [row]) == [0]
 
 
 def test_losses_on_a_machine_that_has_changed_are_forgotten() -> None:
-    budget = Exploration()
+    budget = TrialBudget()
     budget.enter(3.0)
     assert not budget.allows(0.1)
     budget.renew()
@@ -111,10 +111,10 @@ def test_losses_on_a_machine_that_has_changed_are_forgotten() -> None:
 
 
 def test_single_rounds_that_are_held_up_change_nothing() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
     for number in range(60):
-        costs.add(place, NAME, number % 2, Seconds(0, 9.0 if number % 4 == 3 else 1.0, 0))
-    assert all(costs.of(place, NAME, width) for width in (0, 1))
+        costs.add(bucket, NAME, number % 2, Seconds(0, 9.0 if number % 4 == 3 else 1.0, 0))
+    assert all(costs.of(bucket, NAME, width) for width in (0, 1))
 
 
 def play(asking: float, rounds: int = 600) -> tuple[float, int]:

@@ -20,16 +20,16 @@ from outpace.engine.request import Request
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, affordable
-from outpace.policy.costs import KEPT, CostTable, Place
+from outpace.policy.costs import MAX_SAMPLES, BatchBucket, CostTable
 from outpace.policy.estimator import Estimator, RoundRows
 from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.nominal import NominalCosts
-from outpace.policy.shapes import GrownTrees, Widths, best_of_size
+from outpace.policy.shapes import DraftSizes, GrownTrees, best_of_size
 from representatives import representatives
 
 COSTS = NominalCosts(level=0.1, node=0.04, started=0.1)
 MOST = 10
-CHAINS = Widths.chains(MOST)
+CHAINS = DraftSizes.chains(MOST)
 NAME = "drafter"
 
 Cost = Callable[[int, int], float]  # rows, width -> seconds
@@ -58,7 +58,7 @@ def request(tokens: int = 100_000, prompt: int = 8, **options: object) -> Reques
 
 
 def alone(
-    drafts: Widths | GrownTrees = CHAINS,
+    drafts: DraftSizes | GrownTrees = CHAINS,
     nominal: NominalCosts | None = None,
     name: str = NAME,
     **options: Any,
@@ -79,7 +79,7 @@ class Simulation:
         self.random = random.Random(seed)
         self.seconds = 0.0
         self.tokens = 0
-        self.widths: list[int] = []
+        self.sizes: list[int] = []
         self.drafting: list[int] = []  # rows, by round
         self.catching_up = 0.0  # what a first draft takes besides
 
@@ -95,7 +95,7 @@ class Simulation:
             width = max(outcome.drafted for outcome in outcomes)
             noise = self.random.uniform(0.95, 1.05) * (3 if self.random.random() < 0.02 else 1)
             took = self.cost(len(rows), width)
-            self.widths.append(width)
+            self.sizes.append(width)
             self.seconds += took
             self.tokens += sum(outcome.emitted for outcome in outcomes)
             late = self.catching_up if width and not (self.drafting and self.drafting[-1]) else 0.0
@@ -119,7 +119,7 @@ class Simulation:
 
 def best_fixed(cost: Cost, chance: float, rows: int = 1) -> float:
     """Tokens per second of the best constant width."""
-    tokens = Widths.chains(MOST).tokens([[chance]] * MOST, room=MOST)
+    tokens = DraftSizes.chains(MOST).tokens([[chance]] * MOST, room=MOST)
     return max(rows * tokens[width] / cost(rows, width) for width in tokens)
 
 
@@ -159,17 +159,17 @@ def test_a_drafter_that_gets_better_is_found_out() -> None:
     auto = Simulation(alone(), flat(0.1), lambda tokens, _: 0.9 if tokens > 400 else 0.0)
     row = request()
     auto.play([row], 400)
-    assert max(auto.widths[-50:]) <= 1
+    assert max(auto.sizes[-50:]) <= 1
     auto.play([row], 300)
-    assert sum(auto.widths[-100:]) / 100 > 3
+    assert sum(auto.sizes[-100:]) / 100 > 3
 
 
 def test_drafting_stops_where_the_batch_fills_the_machine() -> None:
     auto = alone()
     one = Simulation(auto, crowded, lambda *_: 0.7).play([request()], 300)
     full = Simulation(auto, crowded, lambda *_: 0.7).play([request() for _ in range(16)], 500)
-    assert sum(one.widths[-100:]) / 100 > 2
-    assert sum(full.widths[-100:]) / 100 < 0.2
+    assert sum(one.sizes[-100:]) / 100 > 2
+    assert sum(full.sizes[-100:]) / 100 < 0.2
     assert full.speed > 0.97 * 16 / crowded(16, 0)
 
 
@@ -196,21 +196,21 @@ def test_one_trial_tells_what_cannot_pay() -> None:
 
 
 def test_what_cannot_pay_is_not_weighed_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    weighed: list[Place] = []
+    weighed: list[BatchBucket] = []
     curve = CostTable.curve
 
     def counted(
-        self: CostTable, place: Place, name: str, levels: Sequence[int]
+        self: CostTable, bucket: BatchBucket, name: str, levels: Sequence[int]
     ) -> Sequence[float] | None:
-        weighed.append(place)
-        return curve(self, place, name, levels)
+        weighed.append(bucket)
+        return curve(self, bucket, name, levels)
 
     monkeypatch.setattr(CostTable, "curve", counted)
     auto, rows = alone(), [request() for _ in range(4)]
     play = Simulation(auto, lambda rows, width: 1 + 2 * width, lambda *_: 0.9)
     play.play(rows, 60)
     weighed.clear()
-    play.play(rows, 2 * KEPT)
+    play.play(rows, 2 * MAX_SAMPLES)
     assert 1 <= len(weighed) <= 4
     weighed.clear()
     play.play([*rows[:2], request(), request()], 1)
@@ -223,7 +223,7 @@ def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
     known = Simulation(auto, flat(0.1), lambda *_: 0.9)
     known.catching_up = 8.0  # for a prompt of eight tokens
     known.play([request()], 60)
-    assert known.widths[-1] > 0
+    assert known.sizes[-1] > 0
     fresh = request(tokens)
     (budget,) = budgets_of(auto, [fresh])
     assert (budget > 0) == drafts
@@ -233,7 +233,7 @@ def test_what_a_drafter_reads_first_must_pay(tokens: int, drafts: bool) -> None:
 def test_what_needs_no_prefill_has_nothing_to_read(needs_no_prefill: bool) -> None:
     auto = alone(CHAINS, needs_no_prefill=needs_no_prefill)
     Simulation(auto, flat(0.1), lambda *_: 0.9).play([request()], 60)
-    for _ in range(KEPT):
+    for _ in range(MAX_SAMPLES):
         auto.costs.add_reading(NAME, seconds=8.0, tokens=8)
     (budget,) = budgets_of(auto, [request(5)])
     assert (budget > 0) == needs_no_prefill
@@ -249,9 +249,9 @@ def test_beside_others_a_drafter_reads_what_is_expected_to_repay_it(
     known.play([request()], 60)
     beside, other = request(tokens), request(200)
     drafter = auto._candidates[NAME]
-    (width,) = drafter.plan(RoundRows([beside], [beside]), lambda _: 0.9).widths
+    (width,) = drafter.plan(RoundRows([beside], [beside]), lambda _: 0.9).sizes
     assert (width > 0) == drafts, "9 or 54 seconds saved, where reading takes 7"
-    assert drafter.plan(RoundRows([other], [other])).widths[0] > 0, "alone it is all that there is"
+    assert drafter.plan(RoundRows([other], [other])).sizes[0] > 0, "alone it is all that there is"
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
@@ -264,7 +264,7 @@ def test_requests_of_one_batch_are_chosen_for_together() -> None:
     good, bad = (levels.chances(auto[NAME].text(row).counts, 3)[0][0] for row in rows)
     assert good > 0.8
     assert bad < 0.2
-    assert sum(play.widths[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
+    assert sum(play.sizes[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
 
 
 def _all_or_nothing(row: Request, drafted: int, good: bool) -> Outcome:
@@ -281,7 +281,7 @@ def test_a_miss_teaches_nothing() -> None:
     assert auto[NAME].acceptance.chances(fresh.new(), 3) == fresh.chances(fresh.new(), 3)
     assert budgets_of(auto, [row]) == [1]  # asking costs nothing, so it goes on
     play.play([row], 200, found=lambda: play.random.choice([0, 0, 6]))
-    assert max(play.widths) == 6
+    assert max(play.sizes) == 6
 
 
 def test_trees_of_any_shape_promise_what_their_levels_bring() -> None:
@@ -318,7 +318,7 @@ def test_drafts_of_some_rows_must_pay_for_all(price: float, pays: bool) -> None:
     turn = itertools.count()
     play.play(rows, 1500, found=lambda: 0 if next(turn) % 4 else 1)
     assert play.speed > 0.97 * 4
-    assert (sum(width > 0 for width in play.widths[-500:]) > 250) == pays
+    assert (sum(width > 0 for width in play.sizes[-500:]) > 250) == pays
 
 
 def test_an_ended_text_teaches_nothing() -> None:
@@ -343,12 +343,12 @@ def test_wishes_and_what_is_left_bind_every_controller() -> None:
 
 def test_a_seeded_sampled_text_does_not_depend_on_times() -> None:
     seeded = {"temperature": 1, "seed": 7}
-    widths = []
+    sizes = []
     for seconds in (1e-6, 1.0, 1e6):
         play = Simulation(alone(CHAINS, COSTS), crowded_at(seconds), lambda *_: 0.6)
-        widths.append(play.play([request(**seeded)], 60).widths)
-    assert widths[0] == widths[1] == widths[2]
-    assert max(widths[0]) > 1
+        sizes.append(play.play([request(**seeded)], 60).sizes)
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert max(sizes[0]) > 1
     coupled = replace(request(**seeded), reproducible=False)
     assert budgets_of(alone(), [coupled]) == [0]  # a plain round comes first
     assert budgets_of(alone(), [request(temperature=1)]) == [0]
@@ -363,8 +363,8 @@ def test_a_round_without_a_price_teaches_all_but_times() -> None:
         timed.record(rows[:1], [outcome], Seconds(0, 1, 0))
         untimed.record(rows[1:], [outcome], None)
     assert budgets_of(timed, rows[:1]) == budgets_of(untimed, rows[1:])
-    assert timed.costs.places
-    assert not untimed.costs.places
+    assert timed.costs.buckets
+    assert not untimed.costs.buckets
 
 
 def crowded_at(seconds: float) -> Cost:
@@ -372,7 +372,7 @@ def crowded_at(seconds: float) -> Cost:
 
 
 def test_trees_are_cut_between_levels() -> None:
-    ladder = Widths.by_level(TreeShape.branching([4, 1, 1]))
+    ladder = DraftSizes.by_level(TreeShape.branching([4, 1, 1]))
     assert ladder.levels == {0: 0, 4: 1, 8: 2, 12: 3}
     auto = alone(ladder)
     row = request()
@@ -412,15 +412,15 @@ def test_a_tree_is_as_deep_and_as_wide_as_pays() -> None:
     assert deep.is_chain
     assert deep.size > 3
     wide = grow(alone(GrownTrees(COSTS)), [0.5, 0.5, 0.5, 0.5], level=0.4, node=0.01, rounds=600)
-    assert wide.most_siblings == 4
+    assert wide.max_siblings == 4
     assert wide.height < deep.height
 
 
 def test_a_tree_is_no_deeper_than_the_drafter_can_guess() -> None:
     """A drafter leaves deeper nodes out, and the others would have other numbers then."""
-    shallow = alone(GrownTrees(COSTS, deepest=2))
+    shallow = alone(GrownTrees(COSTS, max_depth=2))
     assert grow(shallow, [0.9, 0.1, 0.1, 0.1], level=0.05, node=0.1, rounds=600).height <= 2
-    assert GrownTrees(COSTS, most=9, deepest=2).static.shape.height <= 2
+    assert GrownTrees(COSTS, most=9, max_depth=2).static.shape.height <= 2
 
 
 @pytest.mark.parametrize("level", [0.0, 0.1, 0.4])
@@ -466,66 +466,68 @@ def test_finished_requests_are_forgotten() -> None:
 
 
 def test_costs_between_and_beyond_what_was_measured() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
-    assert costs.curve(place, NAME, range(5)) is None
-    costs.add(place, NAME, 0, Seconds(0, 1, 0))
-    assert costs.curve(place, NAME, range(5)) is None
-    costs.add(place, NAME, 2, Seconds(0.5, 1, 0))
-    assert costs.curve(place, NAME, range(5)) == [1.0, 1.25, 1.5, 1.75, 2.0]
-    far = Place.of(1, 3000)
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
+    assert costs.curve(bucket, NAME, range(5)) is None
+    costs.add(bucket, NAME, 0, Seconds(0, 1, 0))
+    assert costs.curve(bucket, NAME, range(5)) is None
+    costs.add(bucket, NAME, 2, Seconds(0.5, 1, 0))
+    assert costs.curve(bucket, NAME, range(5)) == [1.0, 1.25, 1.5, 1.75, 2.0]
+    far = BatchBucket.of(1, 3000)
     costs.add(far, NAME, 0, Seconds(0, 2, 0))
     assert costs.curve(far, NAME, range(3)) == [2.0, 2.5, 3.0]
-    found = costs.of(place, NAME, 2)
+    found = costs.of(bucket, NAME, 2)
     assert found is not None
     assert (found.total, found.draft, found.measured) == (1.5, 0.5, 1)
-    assert costs.of(place, NAME, 3) is None
-    assert costs.curve(place, "another", range(3)) is None
-    assert costs.of(place, "another", 0) == costs.of(place, NAME, 0), "plain rounds are everybody's"
-    assert Place.of(5, 600) == Place.of(8, 1024)
-    assert costs.places == [place, far]
+    assert costs.of(bucket, NAME, 3) is None
+    assert costs.curve(bucket, "another", range(3)) is None
+    assert costs.of(bucket, "another", 0) == costs.of(bucket, NAME, 0), (
+        "plain rounds are everybody's"
+    )
+    assert BatchBucket.of(5, 600) == BatchBucket.of(8, 1024)
+    assert costs.buckets == [bucket, far]
 
 
 def test_nodes_of_one_level_share_its_pass() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
-    costs.add(place, NAME, 0, Seconds(0, 1.0, 0), levels=0)
-    costs.add(place, NAME, 1, Seconds(0.5, 1.1, 0), levels=1)
-    assert costs.curve(place, NAME, [0, 1, 1, 2]) == pytest.approx([1.0, 1.6, 1.7, 2.3])
-    assert costs.slopes(place, NAME, forked=0.2) == pytest.approx((0.5, 0.1))
-    costs.add(place, NAME, 4, Seconds(1.0, 1.6, 0), levels=2)  # 0.2 of it for comparing siblings
-    assert costs.slopes(place, NAME, forked=0.2) == pytest.approx((0.5, 0.1))
-    costs.add(place, NAME, 1, Seconds(0.9, 1.1, 0), levels=2)
-    assert costs.times_measured(place, NAME, 1) == 1, "another number of passes is another draft"
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
+    costs.add(bucket, NAME, 0, Seconds(0, 1.0, 0), levels=0)
+    costs.add(bucket, NAME, 1, Seconds(0.5, 1.1, 0), levels=1)
+    assert costs.curve(bucket, NAME, [0, 1, 1, 2]) == pytest.approx([1.0, 1.6, 1.7, 2.3])
+    assert costs.marginal_costs(bucket, NAME, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(bucket, NAME, 4, Seconds(1.0, 1.6, 0), levels=2)  # 0.2 of it for comparing siblings
+    assert costs.marginal_costs(bucket, NAME, forked=0.2) == pytest.approx((0.5, 0.1))
+    costs.add(bucket, NAME, 1, Seconds(0.9, 1.1, 0), levels=2)
+    assert costs.times_measured(bucket, NAME, 1) == 1, "another number of passes is another draft"
 
 
 def test_drafting_is_never_free() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
-    costs.add(place, NAME, 0, Seconds(0, 2.0, 0))  # others had the memory, then
-    costs.add(place, NAME, 2, Seconds(0.5, 1.0, 0))
-    assert costs.curve(place, NAME, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
+    costs.add(bucket, NAME, 0, Seconds(0, 2.0, 0))  # others had the memory, then
+    costs.add(bucket, NAME, 2, Seconds(0.5, 1.0, 0))
+    assert costs.curve(bucket, NAME, range(5)) == [2.0, 2.25, 2.5, 2.75, 3.0]
 
 
 def test_one_round_that_was_held_up_does_not_hide_that_wider_drafts_pay() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
     for width, seconds in {0: 1.0, 1: 1.05, 4: 1.2, 16: 1.8}.items():
         for _ in range(3):
-            costs.add(place, NAME, width, Seconds(0, seconds, 0))
-    costs.add(place, NAME, 12, Seconds(0, 3.5, 0))
-    curve = costs.curve(place, NAME, range(17))
+            costs.add(bucket, NAME, width, Seconds(0, seconds, 0))
+    costs.add(bucket, NAME, 12, Seconds(0, 3.5, 0))
+    curve = costs.curve(bucket, NAME, range(17))
     assert curve is not None
     assert curve[12] == pytest.approx(1.6)
     assert curve[16] == pytest.approx(1.8)
     for _ in range(2):  # so it was not held up
-        costs.add(place, NAME, 12, Seconds(0, 3.5, 0))
-    again = costs.curve(place, NAME, range(17))
+        costs.add(bucket, NAME, 12, Seconds(0, 3.5, 0))
+    again = costs.curve(bucket, NAME, range(17))
     assert again is not None
     assert again[12] == again[16] == pytest.approx(3.5)
 
 
 def test_the_median_forgets_a_disturbed_round() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
     for seconds in (1.0, 1.0, 90.0):
-        costs.add(place, NAME, 0, Seconds(0, seconds, 0))
-    assert costs.plain(place) == 1.0
+        costs.add(bucket, NAME, 0, Seconds(0, seconds, 0))
+    assert costs.plain(bucket) == 1.0
 
 
 def test_a_drafter_that_stands_for_others_is_one_drafter() -> None:
@@ -536,17 +538,17 @@ def test_a_drafter_that_stands_for_others_is_one_drafter() -> None:
         outcome = Outcome(width, width, width, width + 1, method=method)
         row.output_ids += [1] * outcome.emitted
         auto.record([row], [outcome], Seconds(0.5 * width, 1, 0))
-    place = auto.costs.places[0]
-    assert [w for w in range(9) if auto.costs.of(place, NAME, w)] == [0, 4]
+    bucket = auto.costs.buckets[0]
+    assert [w for w in range(9) if auto.costs.of(bucket, NAME, w)] == [0, 4]
     assert auto[NAME].acceptance.typical(1)[0][0] > Acceptance().typical(1)[0][0]
 
 
 def test_a_seldom_measured_kind_of_round_follows_the_machine() -> None:
-    costs, place = CostTable(), Place.of(1, 10)
+    costs, bucket = CostTable(), BatchBucket.of(1, 10)
     for _ in range(20):
-        costs.add(place, NAME, 0, Seconds(0, 1.2, 0))
+        costs.add(bucket, NAME, 0, Seconds(0, 1.2, 0))
     for number in range(3 * 192):  # the machine is a little faster now, and rarely plays these
-        costs.add(place, NAME, 1, Seconds(0, 1.5, 0))
+        costs.add(bucket, NAME, 1, Seconds(0, 1.5, 0))
         if number % 48 == 0:
-            costs.add(place, NAME, 0, Seconds(0, 1.0, 0))
-    assert costs.plain(place) == 1.0
+            costs.add(bucket, NAME, 0, Seconds(0, 1.0, 0))
+    assert costs.plain(bucket) == 1.0

@@ -21,10 +21,10 @@ from outpace.draft.rounds import Outcome
 from outpace.engine.request import Request
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import AcceptancePredictionConfig, AcceptancePredictionHead
-from outpace.methods.models.specimen import noisy_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.teacher import origin_of
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
@@ -42,12 +42,12 @@ def request(**options: Any) -> Request:
 
 def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
     kind = find_length(name)
-    return kind(kind.usual if count is None else count, length_options(name, options))
+    return kind(kind.default_count if count is None else count, length_options(name, options))
 
 
 def watched(of: LengthPolicy, row: Request, outcome: Outcome, most: int = 12) -> None:
     """Plays a round in which the chain of a row was watched, which might have ``most`` tokens."""
-    begin = of.terms([row], DraftingTerms()).ends_after
+    begin = of.terms([row], DraftingTerms()).make_stopping_fn
     assert begin is not None
     begin([most])
     of.record([row], [outcome], None)
@@ -137,7 +137,7 @@ def test_the_threshold_of_draft_exit_moves_as_in_the_paper() -> None:
 
 
 def test_a_length_that_chooses_and_no_drafts_exclude_each_other() -> None:
-    for length in (name for name in length_names() if not find_length(name).stops):
+    for length in (name for name in length_names() if not find_length(name).can_stop_early):
         config = {"method": "ngram", "num_speculative_tokens": 0, "length": length}
         with pytest.raises(ConfigError, match="num_speculative_tokens=0 says that nothing is"):
             LLM(speculative_config=config)
@@ -146,7 +146,7 @@ def test_a_length_that_chooses_and_no_drafts_exclude_each_other() -> None:
 def test_what_look_ups_draft_does_not_move_the_threshold_of_draft_exit() -> None:
     """Method auto lets a look-up draft in some rows, and the model in others."""
     of, rows = policy("draft_exit"), [request(), request()]
-    begin = of.terms(rows, DraftingTerms()).ends_after
+    begin = of.terms(rows, DraftingTerms()).make_stopping_fn
     assert begin is not None
     begin([0, 4])  # the model drafts for the second row
     of.record(rows[:1], [Outcome(4, 4, 0, 1)], None)
@@ -161,7 +161,7 @@ def test_what_look_ups_draft_does_not_move_the_threshold_of_draft_exit() -> None
 
 def test_a_chain_ends_behind_an_unlikely_token() -> None:
     of, rows = policy("confidence"), [request(), request()]
-    begin = of.terms(rows, DraftingTerms()).ends_after
+    begin = of.terms(rows, DraftingTerms()).make_stopping_fn
     distribution = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]])
     assert begin is not None
     assert begin([4, 4])(distribution, torch.tensor([0, 1])).tolist() == [False, True]
@@ -170,24 +170,24 @@ def test_a_chain_ends_behind_an_unlikely_token() -> None:
 def test_a_chain_ends_before_a_distribution_that_knows_little() -> None:
     of, rows = policy("entropy", threshold=1.0), [request(), request()]
     terms = of.terms(
-        rows, DraftingTerms(keeps_drafting=lambda distribution: distribution[:, 0] < 0.8)
+        rows, DraftingTerms(continue_on_probs=lambda distribution: distribution[:, 0] < 0.8)
     )
     distribution = torch.tensor([[0.7, 0.2, 0.1], [0.34, 0.33, 0.33], [0.9, 0.1, 0.0]])
-    assert terms.keeps_drafting is not None
-    assert terms.keeps_drafting(distribution).tolist() == [True, False, False]
+    assert terms.continue_on_probs is not None
+    assert terms.continue_on_probs(distribution).tolist() == [True, False, False]
 
 
 def test_a_chain_ends_where_a_rejection_is_likely() -> None:
     of, row = policy("risk"), request()
     distribution = torch.tensor([[0.55, 0.45]])
-    ends = of.ending([row])([9])  # type: ignore[attr-defined]
+    ends = of.begin_round([row])([9])  # type: ignore[attr-defined]
     # Believed to be accepted with (1 + .55) / 2: 1 - .775 ** 4 is .64, and .72 with the fifth.
     answers = [bool(ends(distribution, torch.tensor([0]))) for _ in range(5)]
     assert answers == [False, False, False, False, True]
     of.record([row], [Outcome(5, 5, 2, 3)], None)
     known = of.calibration(row)  # type: ignore[attr-defined]
     assert (known.tested[5], known.accepted[5]) == (3, 2)
-    ends = of.ending([row])([9])  # type: ignore[attr-defined]
+    ends = of.begin_round([row])([9])  # type: ignore[attr-defined]
     assert [bool(ends(distribution, torch.tensor([0]))) for _ in range(4)] == [
         False,
         False,
@@ -199,7 +199,7 @@ def test_a_chain_ends_where_a_rejection_is_likely() -> None:
 def test_one_drafters_chains_do_not_end_anothers() -> None:
     """In a round in which each of two rows has its own drafter."""
     of, rows = policy("risk"), [request(), request()]
-    begin = of.ending(rows)  # type: ignore[attr-defined]
+    begin = of.begin_round(rows)  # type: ignore[attr-defined]
     likely, unlikely = torch.tensor([[0.95, 0.05]] * 2), torch.tensor([[0.05, 0.95]] * 2)
     first = begin([4, 0])
     assert first(unlikely, torch.tensor([0, 0])).tolist() == [False, False]
@@ -217,11 +217,11 @@ def test_a_chain_ends_by_the_chances_of_a_stop_head() -> None:
             return states[:, 0].logit()
 
     of = find_length("stop_head")(20, SimpleNamespace(head=Says(), threshold=0.7))
-    goes_on = of.terms([request()] * 2, DraftingTerms()).goes_on
-    assert goes_on is not None
+    continue_on_hidden = of.terms([request()] * 2, DraftingTerms()).continue_on_hidden
+    assert continue_on_hidden is not None
     chances = [[0.01, 0.01], [0.5, 0.9], [0.7, 0.9], [0.8, 0.3]]
     # The first ones are the root's. 1 - .5 * .7 is .65, and .72 with .8; 1 - .81 * .3 is .757.
-    answers = [goes_on(torch.tensor(each)[:, None]).tolist() for each in chances]
+    answers = [continue_on_hidden(torch.tensor(each)[:, None]).tolist() for each in chances]
     assert answers == [[True, True], [True, True], [True, True], [False, False]]
 
 
@@ -240,7 +240,7 @@ def stop_head() -> AcceptancePredictionHead:
     """One that says something else of each state."""
     torch.manual_seed(1)
     head = AcceptancePredictionHead(
-        origin_of(Loaded(drafter("llama"), None, "small")), AcceptancePredictionConfig()
+        origin_of(LoadedModel(drafter("llama"), None, "small")), AcceptancePredictionConfig()
     )
     torch.nn.init.normal_(head.linear.weight, std=0.5)
     return head.eval().requires_grad_(False)

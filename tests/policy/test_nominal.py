@@ -18,15 +18,15 @@ from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
 from outpace.policy.auto import Auto
 from outpace.policy.candidate import Candidate
 from outpace.policy.estimator import Estimator
-from outpace.policy.exploration import CREDIT, SHARE, Exploration
-from outpace.policy.nominal import PASS, NominalCosts
-from outpace.policy.shapes import GrownTrees, Widths
+from outpace.policy.exploration import INITIAL_CREDIT, TRIAL_SHARE, TrialBudget
+from outpace.policy.nominal import PASS_OVERHEAD, NominalCosts
+from outpace.policy.shapes import DraftSizes, GrownTrees
 from outpace.targets.cpu.weights.experts import is_experts
 from outpace.targets.hf.weights import experts_in
 
 from .test_controller import alone, request
 
-CHAINS = Widths.chains(10)
+CHAINS = DraftSizes.chains(10)
 
 
 def costs(drafter: float) -> NominalCosts:
@@ -41,13 +41,13 @@ class Text:
     drafter: float
     chance: Callable[[int], float]
     seed: int = 0
-    drafts: Widths = CHAINS
+    drafts: DraftSizes = CHAINS
     spent: float = 0.0
     widths: list[int] = field(default_factory=list)
 
     def write(self) -> Text:
         dice, cost = random.Random(self.seed), costs(self.drafter)
-        drafter = Candidate(Estimator("drafter", self.drafts, cost), Exploration())
+        drafter = Candidate(Estimator("drafter", self.drafts, cost), TrialBudget())
         row = request(self.tokens)
         while not row.finished:
             written = len(row.output_ids)
@@ -72,7 +72,7 @@ def test_a_useless_drafter_is_hardly_asked_and_costs_what_was_granted(
 ) -> None:
     text = Text(1000, drafter, lambda _: chance, seed).write()
     dearest = costs(drafter).round(10, 10) - 1
-    assert text.spent - 1000 <= CREDIT + SHARE * text.spent + dearest
+    assert text.spent - 1000 <= INITIAL_CREDIT + TRIAL_SHARE * text.spent + dearest
     assert text.spent / 1000 < 1.03
     assert sum(text.widths) / len(text.widths) < 0.4
 
@@ -91,7 +91,7 @@ def test_the_worst_case_is_bounded_too() -> None:
     dearest = costs(0.14).round(10, 10) - 1
     for turn in (0, 1, 3, 10, 60, 300):
         text = Text(1500, 0.14, lambda written, turn=turn: float(written < turn)).write()
-        assert text.spent - 1500 <= CREDIT + SHARE * text.spent + dearest
+        assert text.spent - 1500 <= INITIAL_CREDIT + TRIAL_SHARE * text.spent + dearest
 
 
 def test_a_drafter_that_gets_better_is_found_out() -> None:
@@ -101,7 +101,7 @@ def test_a_drafter_that_gets_better_is_found_out() -> None:
 
 
 def test_trees_are_cut_between_levels() -> None:
-    ladder = Widths.by_level(TreeShape.branching([3, 2, 1]))
+    ladder = DraftSizes.by_level(TreeShape.branching([3, 2, 1]))
     good = Text(300, 0.1, lambda _: 0.95, drafts=ladder).write()
     bad = Text(300, 0.1, lambda _: 0.0, drafts=ladder).write()
     assert set(good.widths) <= set(ladder.values)
@@ -110,7 +110,7 @@ def test_trees_are_cut_between_levels() -> None:
 
 
 def test_no_draft_reaches_beyond_the_text() -> None:
-    drafter = Candidate(Estimator("drafter", CHAINS), Exploration())
+    drafter = Candidate(Estimator("drafter", CHAINS), TrialBudget())
     assert drafter.nominal(request(1))[0] == 0
     assert drafter.nominal(request(2))[0] == 1
 
@@ -163,7 +163,7 @@ def test_a_drafter_costs_its_weights_over_the_targets() -> None:
         sum(w.nbytes for name, w in model.named_parameters() if "embed_tokens" not in name)
         for model in (small, target)
     ]
-    drafting, scoring = (read + PASS for read in weights)
+    drafting, scoring = (read + PASS_OVERHEAD for read in weights)
     for config, level in (
         ({"method": "draft_model", "model": small}, drafting / scoring),
         ({"method": "ngram"}, 0.0),

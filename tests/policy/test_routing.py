@@ -13,14 +13,14 @@ import pytest
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import LookupDraft, Outcome, Pick
+from outpace.draft.rounds import DrafterChoice, LookupDraft, Outcome
 from outpace.engine.request import Request
-from outpace.policy.auto import Auto, would_be
+from outpace.policy.auto import Auto, trail_if_verified
 from outpace.policy.base import affordable
-from outpace.policy.costs import CostTable, Place
+from outpace.policy.costs import BatchBucket, CostTable
 from outpace.policy.estimator import Estimator
 from outpace.policy.nominal import NominalCosts
-from outpace.policy.shapes import Widths
+from outpace.policy.shapes import DraftSizes
 
 from .test_controller import request
 
@@ -46,7 +46,7 @@ TASKS = {"copying": COPYING, "prose": PROSE, "nothing": NOTHING}
 
 
 def routing(model: bool = True, skips_reproducible: bool = False) -> Auto:
-    chains, costs = Widths.chains(MOST), NominalCosts(level=0.1, node=0.02)
+    chains, costs = DraftSizes.chains(MOST), NominalCosts(level=0.1, node=0.02)
     drafters = [Estimator("look-up", chains, NominalCosts(node=0.02), look_up=True)]
     if model:
         drafters.append(Estimator("model", chains, costs, skips_reproducible=skips_reproducible))
@@ -122,12 +122,14 @@ def as_finds(found: Sequence[Sequence[int]]) -> list[LookupDraft]:
     return list(map(LookupDraft, found))
 
 
-def picked(of: Auto, rows: Sequence[Request], found: Sequence[Sequence[int]]) -> list[Pick]:
+def picked(
+    of: Auto, rows: Sequence[Request], found: Sequence[Sequence[int]]
+) -> list[DrafterChoice]:
     """Who drafts in the coming round, and how much. found: by the look-up, in each row."""
     plan = of.plan(rows, DraftingTerms())
     budgets = affordable(rows, plan.budgets)
     if not of._look_ups:  # it stands alone
-        return [Pick("look-up", budget) for budget in budgets]
+        return [DrafterChoice("look-up", budget) for budget in budgets]
     return of.pick(rows, {"look-up": as_finds(found)}, budgets)
 
 
@@ -220,7 +222,7 @@ def test_a_text_that_is_copied_is_not_read_to_try_the_model(seed: int) -> None:
 def test_a_text_is_charged_for_the_trials_that_are_made() -> None:
     """A look-up may draft in a round in which the model's draft would be tried."""
     of, row = routing(), request(tokens=400, prompt=5)
-    place = Place.of(1, row.length)
+    place = BatchBucket.of(1, row.length)
     for _ in range(3):
         of.costs.add(place, "", 0, Seconds(0, 1.0, 0))
         of.costs.add(place, "look-up", 1, Seconds(0, 1.1, 0))
@@ -276,7 +278,7 @@ def test_what_earlier_versions_kept_is_read() -> None:
 
 def test_times_of_an_earlier_run_are_measured_in_this_ones_plain_rounds() -> None:
     earlier, costs, name = CostTable(), CostTable(), "model"
-    place, far = Place.of(1, 100), Place.of(1, 5000)
+    place, far = BatchBucket.of(1, 100), BatchBucket.of(1, 5000)
     for width, seconds in ((0, 2.0), (1, 3.0), (4, 5.0)):
         earlier.add(place, name, width, Seconds(0.5 * width, seconds - 0.5 * width, 0.0))
     earlier.add_reading(name, seconds=6.0, tokens=10)
@@ -321,7 +323,7 @@ def test_what_a_look_up_would_have_brought_is_learned_while_the_model_drafts() -
 
     play.play(60, [row], task, model_only, of.record)
     assert of["look-up"].tokens(row, 4) > 4.5
-    assert would_be([1, 2], [1, 2, 3]) == [(1, 0), (1, 0)]
+    assert trail_if_verified([1, 2], [1, 2, 3]) == [(1, 0), (1, 0)]
 
 
 def test_look_ups_alone_lose_nothing_where_they_find_nothing() -> None:

@@ -22,12 +22,12 @@ from outpace.llm import BUNDLED
 from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, RoundPlan, affordable
 from outpace.policy.lengths.adaptive import Constant
-from outpace.policy.shapes import Widths
+from outpace.policy.shapes import DraftSizes
 from outpace.policy.stopping import Stopping
 
 from .test_controller import alone
 
-CHAINS = Widths.chains(16)
+CHAINS = DraftSizes.chains(16)
 SURE, UNSURE = 0.95, 0.35
 DRAFTER = BUNDLED / "drafter"
 DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rounds
@@ -57,7 +57,7 @@ def chains(auto: Auto, rows: Sequence[Request], of: Drafter) -> list[tuple[int, 
     budgets, terms = affordable(rows, plan.budgets), plan.terms
     if not any(budgets):
         return [(0, 0)] * len(rows)
-    ends = None if terms.ends_after is None else terms.ends_after(budgets)
+    ends = None if terms.make_stopping_fn is None else terms.make_stopping_fn(budgets)
     counts, drafted = list(budgets), [[of.next()] for _ in rows]
     while True:
         length = len(drafted[0])
@@ -156,25 +156,29 @@ def test_texts_are_the_same_where_chains_end(config: dict[str, Any], temperature
 
 def test_a_small_drafter_is_not_looked_at() -> None:
     controller = LLM(speculative_config={"method": "draft_model"}).engine.controller
-    assert controller.plan([], DraftingTerms()).terms.ends_after is None
+    assert controller.plan([], DraftingTerms()).terms.make_stopping_fn is None
 
 
 def test_drafts_that_end_in_time_bring_more() -> None:
-    ending = play(alone(CHAINS, stops=True), [request()], 1500, Drafter(random.Random(1)))
+    ending = play(alone(CHAINS, can_stop_early=True), [request()], 1500, Drafter(random.Random(1)))
     always = play(alone(CHAINS), [request()], 1500, Drafter(random.Random(1)))
     assert ending > 1.08 * always
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_pays_is_not_given_up_before_it_is_known_how_early_chains_end(seed: int) -> None:
-    auto, of, made = alone(CHAINS, stops=True), Drafter(random.Random(seed), sure_of=0.6), []
+    auto, of, made = (
+        alone(CHAINS, can_stop_early=True),
+        Drafter(random.Random(seed), sure_of=0.6),
+        [],
+    )
     for _ in range(4):
         play(auto, [request()], 60, of, made.append)
     assert sum(count > 0 for ((count, _),) in made) > 0.7 * len(made)
 
 
 def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
-    auto, lengths, row = alone(CHAINS, stops=True), [], request()
+    auto, lengths, row = alone(CHAINS, can_stop_early=True), [], request()
     play(auto, [row], 600, Drafter(random.Random(2)))
 
     @dataclass
@@ -192,7 +196,7 @@ def test_a_chain_ends_behind_a_token_of_which_the_drafter_is_not_sure() -> None:
 
 @pytest.mark.parametrize("rows", [2, 4, 9])
 def test_a_batch_for_which_drafting_does_not_pay_is_tried_now_and_then(rows: int) -> None:
-    auto, made = alone(CHAINS, stops=True), []
+    auto, made = alone(CHAINS, can_stop_early=True), []
     hopeless = Drafter(random.Random(5), sure_of=0.0)
     play(auto, [request() for _ in range(rows)], 800, hopeless, made.append)
     drafting = [each for each in made if any(count for count, _ in each)]
@@ -200,7 +204,7 @@ def test_a_batch_for_which_drafting_does_not_pay_is_tried_now_and_then(rows: int
 
 
 def test_rows_of_a_batch_end_together() -> None:
-    auto, made = alone(CHAINS, stops=True), []
+    auto, made = alone(CHAINS, can_stop_early=True), []
     play(auto, [request() for _ in range(3)], 300, Drafter(random.Random(3)), made.append)
     drafting = [each for each in made if max(each)[0]]
     assert len({each[0][0] for each in drafting}) > 2  # of many lengths
@@ -211,13 +215,13 @@ def test_rows_of_a_batch_end_together() -> None:
 
 @pytest.mark.parametrize("options", [{"temperature": 1.0, "seed": 7}, {"speculative": 6}])
 def test_what_a_row_drafts_by_its_own_rule_is_not_ended(options: dict[str, object]) -> None:
-    auto = alone(CHAINS, stops=True)
+    auto = alone(CHAINS, can_stop_early=True)
     play(auto, [request()], 400, Drafter(random.Random(4)))
     rows = [request(**options), request()]
     plan = auto.plan(rows, DraftingTerms())
     budgets, terms = affordable(rows, plan.budgets), plan.terms
-    assert terms.ends_after is not None
-    ends = terms.ends_after([6, *budgets[1:]])
+    assert terms.make_stopping_fn is not None
+    ends = terms.make_stopping_fn([6, *budgets[1:]])
     doubted = torch.tensor([[0.99, 0.01]] * 2)
     ended = [ends(doubted, torch.tensor([1, 1])).tolist() for _ in range(3)]
     assert not any(own for own, _ in ended)
@@ -228,7 +232,7 @@ def test_a_token_that_was_not_drafted_any_more_counts_as_missed() -> None:
     own = stopping.new()
     stopping.begin([row])
     stopping.plan(rate=100.0, curve=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # nothing is worth that
-    begin = stopping.terms([row], DraftingTerms()).ends_after
+    begin = stopping.terms([row], DraftingTerms()).make_stopping_fn
     assert begin is not None
     assert begin([4])(torch.tensor([[0.0, 1.0]]), torch.tensor([1])).item()
     outcome = Outcome(1, 1, 1, 2)

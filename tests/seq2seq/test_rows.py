@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace import LLM, SamplingParams
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import OutpaceError
 from outpace.targets.base import PromptInputs
@@ -50,7 +50,7 @@ def sources_read(model: Any) -> tuple[list[int], Any]:
 
 
 def play(llm: LLM) -> None:
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
 
 
@@ -152,16 +152,16 @@ def test_or_is_refused(method: str) -> None:
 # -- other threads ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", ["encode", "head", "read"])
+@pytest.mark.parametrize("what", ["encode", "compute_logits", "read"])
 def test_nobody_else_computes_while_a_pass_has_the_models_head_hooked(what: str) -> None:
     """A pass lets the head see its last columns only, and so does the encoding of a source."""
     model = target("bart")
     made = HFTarget(model, rows=1, max_length=CONTEXT)
-    made.admit(PromptInputs([2], source=Source(PROMPTS[0])))
+    made.admit(PromptInputs([2], source=EncoderInputs(PROMPTS[0])))
     states = torch.zeros(1, 3, model.config.d_model, dtype=torch.float64)
     calls: dict[str, Callable[[], object]] = {
         "encode": lambda: made.runner.sources.encode(0, 9),
-        "head": lambda: made.head(states),
+        "compute_logits": lambda: made.compute_logits(states),
         "read": lambda: made.runner.model.read(states, torch.zeros(1, 1, dtype=torch.long)),
     }
     with ThreadPoolExecutor(1) as pool:

@@ -34,7 +34,7 @@ def running(llm: LLM, **settings: Any) -> Iterator[str]:
     finally:
         runner.should_exit = True
         wait_for(lambda: not thread.is_alive(), 30.0)
-        assert not llm.engine.busy
+        assert not llm.engine.has_unfinished_requests
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> None:

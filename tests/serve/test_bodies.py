@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from outpace import LLM
-from outpace.serve.bodies import LONG, LONG_AT_ONCE, WAITING, Body, Reading
+from outpace.serve.bodies import LONG, MAX_LONG_BODIES, WAITING, Body, BodyParser
 from outpace.serve.openai.calls import Call, Reader
 from outpace.serve.openai.errors import ApiError
 
@@ -45,10 +45,10 @@ class Slow:
         finally:
             self._free.set()
 
-    async def fill(self, reading: Reading) -> list[asyncio.Task[object]]:
+    async def fill(self, reading: BodyParser) -> list[asyncio.Task[object]]:
         """Takes all turns."""
-        taken = [asyncio.create_task(reading(self, MANY, stays)) for _ in range(LONG_AT_ONCE)]
-        while len(self.begun) < LONG_AT_ONCE:
+        taken = [asyncio.create_task(reading(self, MANY, stays)) for _ in range(MAX_LONG_BODIES)]
+        while len(self.begun) < MAX_LONG_BODIES:
             await asyncio.sleep(0.001)
         return taken
 
@@ -57,17 +57,17 @@ def test_a_short_body_never_waits_for_long_ones() -> None:
     slow = Slow()
 
     async def play() -> list[object]:
-        reading = Reading(60)
+        reading = BodyParser(60)
         form = {"guided_regex": "a"}
         bodies = [Body(f"long {n}", LONG) if n % 2 else Body(form, 20) for n in range(60)]
         with slow.until_the_end():
             long = [asyncio.create_task(reading(slow, body, stays)) for body in bodies]
-            while len(slow.begun) < LONG_AT_ONCE:
+            while len(slow.begun) < MAX_LONG_BODIES:
                 await asyncio.sleep(0.001)
             body = Body("short", LONG - 1)
             short = await asyncio.wait_for(reading(str.upper, body, stays), 10)
             assert short == "SHORT"
-            assert len(slow.begun) == LONG_AT_ONCE
+            assert len(slow.begun) == MAX_LONG_BODIES
         return await asyncio.gather(*long)
 
     assert asyncio.run(play())[1::2] == [f"long {n}" for n in range(1, 60, 2)]
@@ -77,7 +77,7 @@ def test_only_so_many_long_bodies_wait() -> None:
     slow = Slow()
 
     async def play() -> None:
-        reading = Reading(60)
+        reading = BodyParser(60)
         with slow.until_the_end():
             taken = await slow.fill(reading)
             taken += [asyncio.create_task(reading(slow, MANY, stays)) for _ in range(WAITING)]
@@ -98,7 +98,7 @@ def test_a_body_waits_no_longer_than_its_time_and_its_client() -> None:
         await asyncio.sleep(0.01)
 
     async def play() -> None:
-        reading = Reading(0.05)
+        reading = BodyParser(0.05)
         with slow.until_the_end():
             taken = await slow.fill(reading)
             with pytest.raises(ApiError) as late:
@@ -112,9 +112,9 @@ def test_a_body_waits_no_longer_than_its_time_and_its_client() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await ended
         await asyncio.gather(*taken)
-        assert len(slow.begun) == LONG_AT_ONCE
-        again = [reading(slow, MANY, stays) for _ in range(LONG_AT_ONCE)]
-        assert await asyncio.gather(*again) == ["long"] * LONG_AT_ONCE, "no turn was lost"
+        assert len(slow.begun) == MAX_LONG_BODIES
+        again = [reading(slow, MANY, stays) for _ in range(MAX_LONG_BODIES)]
+        assert await asyncio.gather(*again) == ["long"] * MAX_LONG_BODIES, "no turn was lost"
 
     asyncio.run(play())
 

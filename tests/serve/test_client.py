@@ -320,7 +320,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 def test_an_error_names_its_field_whatever_words_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of a form, for example, speaks of the model, which is a field, too."""
     llm = LLM(speculative_config={"method": "none"}, max_num_seqs=1)
-    grammars = llm.intake._grammars_with(llm.intake.ends.of_texts)
+    grammars = llm.input_processor._grammars_with(llm.input_processor.ends.of_texts)
     monkeypatch.setattr(grammars, "_eos_ids", [])  # as of a model without an end
     reader = Reader(llm, Settings(model_name=MODEL))
     form = {"type": "json_object"}

@@ -76,7 +76,7 @@ def test_a_connection_with_a_request_stays(llm: LLM, monkeypatch: pytest.MonkeyP
 
 
 def test_a_stream_with_nothing_to_say_says_so(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_calls, "SILENCE", 0.0001)
+    monkeypatch.setattr(open_calls, "KEEPALIVE_SECONDS", 0.0001)
     asked = {**ENDLESS, "max_tokens": 100}
     with running(llm) as url:
         with closing(connected(url)) as connection:

@@ -49,7 +49,7 @@ def thread(llm: LLM) -> Iterator[EngineThread]:
     yield made
     made.close(0)
     llm.engine.step()
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
     assert not llm.engine.running
 
 
@@ -140,13 +140,13 @@ def test_a_cancelled_job_gives_its_row_back_within_a_round(llm: LLM, thread: Eng
 
 
 def test_more_than_may_wait_are_refused(llm: LLM, thread: EngineThread) -> None:
-    room = llm.engine.target.rows + 4
+    room = llm.engine.target.max_rows + 4
     jobs = [Listener(llm, max_tokens=200, ignore_eos=True) for _ in range(room)]
     for one in jobs:
         thread.submit(one.job)
     with pytest.raises(QueueFull):
         thread.submit(Listener(llm).job)
-    wait_for(lambda: thread.running == llm.engine.target.rows)
+    wait_for(lambda: thread.running == llm.engine.target.max_rows)
     assert thread.waiting == 4
     for one in jobs:
         thread.cancel(one.job)
@@ -158,7 +158,7 @@ def test_more_than_may_wait_are_refused(llm: LLM, thread: EngineThread) -> None:
 
 
 def test_a_job_that_waits_is_left_alone_and_keeps_its_time(llm: LLM, thread: EngineThread) -> None:
-    rows = llm.engine.target.rows
+    rows = llm.engine.target.max_rows
     params: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "speculative": "off"}
     jobs = [Listener(llm, **params) for _ in range(rows)]
     for one in jobs:
@@ -327,7 +327,7 @@ def test_a_trace_that_cannot_be_written_ends_no_text(
     tracer.follow(requests)
     with llm.engine.observing(tracer):
         llm.engine.add(requests[0])
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
     assert requests[0].output_ids == expected.token_ids
     assert tracer.take(requests[0]) == []

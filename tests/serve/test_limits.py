@@ -288,7 +288,7 @@ def test_settings_that_no_server_can_have(wrong: dict[str, Any]) -> None:
 
 def test_a_full_queue_says_so(llm: LLM) -> None:
     with running(llm, max_waiting=1) as url:
-        rows = llm.engine.target.rows
+        rows = llm.engine.target.max_rows
         held = [opened(url, {**ENDLESS, "stream": True}) for _ in range(rows + 1)]
         wait_for(lambda: running_now(url) == rows)
         wait_for(lambda: call(url, "/ready")[1]["waiting"] == 1)

@@ -46,7 +46,7 @@ def test_completions_name_parts_of_characters_as_openai_does() -> None:
     and one in one."""
     decoder = fallback()
     tokens = [*bytes_as(COMMA), *bytes_as(FIT), *bytes_as(GROW)]
-    choice = TextChoice(0, 0, TokenTexts(decoder), decoder.growing())
+    choice = TextChoice(0, 0, TokenTexts(decoder), decoder.new_detokenizer())
     (item,) = choice.feed(delta(tokens))
     found = item["logprobs"]
     assert found["tokens"][3:6] == ["bytes:\\xe9", "bytes:\\x80", "bytes:\\x82"]
@@ -58,7 +58,7 @@ def test_completions_name_parts_of_characters_as_openai_does() -> None:
 
 def test_alternatives_that_are_parts_of_characters_do_not_collide() -> None:
     decoder, parts = fallback(), bytes_as("\u9002\u5408")
-    choice = TextChoice(0, 9, TokenTexts(decoder), decoder.growing())
+    choice = TextChoice(0, 9, TokenTexts(decoder), decoder.new_detokenizer())
     (item,) = choice.feed(delta(parts[:1], *parts[1:]))
     (probs,) = item["logprobs"]["top_logprobs"]
     assert probs == {
@@ -72,7 +72,7 @@ def test_tokens_with_one_text_are_told_apart() -> None:
     decoder = fallback()
     spelt, plain = decoder.tokenizer.convert_tokens_to_ids(["<0x61>", "a"])
     for own, other in ((spelt, plain), (plain, spelt)):
-        choice = TextChoice(0, 2, TokenTexts(decoder), decoder.growing())
+        choice = TextChoice(0, 2, TokenTexts(decoder), decoder.new_detokenizer())
         (item,) = choice.feed(delta([own], other))
         found = item["logprobs"]
         assert found["tokens"] == ["a"]

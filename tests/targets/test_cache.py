@@ -9,8 +9,8 @@ import torch
 
 from devices import on_device
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import GRAIN, PassSlots
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slot_ranges import SLOT_GRANULARITY, PassSlots
 
 from .families import CONTEXT, target
 from .generating import decoder, greedy, ids
@@ -78,34 +78,34 @@ def test_a_row_that_grows_is_the_only_one_copied() -> None:
     pointers = [buffer.data_ptr() for buffer in cache.buffers]
     grows, stays = contents(cache, 0), contents(cache, 1)
     place_of_other = [slots.data_ptr() for slots in cache.row(1)]
-    cache.reserve(0, [GRAIN + 1, 10])
+    cache.reserve(0, [SLOT_GRANULARITY + 1, 10])
     assert [buffer.data_ptr() for buffer in cache.buffers] == pointers
     assert [slots.data_ptr() for slots in cache.row(1)] == place_of_other
     assert same(contents(cache, 1), stays)
     for old, new in zip(grows, cache.row(0), strict=True):
-        assert new.shape[1] == 2 * GRAIN, "twice as large"
-        assert torch.equal(new[:, :GRAIN], old), "to the last slot"
-        assert not new[:, GRAIN:].any(), "nothing of whoever was there before"
+        assert new.shape[1] == 2 * SLOT_GRANULARITY, "twice as large"
+        assert torch.equal(new[:, :SLOT_GRANULARITY], old), "to the last slot"
+        assert not new[:, SLOT_GRANULARITY:].any(), "nothing of whoever was there before"
 
 
 def test_larger_buffers_keep_the_content_of_all_rows() -> None:
     cache = filled([10, 10])
     before = [contents(cache, row) for row in range(2)]
     generation = cache.generation
-    cache.reserve(0, [GRAIN, GRAIN])
+    cache.reserve(0, [SLOT_GRANULARITY, SLOT_GRANULARITY])
     assert cache.generation == generation, "what fits already needs no other buffers"
-    cache.reserve(0, [10, GRAIN + 1])
+    cache.reserve(0, [10, SLOT_GRANULARITY + 1])
     assert cache.generation == generation + 1
     for row in range(2):
         for old, new in zip(before[row], cache.row(row), strict=True):
-            assert torch.equal(new[:, :GRAIN], old)
-            assert not new[:, GRAIN:].any()
+            assert torch.equal(new[:, :SLOT_GRANULARITY], old)
+            assert not new[:, SLOT_GRANULARITY:].any()
 
 
 def test_one_long_row_takes_the_memory_of_one_long_row() -> None:
     cache = filled([2100, *[5] * 7])
     slot = 2 * LAYERS * HEADS * SIZE * 8
-    assert cache.nbytes == (2304 + 7 * GRAIN + cache.spare) * slot
+    assert cache.nbytes == (2304 + 7 * SLOT_GRANULARITY + cache.spare) * slot
     assert cache.longest == 2304
 
 
@@ -116,7 +116,7 @@ def test_memory_falls_when_a_long_row_ends() -> None:
     cache.retain(range(1, 8))
     assert cache.nbytes == held, "nothing is done while a round is under way"
     cache.reserve(0, [6] * 7)
-    assert cache.capacity == 7 * GRAIN + cache.spare
+    assert cache.capacity == 7 * SLOT_GRANULARITY + cache.spare
     assert cache.nbytes * 6 < held
     assert all(same(contents(cache, row), old) for row, old in enumerate(short))
 
@@ -126,7 +126,7 @@ def test_memory_falls_when_all_rows_have_ended_and_a_short_one_comes() -> None:
     cache.retain([])
     cache.admit(1)
     cache.reserve(0, [5])
-    assert cache.capacity == GRAIN
+    assert cache.capacity == SLOT_GRANULARITY
     assert not any(slots.any() for slots in cache.row(0))
 
 
@@ -142,7 +142,9 @@ def test_rows_that_come_together_lie_at_equal_distances() -> None:
     cache = filled([10, 300, 10])
     placement = cache.placement(0, 3)
     assert placement.spacing is not None
-    assert placement.spacing.distance == 2 * GRAIN, "room that costs less than twice as much"
+    assert placement.spacing.distance == 2 * SLOT_GRANULARITY, (
+        "room that costs less than twice as much"
+    )
     cache.admit(2)
     cache.reserve(3, [10, 10])
     added = cache.placement(3, 2)
@@ -340,5 +342,5 @@ def test_hundreds_of_requests_leave_nothing_behind() -> None:
         llm.generate([[4, 5], [6]] * 4, greedy(2))
     assert (llm.engine.target.cache_bytes, llm.engine.drafter.nbytes) == held
     assert llm.engine.target.lengths == []
-    assert not llm.engine.busy
+    assert not llm.engine.has_unfinished_requests
     assert ids(llm.generate([[1, 2, 3]] * 8, greedy(4))) == ids(first)

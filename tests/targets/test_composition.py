@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from outpace import LLM
-from outpace.core.request import Source
-from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
-from outpace.targets.hf.extra import Extra, Pass
+from outpace.core.request import EncoderInputs
+from outpace.targets.base import PrefillChunk, PromptInputs, ScoreInputs, Scores, Target
+from outpace.targets.hf.runner_hooks import PassInfo, RunnerHooks
 from outpace.targets.hf.target import HFTarget
 
 from .families import CONTEXT, PROMPTS, plain, target
@@ -19,16 +19,16 @@ from .generating import greedy, ids
 LENGTH = 16
 
 
-class Following(Extra):
+class Following(RunnerHooks):
     """Knows the rows, and every pass over them."""
 
     needs_layout = True
 
     def __init__(self) -> None:
         self.rows = 0
-        self.passes: list[Pass] = []
+        self.passes: list[PassInfo] = []
 
-    def admit(self, count: int, source: Source | None) -> None:
+    def admit(self, count: int, source: EncoderInputs | None) -> None:
         self.rows += count
 
     def fork(self, row: int) -> None:
@@ -45,7 +45,7 @@ class Following(Extra):
         return 100 * self.rows
 
     @contextmanager
-    def around(self, given: Pass) -> Iterator[None]:
+    def around(self, given: PassInfo) -> Iterator[None]:
         self.passes.append(given)
         yield
 
@@ -63,7 +63,7 @@ def expected() -> list[list[int]]:
 def test_an_extra_follows_all_rows_and_all_passes() -> None:
     llm, extra = decoder(), Following()
     runner: Any = llm.engine.target.runner  # type: ignore[attr-defined]
-    runner.extras.append(extra)
+    runner.hooks.append(extra)
     runner._needs_layout = True
     before = runner.passes
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected()
@@ -72,7 +72,7 @@ def test_an_extra_follows_all_rows_and_all_passes() -> None:
     for given in extra.passes:
         assert given.layout is not None
         assert given.layout.positions.shape == (len(given.starts), given.columns)
-        assert 0 <= given.certain < given.columns or given.columns == 1
+        assert 0 <= given.num_committed < given.columns or given.columns == 1
     assert extra.rows == runner.active == 0
     runner.admit(2)
     assert extra.rows == 2
@@ -87,7 +87,7 @@ class Leader(Target):
     def __init__(self, own: HFTarget, follower: HFTarget) -> None:
         self._own, self._follower = own, follower
         self.device, self.dtype = own.device, own.dtype
-        self.rows, self.max_length = own.rows, own.max_length
+        self.max_rows, self.max_length = own.max_rows, own.max_length
 
     def _both(self, name: str, *given: Any) -> Any:
         sent = pickle.dumps((name, given))
@@ -100,18 +100,18 @@ class Leader(Target):
         row: int = self._both("admit", inputs)
         return row
 
-    def fill(
+    def prefill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[ReadPart]:
-        read: list[ReadPart] = self._both("fill", token_budget, layers, whole)
+    ) -> list[PrefillChunk]:
+        read: list[PrefillChunk] = self._both("prefill", token_budget, layers, whole)
         return read
 
     def fork(self, row: int, whole: bool = False) -> int:
         new: int = self._both("fork", row, whole)
         return new
 
-    def score(self, plan: Plan) -> Scores:
-        scores: Scores = self._both("score", plan)
+    def score(self, inputs: ScoreInputs) -> Scores:
+        scores: Scores = self._both("score", inputs)
         return scores
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -123,8 +123,8 @@ class Leader(Target):
     def reset(self) -> None:
         self._both("reset")
 
-    active = property(lambda self: self._own.active)  # type: ignore[assignment]
-    ready = property(lambda self: self._own.ready)  # type: ignore[assignment]
+    num_rows = property(lambda self: self._own.num_rows)  # type: ignore[assignment]
+    num_ready_rows = property(lambda self: self._own.num_ready_rows)  # type: ignore[assignment]
     lengths = property(lambda self: self._own.lengths)  # type: ignore[assignment]
     weight_bytes = property(lambda self: self._own.weight_bytes)  # type: ignore[assignment]
     pass_bytes = property(lambda self: self._own.pass_bytes)  # type: ignore[assignment]
@@ -140,7 +140,7 @@ def test_a_follower_that_replays_the_calls_holds_the_same() -> None:
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected()
     assert follower.runner.passes == own.runner.passes > 0
     leader.admit(PromptInputs(PROMPTS[0]))
-    leader.fill(1000, whole=True)
+    leader.prefill(1000, whole=True)
     assert follower.lengths == own.lengths == [len(PROMPTS[0]) - 1]
-    assert follower.ready == own.ready == 1
+    assert follower.num_ready_rows == own.num_ready_rows == 1
     leader.reset()

@@ -16,7 +16,7 @@ from outpace.errors import ConfigError
 from outpace.targets import describe as describing
 from outpace.targets.cpu import kernels as choosing
 from outpace.targets.cpu import threads
-from outpace.targets.cpu.kernels import SMALLEST
+from outpace.targets.cpu.kernels import MIN_ELEMENTS
 from outpace.targets.cpu.native import Build, native
 from outpace.targets.cpu.native_layers import layer as native_layer
 from outpace.targets.cpu.native_layers import model as native_model
@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SMALLEST:
-        monkeypatch.setitem(SMALLEST, name, 1)
+    for name in MIN_ELEMENTS:
+        monkeypatch.setitem(MIN_ELEMENTS, name, 1)
 
 
 @pytest.fixture(autouse=True)

@@ -26,9 +26,9 @@ from outpace.draft.fingerprint import digest_of
 from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError, OutpaceError, UnsupportedModel
 from outpace.heads.base import Head
-from outpace.targets.base import Plan, PromptInputs
+from outpace.targets.base import PromptInputs, ScoreInputs
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded, probe_states
+from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
 from outpace.targets.hf.loading.placing import pick_places
 from outpace.targets.hf.logits import output_rows
 from outpace.targets.hf.target import HFTarget
@@ -57,7 +57,7 @@ def laid_out(model: Any, *devices: Any) -> dict[str, Any]:
     }
 
 
-def on_disk(model: Any, folder: Path, tokenizer: Any = None, **options: Any) -> Loaded:
+def on_disk(model: Any, folder: Path, tokenizer: Any = None, **options: Any) -> LoadedModel:
     """Returns a model whose first half is in memory, and the second on the disk."""
     model.save_pretrained(folder)
     return load(
@@ -70,7 +70,7 @@ def on_disk(model: Any, folder: Path, tokenizer: Any = None, **options: Any) -> 
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return on_disk(target("llama"), tmp_path_factory.mktemp("llama"))
 
 
@@ -91,12 +91,12 @@ def test_every_kind_of_model(name: str, tmp_path: Path) -> None:
 
 
 def drafting(method: str, model: Any) -> dict[str, Any]:
-    specimen = find_drafter(method).specimen(Loaded(model, None, "llama"))
+    specimen = find_drafter(method).specimen(LoadedModel(model, None, "llama"))
     return {"method": method, "num_speculative_tokens": 4, **specimen}
 
 
 @pytest.mark.parametrize("method", EVERY_METHOD)
-def test_every_way_to_draft(method: str, llama: Loaded) -> None:
+def test_every_way_to_draft(method: str, llama: LoadedModel) -> None:
     config = drafting(method, target("llama")) if method != "none" else {"method": method}
     pair = llms(target("llama"), llama, speculative_config=config)
     same(pair)
@@ -106,11 +106,11 @@ def test_every_way_to_draft(method: str, llama: Loaded) -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_keys_and_values_in_8_bits(kind: str, llama: Loaded) -> None:
+def test_keys_and_values_in_8_bits(kind: str, llama: LoadedModel) -> None:
     same(llms(target("llama"), llama, kv_cache_dtype=kind, speculative_config={"method": "suffix"}))
 
 
-def test_samples_fork_and_texts_that_were_put_aside_come_back(llama: Loaded) -> None:
+def test_samples_fork_and_texts_that_were_put_aside_come_back(llama: LoadedModel) -> None:
     config = {"method": "draft_model", "model": drafter("llama"), "num_speculative_tokens": 3}
     options = {"max_batch_total_tokens": 128, "max_num_batched_tokens": 6}
     pair = llms(target("llama"), llama, speculative_config=config, **options)
@@ -120,7 +120,7 @@ def test_samples_fork_and_texts_that_were_put_aside_come_back(llama: Loaded) -> 
 
 def test_forms_beams_and_text(tmp_path: Path) -> None:
     model = writer()
-    other, one = on_disk(model, tmp_path, tokenizer()), Loaded(model, tokenizer(), "writer")
+    other, one = on_disk(model, tmp_path, tokenizer()), LoadedModel(model, tokenizer(), "writer")
     pair = llms(one, other, speculative_config={"method": "ngram", "prompt_lookup_min": 1})
     found = []
     for llm in pair:
@@ -139,12 +139,12 @@ def test_modules_that_a_checkpoint_brings_draft(tmp_path: Path) -> None:
     same(llms(one, other, speculative_config=config), greedy(LENGTH))
 
 
-def test_what_reads_weights_finds_them_on_the_disk(llama: Loaded) -> None:
+def test_what_reads_weights_finds_them_on_the_disk(llama: LoadedModel) -> None:
     model, tokens = target("llama"), torch.arange(5)
     assert digest_of(llama.model) == digest_of(model)
     pairs = [
         (output_rows(model, tokens), output_rows(llama.model, tokens)),
-        (probe_states(Loaded(model, None, "")), probe_states(llama)),
+        (probe_states(LoadedModel(model, None, "")), probe_states(llama)),
     ]
     for left, right in pairs:
         assert left is not None
@@ -201,7 +201,7 @@ def test_every_kind_of_model_on_two_devices(name: str, two: tuple[str, str]) -> 
     same(pair)
     cache = pair[1].engine.target.runner.cache  # type: ignore[attr-defined]
     pair[1].engine.target.admit(PromptInputs([1, 2, 3]))
-    pair[1].engine.target.fill(8, whole=True)
+    pair[1].engine.target.prefill(8, whole=True)
     assert [str(layer.keys.device) for layer in cache.layers] == [
         two[at * 2 // len(cache.layers)] for at in range(len(cache.layers))
     ]
@@ -246,13 +246,15 @@ def test_a_tree_is_moved_on_each_device(two: tuple[str, str]) -> None:
         one = HFTarget(model, 2, CONTEXT)
         for prompt in ([3, 1, 4, 1, 5], [9, 2, 6]):
             one.admit(PromptInputs(prompt))
-        while one.ready < one.active:
-            one.fill(16)
+        while one.num_ready_rows < one.num_rows:
+            one.prefill(16)
         tokens = torch.tensor([[7, 8, 9], [1, 2, 3]], device=one.device)
         tree = Tree.uniform([0, 0, 1], 2, one.device)
-        scores = [one.score(Plan([[5], [6]], tokens, tree))]
+        scores = [one.score(ScoreInputs([[5], [6]], tokens, tree))]
         one.commit([[1, 3], [2]])
-        scores.append(one.score(Plan([[1], [2]], tokens, tree, layers=frozenset({0, 1, -1}))))
+        scores.append(
+            one.score(ScoreInputs([[1], [2]], tokens, tree, layers=frozenset({0, 1, -1})))
+        )
         assert {score.logits.device for score in scores} == {one.device}
         states = scores[1].states
         found.append([*(s.logits.cpu() for s in scores), *(states[at].cpu() for at in (0, 1, -1))])

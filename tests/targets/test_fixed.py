@@ -13,9 +13,16 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace import LLM, SamplingParams
-from outpace.engine.capture import AsTheyCome, CudaGraphs
+from outpace.engine.capture import CudaGraphs, EagerRunner
 from outpace.errors import ConfigError
-from outpace.targets.hf.fixed import SLOTS, WIDEST, CannotRecord, FixedShapes, Outputs, Step
+from outpace.targets.hf.fixed import (
+    MAX_FIXED_COLUMNS,
+    SLOT_BUCKET,
+    CaptureFailed,
+    FixedShapeConfig,
+    Outputs,
+    Step,
+)
 from outpace.targets.hf.position_patches import PositionPatches
 from outpace.targets.hf.runner import Runner
 from representatives import representatives
@@ -32,7 +39,7 @@ SOME = ("llama", "gpt2", "mistral", "gemma2", "falcon", "bloom", "gpt_oss", "lla
 more than a mask."""
 
 
-class Remembering(AsTheyCome):
+class Remembering(EagerRunner):
     """Plays as it comes; remembers which shapes."""
 
     def __init__(self) -> None:
@@ -46,7 +53,7 @@ class Remembering(AsTheyCome):
 
 def fix(runner: Runner) -> Remembering:
     player = Remembering()
-    runner.run_fixed(FixedShapes(runner.model, player, pads=True))
+    runner.use_fixed_shapes(FixedShapeConfig(runner.model, player, pads=True))
     return player
 
 
@@ -61,7 +68,7 @@ def test_padded_trees_equal_plain_forwards(family: str) -> None:
     found = fix(rows.runner)
     for size in (8, 3, 12, 1):
         assert rows.round(size) < TOLERANCE
-    assert {width for _, width in found.shapes} <= {1, 2, 4, 8, 16, 32, WIDEST}
+    assert {width for _, width in found.shapes} <= {1, 2, 4, 8, 16, 32, MAX_FIXED_COLUMNS}
     assert (3, 16) in found.shapes, "nine columns are padded to sixteen"
 
 
@@ -91,14 +98,23 @@ def test_the_text_is_the_same(family: str, method: str) -> None:
 
 
 def test_slots_come_in_steps_and_never_beyond_the_capacity() -> None:
-    found = FixedShapes(target("llama"), AsTheyCome(), pads=True)
-    assert [found.slots(n, 4 * SLOTS) for n in (1, SLOTS, SLOTS + 1)] == [SLOTS, SLOTS, 2 * SLOTS]
-    assert found.slots(SLOTS + 1, SLOTS + 2) == SLOTS + 2
-    assert found.slots(3 * SLOTS, 9 * SLOTS) == 4 * SLOTS, "few numbers, where each is recorded"
-    assert FixedShapes(found.forward, AsTheyCome(), pads=False).slots(600, 9 * SLOTS) == 3 * SLOTS
+    found = FixedShapeConfig(target("llama"), EagerRunner(), pads=True)
+    assert [found.slots(n, 4 * SLOT_BUCKET) for n in (1, SLOT_BUCKET, SLOT_BUCKET + 1)] == [
+        SLOT_BUCKET,
+        SLOT_BUCKET,
+        2 * SLOT_BUCKET,
+    ]
+    assert found.slots(SLOT_BUCKET + 1, SLOT_BUCKET + 2) == SLOT_BUCKET + 2
+    assert found.slots(3 * SLOT_BUCKET, 9 * SLOT_BUCKET) == 4 * SLOT_BUCKET, (
+        "few numbers, where each is recorded"
+    )
+    assert (
+        FixedShapeConfig(found.forward, EagerRunner(), pads=False).slots(600, 9 * SLOT_BUCKET)
+        == 3 * SLOT_BUCKET
+    )
     assert [found.rows(count, 6) for count in (1, 2, 3, 5, 6)] == [1, 2, 4, 6, 6]
-    assert found.width(WIDEST) == WIDEST
-    assert found.width(WIDEST + 1) is None
+    assert found.width(MAX_FIXED_COLUMNS) == MAX_FIXED_COLUMNS
+    assert found.width(MAX_FIXED_COLUMNS + 1) is None
 
 
 def test_recordings_are_forgotten_when_the_cache_moves() -> None:
@@ -164,7 +180,7 @@ def test_a_recording_that_fails_leaves_torch_as_it_was() -> None:
     steps, stream = CudaGraphs(), torch.cuda.current_stream()
     ones = torch.ones(2, device="cuda")
     steps.run("asks the host", lambda x: (x * int(x.sum()),), [ones])
-    with pytest.raises(CannotRecord):
+    with pytest.raises(CaptureFailed):
         steps.run("asks the host", lambda x: (x * int(x.sum()),), [ones])
     assert torch.cuda.current_stream() == stream
     assert torch.rand(2, device="cuda").max() < 1

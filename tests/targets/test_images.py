@@ -321,6 +321,6 @@ def test_huge_images_and_formats_of_other_programs_are_refused(
     other = {"prompt": TEXT, "multi_modal_data": {"image": f"data:image/png;base64,{eps}"}}
     with pytest.raises(PromptError, match="it is none of PNG, JPEG"):
         llm().generate([other], GREEDY)
-    monkeypatch.setattr("outpace.inputs.images.MOST_TOGETHER", 100)
+    monkeypatch.setattr("outpace.inputs.images.MAX_TOTAL_PIXELS", 100)
     with pytest.raises(PromptError, match="the first 1 images of the prompt have"):
         llm().generate([{"prompt": TEXT, "multi_modal_data": {"image": picture()}}], GREEDY)

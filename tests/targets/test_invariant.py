@@ -11,10 +11,10 @@ from devices import cpu_only
 from outpace import LLM, SamplingParams
 from outpace.engine.trials import verify_invariance
 from outpace.errors import ConfigError, ParamsError
-from outpace.targets.base import Plan, Scores
+from outpace.targets.base import ScoreInputs, Scores
 from outpace.targets.cpu.threads import ThreadLimit
 from outpace.targets.hf import target as target_module
-from outpace.targets.hf.invariance import COLUMNS, tokens_alike
+from outpace.targets.hf.invariance import INVARIANT_COLUMNS, max_invariant_tokens
 from outpace.targets.hf.target import HFTarget
 from seq2seq.models import target as source_model
 
@@ -72,7 +72,7 @@ def test_a_trial_finds_out_that_passes_depend_on_their_shape(by_shape: Any) -> N
     ordinary = HFTarget(by_shape, 4, CONTEXT)
     with pytest.raises(ConfigError, match=r"llama on \S+ in float64 gives .* batch_invariant out"):
         verify_invariance(ordinary, "llama", VOCABULARY)
-    assert ordinary.active == 0
+    assert ordinary.num_rows == 0
     verify_invariance(decoder(by_shape).engine.target, "llama", VOCABULARY)
 
 
@@ -124,7 +124,7 @@ def test_passes_over_texts_have_one_shape(by_shape: Any) -> None:
     # A prompt of one token leaves nothing to be read before its first round.
     llm.generate([[7], [8], [9]], greedy(10))
     hook.remove()
-    assert seen == {(4, COLUMNS)}
+    assert seen == {(4, INVARIANT_COLUMNS)}
 
 
 def test_our_own_passes_need_no_padding() -> None:
@@ -132,7 +132,7 @@ def test_our_own_passes_need_no_padding() -> None:
     found = llm.engine.target
     assert found.invariance is not None
     assert found.runner.fixed is None
-    assert found.most_nodes == tokens_alike(llm.target.model) // 4 - 1
+    assert found.max_nodes == max_invariant_tokens(llm.target.model) // 4 - 1
     texts = ["Once upon a time", "The captain", "A dog and a cat", "Lily"]
     together = llm.generate(texts, greedy(40))
     alone = [llm.generate(text, greedy(40, speculative="off"))[0] for text in texts]
@@ -193,8 +193,9 @@ def test_models_that_read_more_than_tokens_are_refused(model: str) -> None:
             "'lookahead' has columns of its own",
         ),
         (
-            {"method": "ngram", "num_speculative_tokens": COLUMNS},
-            f"scores {COLUMNS - 1} drafted tokens of a text at most here, not {COLUMNS}",
+            {"method": "ngram", "num_speculative_tokens": INVARIANT_COLUMNS},
+            f"scores {INVARIANT_COLUMNS - 1} drafted tokens of a text at most here, "
+            f"not {INVARIANT_COLUMNS}",
         ),
     ],
 )
@@ -211,15 +212,15 @@ def test_reading_a_text_again_is_refused(option: str, value: Any) -> None:
 
 def test_a_request_for_more_drafted_tokens_is_refused_alone() -> None:
     llm = decoder(target("llama"), "suffix")
-    with pytest.raises(ParamsError, match=f"speculative must be at most {COLUMNS - 1}"):
-        llm.generate([1, 2], greedy(4, speculative=COLUMNS))
-    assert len(llm.generate([1, 2], greedy(4, speculative=COLUMNS - 1))[0].token_ids) == 4
+    with pytest.raises(ParamsError, match=f"speculative must be at most {INVARIANT_COLUMNS - 1}"):
+        llm.generate([1, 2], greedy(4, speculative=INVARIANT_COLUMNS))
+    assert len(llm.generate([1, 2], greedy(4, speculative=INVARIANT_COLUMNS - 1))[0].token_ids) == 4
 
 
 def on_a_cpu(**more: Any) -> LLM:
     """The bundled model in our own passes; skips where this machine has none."""
     llm = LLM(dtype="float32", device="cpu", batch_invariant=True, **more)
-    if not tokens_alike(llm.target.model):
+    if not max_invariant_tokens(llm.target.model):
         pytest.skip("this machine cannot run the passes of native.cpp")
     return llm
 
@@ -240,7 +241,7 @@ def test_columns_that_ride_count_among_those_that_are_alike(
     llm = on_a_cpu(max_num_seqs=rows, speculative_config=config)
     widths, score = [], HFTarget.score
 
-    def noting(self: HFTarget, plan: Plan) -> Scores:
+    def noting(self: HFTarget, plan: ScoreInputs) -> Scores:
         aux_tokens = plan.aux_tokens.size if plan.aux_tokens else 0
         columns = max(map(len, plan.pending)) + plan.tree.size + aux_tokens
         widths.append(len(plan.pending) * columns)
@@ -248,7 +249,7 @@ def test_columns_that_ride_count_among_those_that_are_alike(
 
     monkeypatch.setattr(HFTarget, "score", noting)
     llm.generate(["One day,", "A dog", "The sun", "Lily"], greedy(24))
-    assert max(widths) <= tokens_alike(llm.target.model)
+    assert max(widths) <= max_invariant_tokens(llm.target.model)
     assert max(widths) > 8, "something rode"
 
 
@@ -274,8 +275,8 @@ def test_a_hook_on_our_own_layers_is_refused() -> None:
 def test_the_number_of_threads_stays_what_it_is(by_shape: Any) -> None:
     """A target gives way to other programs by computing with fewer threads, which add up in
     another order."""
-    assert isinstance(HFTarget(by_shape, 1, CONTEXT).computing(), ThreadLimit)
-    assert not isinstance(decoder(by_shape).engine.target.computing(), ThreadLimit)
+    assert isinstance(HFTarget(by_shape, 1, CONTEXT).step_context(), ThreadLimit)
+    assert not isinstance(decoder(by_shape).engine.target.step_context(), ThreadLimit)
 
 
 def test_it_is_a_flag() -> None:

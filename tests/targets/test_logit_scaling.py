@@ -16,8 +16,8 @@ from outpace.draft.base import Round
 from outpace.draft.registry import find_drafter
 from outpace.heads.base import TargetShape
 from outpace.heads.registry import find_head
-from outpace.targets.base import Plan, PromptInputs
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.base import PromptInputs, ScoreInputs
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.logits import LogitScaling
 from outpace.targets.hf.target import HFTarget
 from outpace.train.teacher import Teacher
@@ -46,9 +46,9 @@ def test_last_states_lead_to_the_logits(family: str) -> None:
     target.admit(PromptInputs([5, 6, 7]))
     nothing = torch.zeros(1, 0, dtype=torch.long)
     last = frozenset({-1})
-    target.fill(9, last)
-    scores = target.score(Plan([[7]], nothing, Tree.chain(1, 0, "cpu"), layers=last))
-    found = target.head(scores.states[-1])
+    target.prefill(9, last)
+    scores = target.score(ScoreInputs([[7]], nothing, Tree.chain(1, 0, "cpu"), layers=last))
+    found = target.compute_logits(scores.states[-1])
     torch.testing.assert_close(found, scores.logits, rtol=1e-6, atol=1e-6)
     assert not torch.allclose(products(model, scores.states[-1]), scores.logits, rtol=0.1)
 
@@ -56,7 +56,7 @@ def test_last_states_lead_to_the_logits(family: str) -> None:
 @pytest.mark.parametrize("family", ["granite", "gemma2", "cohere"])
 def test_the_distribution_of_a_draft_is_that_of_scaled_and_bounded_logits(family: str) -> None:
     model, seen = build(family, **SHARP[family]), []
-    options = find_drafter("eagle").specimen(Loaded(model, None, family))
+    options = find_drafter("eagle").specimen(LoadedModel(model, None, family))
     head, drafted = options["model"], []
     inner = head.logits
 
@@ -89,9 +89,9 @@ def test_the_distribution_of_a_draft_is_that_of_scaled_and_bounded_logits(family
 
 def test_the_teacher_of_heads_scales_too() -> None:
     model = build("granite", **SHARP["granite"])
-    teacher = Teacher(Loaded(model, None, "granite"), ())
+    teacher = Teacher(LoadedModel(model, None, "granite"), ())
     states = torch.randn(2, 3, model.config.hidden_size, dtype=torch.float64, requires_grad=True)
-    logits = teacher.head(states)
+    logits = teacher.compute_logits(states)
     torch.testing.assert_close(logits, products(model, states) / 3)
     logits.sum().backward()
     assert states.grad is not None
@@ -109,18 +109,20 @@ def test_a_copy_of_output_rows_gives_the_logits_of_the_output_matrix(
     model: Any = build(family, **SHARP[family])
     with torch.no_grad():  # so that the bound shows
         model.get_output_embeddings().weight.mul_(8)
-    loaded = Loaded(model, None, family)
+    loaded = LoadedModel(model, None, family)
     teacher, target = Teacher(loaded, ()), HFTarget(model, rows=1, max_length=CONTEXT)
     made = find_head(kind)
     tokens = on_device([4, 9, 30])
     head: Any = made(TargetShape.of(model.config), made.Config(depths=2, draft_vocab_size=3))
     head = head.to(teacher.device, torch.float64)
     head.d2t.copy_(tokens)
-    head.begin_from(teacher.head_rows(head.d2t))
+    head.init_from_lm_head(teacher.head_rows(head.d2t))
     states = torch.randn(2, 5, model.config.hidden_size, dtype=torch.float64).to(teacher.device)
-    expected = target.head(states)[..., tokens]
+    expected = target.compute_logits(states)[..., tokens]
     for shared in (teacher, target):
-        torch.testing.assert_close(head.read_out(states, shared), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            head.compute_logits(states, shared), expected, rtol=1e-5, atol=1e-5
+        )
     unbounded = head.lm_head(states)
     assert torch.allclose(unbounded, expected, rtol=0.1) == (family != "gemma2")
 

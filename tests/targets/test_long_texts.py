@@ -13,8 +13,8 @@ from devices import on_device
 from outpace import LLM
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import GRAIN
 from outpace.targets.hf.runner import Runner
+from outpace.targets.hf.slot_ranges import SLOT_GRANULARITY
 from representatives import representatives
 
 from .families import VOCABULARY, build, noised
@@ -91,7 +91,9 @@ def test_a_text_outgrows_its_slots(family: str, length: int, method: str) -> Non
     found = ids(llm.generate([prompt(length, 1)], greedy(16)))
     assert found == [alone(family, length, 1, 16)]
     assert llm.engine.target.runner.cache.longest == 0
-    assert llm.engine.target.runner.cache.capacity > -(-length // GRAIN) * GRAIN
+    assert (
+        llm.engine.target.runner.cache.capacity > -(-length // SLOT_GRANULARITY) * SLOT_GRANULARITY
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -24,8 +24,8 @@ from outpace.core.logits import categorical
 from outpace.draft.registry import find_drafter
 from outpace.engine.capture import CudaGraphs, Recording
 from outpace.errors import ConfigError
-from outpace.targets.hf.fixed import CannotRecord, FixedShapes, Step
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.fixed import CaptureFailed, FixedShapeConfig, Step
+from outpace.targets.hf.loading.loaded import LoadedModel
 from representatives import representatives
 
 from .families import CONTEXT, build, drafter, noised, target
@@ -78,7 +78,7 @@ def recorded(llm: LLM) -> Iterator[Traced]:
     for runner in (engine.target.runner, getattr(engine.drafter, "runner", None)):
         if runner is not None:
             steps = Traced()
-            runner.run_fixed(FixedShapes(runner.model, steps, pads=True))
+            runner.use_fixed_shapes(FixedShapeConfig(runner.model, steps, pads=True))
             yield steps
 
 
@@ -148,7 +148,7 @@ def test_other_drafters_are_recorded_as_far_as_they_can_be(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["medusa", "eagle3", "dflash"])
 def test_heads_are_given_the_states_of_recorded_passes(method: str) -> None:
-    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": method, "num_speculative_tokens": 3, **specimen}
     limits = {"max_num_seqs": 3, "max_model_len": CONTEXT}
     plain, found = (LLM(target("llama"), speculative_config=config, **limits) for _ in range(2))
@@ -161,7 +161,7 @@ def test_heads_are_given_the_states_of_recorded_passes(method: str) -> None:
 @pytest.mark.parametrize("method", ["suffix", "recycling", "medusa"])
 def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No drafter remembers them, or learns from them."""
-    specimen = find_drafter(method).specimen(Loaded(target("llama"), None, "llama"))
+    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
     config = {"method": method, "num_speculative_tokens": 3, **specimen}
     if method == "medusa":
         config["online"] = {"every": 1, "window": 16, "positions": "all", "share": 1.0}
@@ -208,8 +208,8 @@ def record_by_traces(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"outpace.{module}.capture_of", lambda *_: by_traces)
 
 
-def by_traces(model: Any) -> FixedShapes:
-    return FixedShapes(model, Traced(), pads=True)
+def by_traces(model: Any) -> FixedShapeConfig:
+    return FixedShapeConfig(model, Traced(), pads=True)
 
 
 ASKING_STEPS: list[Step] = [lambda x: (x * int(x.sum()),), lambda x: (x + torch.tensor([1, 2]),)]
@@ -219,7 +219,7 @@ ASKING_STEPS: list[Step] = [lambda x: (x * int(x.sum()),), lambda x: (x + torch.
 def test_a_question_to_the_host_is_noticed(step: Step) -> None:
     steps = Traced()
     steps.run("k", step, [torch.ones(2)])
-    with pytest.raises(CannotRecord, match="inside a recorded step"):
+    with pytest.raises(CaptureFailed, match="inside a recorded step"):
         steps.run("k", step, [torch.ones(2)])
 
 
@@ -285,11 +285,11 @@ def test_what_cannot_be_recorded_is_played_as_it_comes_unless_it_must_be(
 ) -> None:
     plain, found = (LLM(target("llama"), max_num_seqs=3, max_model_len=CONTEXT) for _ in range(2))
     runner: Any = found.engine.target.runner
-    runner.run_fixed(FixedShapes(runner.model, Unwilling(), pads=True, required=False))
+    runner.use_fixed_shapes(FixedShapeConfig(runner.model, Unwilling(), pads=True, required=False))
     assert ids(found.generate(PROMPTS, greedy(6))) == ids(plain.generate(PROMPTS, greedy(6)))
     assert not runner.fixed.records
     assert caplog.text.count("LlamaForCausalLM cannot be recorded (RuntimeError: operation") == 1
-    runner.run_fixed(FixedShapes(runner.model, Unwilling(), pads=True))
+    runner.use_fixed_shapes(FixedShapeConfig(runner.model, Unwilling(), pads=True))
     with pytest.raises(ConfigError, match=r"not permitted .* leave compile out"):
         found.generate(PROMPTS, greedy(6))
 

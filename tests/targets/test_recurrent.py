@@ -19,8 +19,8 @@ from outpace.targets.hf import runner as runner_module
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.partial.layers import decoder_layers
-from outpace.targets.hf.recurrent.states import History, StateCache
-from outpace.targets.hf.recurrent.steps import Steps
+from outpace.targets.hf.recurrent.states import StateCache, StateHistory
+from outpace.targets.hf.recurrent.steps import ColumnStepper
 from outpace.targets.hf.runner import Runner
 
 from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
@@ -220,7 +220,7 @@ def test_texts_that_are_put_aside_are_read_again(family: str) -> None:
     requests = [llm.requests(prompt, greedy(60))[0] for prompt in PROMPTS[:2]]
     for request in requests:
         llm.engine.add(request)
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert [request.output_ids for request in requests] == reference(family, 60)[:2]
     assert sum(request.preemptions for request in requests) > 0
@@ -249,7 +249,7 @@ def test_the_next_turn_of_a_chat_goes_on_from_the_state(family: str) -> None:
     for expected in (0, len(first) - 1, len(first) + LENGTH - 1):
         (request,) = llm.requests(prompts[-1], greedy(LENGTH))
         llm.engine.add(request)
-        while llm.engine.busy:
+        while llm.engine.has_unfinished_requests:
             llm.engine.step()
         assert request.cached_tokens == expected
         with torch.inference_mode():
@@ -276,14 +276,14 @@ def test_an_interrupted_pass_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) ->
     llm = decoder("recurrent_gemma", "draft_model", 3)
     block = target("recurrent_gemma").model.layers[0].temporal_block
     assert block.conv1d_state is None
-    keep, calls = History.keep, iter(range(1000))
+    keep, calls = StateHistory.keep, iter(range(1000))
 
-    def interrupted(self: History, reading: Any) -> None:
+    def interrupted(self: StateHistory, reading: Any) -> None:
         if next(calls) == 7:
             raise KeyboardInterrupt
         keep(self, reading)
 
-    monkeypatch.setattr(History, "keep", interrupted)
+    monkeypatch.setattr(StateHistory, "keep", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(PROMPTS, greedy(LENGTH))
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
@@ -339,7 +339,7 @@ def test_states_that_do_not_come_back_are_found_when_a_model_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trials.probe(target("lfm2"))
-    monkeypatch.setattr(History, "keep", lambda self, reading: None)
+    monkeypatch.setattr(StateHistory, "keep", lambda self, reading: None)
     with pytest.raises(UnsupportedModel):
         trials.probe(target("lfm2"))
     monkeypatch.undo()
@@ -352,7 +352,7 @@ def test_a_model_that_ignores_its_state_when_it_reads_several_tokens_is_not_trus
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runner_module, "PREFILL_CHUNK", 4)
-    monkeypatch.setattr(Steps, "continues", True)
+    monkeypatch.setattr(ColumnStepper, "continues", True)
     assert ids(decoder("mamba").generate(PROMPTS, greedy(LENGTH))) != reference("mamba")
 
 

@@ -17,7 +17,7 @@ from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.hf import kinds, position_patches, support, trials
 from outpace.targets.hf.kinds import WRONG_BEFORE
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.masks import PassLayout, chunk_of, window_of, with_span
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slot_layer import SlotLayer
@@ -377,7 +377,7 @@ def test_a_text_ends_where_attention_begins_to_drop_tokens() -> None:
     config = transformers.DogeConfig(**SMALL, num_key_value_heads=2, keep_window_size=20)
     torch.manual_seed(1)
     model = transformers.DogeForCausalLM(config).double().eval()
-    assert Loaded(model, None, "doge").max_length == 20
+    assert LoadedModel(model, None, "doge").max_length == 20
     expected = model.generate(on_device([[5, 6, 7]]), max_new_tokens=17, do_sample=False)
     llm = LLM(model, speculative_config={"method": "ngram"})
     assert ids(llm.generate([[5, 6, 7]], greedy(60))) == expected[:, 3:].tolist()
@@ -398,7 +398,7 @@ def test_longrope_is_decoded_only_as_far_as_its_first_angles_reach() -> None:
     model = build(
         "phi3", rope_parameters=rope, original_max_position_embeddings=24, sliding_window=None
     )
-    assert Loaded(model, None, "phi3").max_length == 24
+    assert LoadedModel(model, None, "phi3").max_length == 24
     runner = Runner(model, rows=2, max_length=24)
     runner.admit(2)
     runner.prefill(0, [list(range(20)), [1, 2]])
@@ -419,4 +419,4 @@ def test_other_scaled_angles_do_not_change(kind: str) -> None:
         rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     model = build("llama", rope_parameters=rope)
     trials.probe(model)
-    assert Loaded(model, None, "llama").max_length == 128
+    assert LoadedModel(model, None, "llama").max_length == 128

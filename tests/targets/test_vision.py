@@ -14,13 +14,13 @@ import transformers
 
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafter_names, find_drafter
-from outpace.engine.capture import AsTheyCome
+from outpace.engine.capture import EagerRunner
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.hf import speculative
 from outpace.targets.hf import runner
 from outpace.targets.hf import target as target_module
-from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.fixed import FixedShapeConfig
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.vision import images as vision_images
 from outpace.targets.hf.vision.images import IDENTICAL, try_images
@@ -138,7 +138,7 @@ def test_several_samples_of_one_prompt_read_it_once(family: str) -> None:
 @pytest.mark.parametrize("family", SOME)
 def test_a_drafter_may_lack_tokens_of_the_target(family: str) -> None:
     """Not only those that stand for images: the target's text may hold any of its tokens."""
-    small = Loaded(text_model(20), None, "a small text model", same_tokens=True)
+    small = LoadedModel(text_model(20), None, "a small text model", same_tokens=True)
     for method in ("draft_model", "draft_tree"):
         llm = decoder(family, method, model=small)
         assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
@@ -181,7 +181,7 @@ def test_an_interruption_costs_no_text(family: str) -> None:
         with suppress(KeyboardInterrupt):
             llm.engine.step()
     assert calls >= 3, "it should have been interrupted"
-    while llm.engine.busy:
+    while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert [request.output_ids for request in requests] == plain(family, LENGTH)
 
@@ -201,7 +201,7 @@ def test_texts_with_images_are_not_taken_for_one_another() -> None:
 @pytest.mark.parametrize("method", representatives(drafter_names(), SOME_DRAFTERS))
 def test_every_drafter_equals_generate(method: str) -> None:
     """The others see no images either; heads read what the target made of them."""
-    loaded = Loaded(target("qwen3_vl"), None, "a tiny model")
+    loaded = LoadedModel(target("qwen3_vl"), None, "a tiny model")
     config = {"method": method, **find_drafter(method).specimen(loaded)}
     if method != "none":
         config.setdefault("num_speculative_tokens", 3)
@@ -227,7 +227,7 @@ def test_sampled_texts_are_those_of_plain_decoding(family: str) -> None:
 def test_passes_of_fixed_shapes_stand_where_the_others_do(family: str) -> None:
     llm = decoder(family, "ngram")
     own: Any = llm.engine.target
-    own.runner.run_fixed(FixedShapes(own.model, AsTheyCome(), pads=True))
+    own.runner.use_fixed_shapes(FixedShapeConfig(own.model, EagerRunner(), pads=True))
     assert ids(llm.generate(prompts(family), greedy(LENGTH))) == plain(family, LENGTH)
 
 

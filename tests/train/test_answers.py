@@ -11,7 +11,7 @@ import pytest
 
 from outpace.errors import ConfigError, ModelLoadError, PromptError
 from outpace.train.answers import Answers, AnswerSettings, fingerprint, prompts
-from outpace.train.data import Written
+from outpace.train.data import PromptAnswer
 
 from .test_data import Tokens
 
@@ -35,12 +35,16 @@ def test_answers_are_added_until_there_are_enough(tmp_path: Path) -> None:
     answers = Answers(file, SETTINGS, 10**6)
     reported: list[int] = []
     answers.extend(PROMPTS, 3, write, reported.append)
-    assert list(answers) == [Written([1, 2], [7, 2]), Written([3], [8, 1]), Written([1, 2], [9, 2])]
+    assert list(answers) == [
+        PromptAnswer([1, 2], [7, 2]),
+        PromptAnswer([3], [8, 1]),
+        PromptAnswer([1, 2], [9, 2]),
+    ]
     assert reported == [1, 2, 3]
     again = Answers(file, SETTINGS, 10**6)
     assert again.count == 3
     again.extend(PROMPTS, 4, write, quiet)
-    assert list(again)[3:] == [Written([3], [10, 1])]
+    assert list(again)[3:] == [PromptAnswer([3], [10, 1])]
 
 
 def test_a_line_that_was_cut_off_is_written_again(tmp_path: Path) -> None:

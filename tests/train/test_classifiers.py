@@ -18,12 +18,12 @@ from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.classifiers import load_classifier
 from outpace.heads.registry import CLASSIFIERS
-from outpace.methods.models.specimen import noisy_copy
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.making import check_sizes, student_for
-from outpace.train.measures import BalancedAccuracy
+from outpace.methods.models.noisy_copy import noisy_copy
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.train.metrics import BalancedAccuracy
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
+from outpace.train.students import check_sizes, student_for
 from outpace.train.teacher import Teacher
 from targets.families import CONTEXT, target
 from targets.generating import greedy, ids
@@ -39,8 +39,8 @@ SIZES = {
 
 
 @cache
-def loaded() -> Loaded:
-    return Loaded(target("llama"), None, "llama")
+def loaded() -> LoadedModel:
+    return LoadedModel(target("llama"), None, "llama")
 
 
 @cache
@@ -149,7 +149,7 @@ def test_a_judge_calls_a_token_right_where_the_target_goes_on_as_before(draft: s
     examples = student.read(teacher, tokens)
     places = torch.arange(2, BLOCK - 2, 4)
     torch.manual_seed(3)
-    changed = student._drafted.put_into(tokens, places)
+    changed = student._drafted.insert_into(tokens, places)
     model: Any = target("llama")
     said, says = (model(input_ids=ids).logits.argmax(-1) for ids in (tokens, changed))
     expected = [
@@ -169,7 +169,7 @@ def test_a_stop_head_learns_the_chance_of_acceptance(draft: str) -> None:
     examples = student.read(teacher, tokens)
     places = torch.arange(3, BLOCK, 3)
     torch.manual_seed(3)
-    changed = student._drafted.put_into(tokens, places)
+    changed = student._drafted.insert_into(tokens, places)
     small: Any = student._drafted.model._model  # type: ignore[attr-defined]
     token = changed[:, places, None]
     p, q = (
@@ -294,7 +294,7 @@ def test_ending_by_states_keeps_the_distribution() -> None:
     small = noisy_copy(model, 1.0)
     torch.manual_seed(0)
     head = AcceptancePredictionHead(
-        origin_of(Loaded(small, None, "small")), AcceptancePredictionConfig()
+        origin_of(LoadedModel(small, None, "small")), AcceptancePredictionConfig()
     )
     torch.nn.init.normal_(head.linear.weight, std=1.0)
     config = {

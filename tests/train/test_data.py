@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from outpace.errors import PromptError
-from outpace.train.data import Document, Written, blocks, cut_written, documents, frequent, items
+from outpace.train.data import (
+    Document,
+    PromptAnswer,
+    blocks,
+    cut_answers,
+    documents,
+    frequent,
+    items,
+)
 
 
 class Tokens:
@@ -205,9 +213,9 @@ def test_the_most_frequent_tokens_ascending() -> None:
 
 
 def test_it_is_known_which_tokens_the_target_has_written() -> None:
-    texts = [Written([1, 2], [3, 9]), Written([4], [5]), Written([6], [7, 8, 8])]
-    tokens, own = cut_written(texts, 9, 4)
+    texts = [PromptAnswer([1, 2], [3, 9]), PromptAnswer([4], [5]), PromptAnswer([6], [7, 8, 8])]
+    tokens, own = cut_answers(texts, 9, 4)
     assert tokens.tolist() == [[1, 2, 3, 9], [4, 5, 9, 6], [7, 8, 8, 9]]
     assert own.int().tolist() == [[0, 0, 1, 1], [0, 1, 1, 0], [1, 1, 1, 1]]
-    few, mine = cut_written(texts, 9, 4, limit=5)
+    few, mine = cut_answers(texts, 9, 4, limit=5)
     assert (few.tolist(), mine.tolist()) == ([[1, 2, 3, 9]], [[False, False, True, True]])

@@ -19,10 +19,16 @@ from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.checkpoint import LOG, STATE
-from outpace.train.draft_model import UNFINISHED, DraftModelSizes, Start, shortened, started
-from outpace.train.losses import LOSSES, in_pieces
+from outpace.train.draft_model import (
+    UNFINISHED,
+    DraftModelSizes,
+    StartModel,
+    load_start_model,
+    prune_layers,
+)
+from outpace.train.losses import LOSSES, chunked_loss
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from targets.families import CONTEXT, build, target
@@ -94,7 +100,7 @@ def test_several_chat_templates_are_written_at_each_report(tmp_path: Path) -> No
             (Path(folder) / "additional_chat_templates").mkdir()
             (Path(folder) / "additional_chat_templates" / "tools.jinja").write_text("tools")
 
-    start = Start(build("llama"), Templates())
+    start = StartModel(build("llama"), Templates())
     for _ in range(2):
         start.save(tmp_path)
         kept = tmp_path / "additional_chat_templates" / "tools.jinja"
@@ -114,15 +120,15 @@ def test_what_a_killed_run_has_left_unfinished_is_removed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2-window", "gemma3", "opt", "mixtral"])
 def test_all_layers_of_a_target_are_the_target(family: str) -> None:
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import LoadedModel
 
-    whole = Loaded(target(family), None, family)
-    begun = started(whole, "pruned", DraftModelSizes())
-    same: Any = begun.to_learn([0, 1], whole.device).model
+    whole = LoadedModel(target(family), None, family)
+    begun = load_start_model(whole, "pruned", DraftModelSizes())
+    same: Any = begun.to_trainable([0, 1], whole.device).model
     tokens = torch.tensor([[3, 9, 2, 4]])
     expected = target(family)(input_ids=tokens).logits
     assert torch.allclose(same(input_ids=tokens).logits.double(), expected, atol=1e-2, rtol=1e-3)
-    short: Any = begun.to_learn([1], whole.device).model
+    short: Any = begun.to_trainable([1], whole.device).model
     assert sum(p.numel() for p in short.parameters()) < sum(p.numel() for p in same.parameters())
     assert short(input_ids=tokens).logits.shape == expected.shape
 
@@ -151,7 +157,7 @@ def test_a_folder_is_begun_from(tmp_path: Path) -> None:
 
 def test_sizes_of_a_random_start() -> None:
     sizes = DraftModelSizes(layers=3, hidden_size=24, inner_size=20, heads=2, groups=1)
-    made: Any = started(loaded(), "random", sizes).model
+    made: Any = load_start_model(loaded(), "random", sizes).model
     assert made.config.num_hidden_layers == 3
     assert made.config.hidden_size == 24
     assert made.config.head_dim == 12
@@ -186,7 +192,9 @@ def test_a_folder_with_other_tokens_is_refused(tmp_path: Path) -> None:
     build("llama", vocab_size=60).save_pretrained(tmp_path)
     words(known).save_pretrained(tmp_path)
     with pytest.raises(VocabularyMismatch, match="60 tokens and llama can generate 64"):
-        started(Loaded(target("llama"), words(whole), "llama"), str(tmp_path), DraftModelSizes())
+        load_start_model(
+            LoadedModel(target("llama"), words(whole), "llama"), str(tmp_path), DraftModelSizes()
+        )
     with pytest.raises(ModelLoadError):
         run(tmp_path / "out", settings(start=str(tmp_path / "no/such"), head={"depths": 3}))
 
@@ -203,7 +211,7 @@ def test_pieces_are_derived_as_the_whole(loss: str) -> None:
 
     # "lk" weighs its two parts by the acceptance of a piece: then one piece is the whole.
     size = 7 if loss == "lk" else 3
-    found, same = in_pieces(piece, own, theirs, size, list(head.parameters()))
+    found, same = chunked_loss(piece, own, theirs, size, list(head.parameters()))
     (2 * found).backward()
     mine = [own.grad, *(weight.grad for weight in head.parameters())]
     own.grad = None
@@ -215,7 +223,7 @@ def test_pieces_are_derived_as_the_whole(loss: str) -> None:
     for slope, weight in zip(mine, [own, *head.parameters()], strict=True):
         torch.testing.assert_close(slope, weight.grad)
     with torch.no_grad():
-        assert float(in_pieces(piece, own, theirs, size, [])[0]) == pytest.approx(float(whole))
+        assert float(chunked_loss(piece, own, theirs, size, [])[0]) == pytest.approx(float(whole))
 
 
 @pytest.mark.parametrize("start", ["pruned", "file"])
@@ -225,8 +233,8 @@ def test_a_model_in_blocks_is_dequantized_to_begin_from(
 ) -> None:
     path = write(tmp_path / "target.gguf", "qwen2", tiny("qwen2"), "Q8_0")
     blocks = load(path)
-    begun = started(blocks, str(path) if start == "file" else start, DraftModelSizes())
-    made = begun.to_learn(kept, blocks.device)
+    begun = load_start_model(blocks, str(path) if start == "file" else start, DraftModelSizes())
+    made = begun.to_trainable(kept, blocks.device)
     own: Any = made.model
     for new, old in enumerate(kept):
         layer = blocks.model.model.layers[old]
@@ -243,7 +251,7 @@ def test_the_layers_of_a_file_are_those_of_its_folder(arch: str, tmp_path: Path)
     sizes = {"num_hidden_layers": 4}
     path = write(tmp_path / "target.gguf", arch, tiny(arch, **sizes), "F32")
     tokens, kept = torch.tensor([[3, 9, 2, 4]]), [0, 1, 3]
-    short: Any = shortened(read_dequantized(str(path)), kept).eval()
+    short: Any = prune_layers(read_dequantized(str(path)), kept).eval()
     same: Any = read_dequantized(str(path), kept)
     torch.testing.assert_close(same(input_ids=tokens).logits, short(input_ids=tokens).logits)
     assert same.config.to_dict() == short.config.to_dict()

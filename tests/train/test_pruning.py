@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from outpace.errors import ConfigError
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.train.distill import KEPT, closest_layers
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.train.distill import KEPT_LAYERS_FILE, closest_layers
 from outpace.train.run import TrainingRun
 from targets.families import build
 
@@ -22,14 +22,14 @@ IDLE = (1, 2)
 """Layers of `with_idle_layers` that add nothing."""
 
 
-def with_idle_layers() -> Loaded:
+def with_idle_layers() -> LoadedModel:
     model: Any = build("llama", num_hidden_layers=5)
     with torch.no_grad():
         for number in IDLE:
             layer = model.model.layers[number]
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-    return Loaded(model.float(), None, "idle")
+    return LoadedModel(model.float(), None, "idle")
 
 
 def never(step: str, done: float) -> None:
@@ -52,7 +52,7 @@ def test_layers_that_add_nothing_are_left_out(tmp_path: Path) -> None:
     network: Any = run.network
     torch.testing.assert_close(network(text()[:2]).logits, whole.model(text()[:2]).logits)
     run.play(quiet)
-    assert json.loads((tmp_path / KEPT).read_text())["kept"] == [0, 3, 4]
+    assert json.loads((tmp_path / KEPT_LAYERS_FILE).read_text())["kept"] == [0, 3, 4]
 
 
 def test_what_is_left_is_the_closest_to_the_target_and_not_only_short() -> None:
@@ -91,17 +91,17 @@ def test_a_run_that_goes_on_has_the_layers_that_it_began_with(tmp_path: Path) ->
 def test_a_run_of_other_settings_that_is_refused_changes_nothing(tmp_path: Path) -> None:
     whole = with_idle_layers()
     TrainingRun(whole, text(), pruned(), tmp_path).play(quiet)
-    before = (tmp_path / KEPT).read_bytes()
+    before = (tmp_path / KEPT_LAYERS_FILE).read_bytes()
     with pytest.raises(ConfigError, match="holds a run with another size"):
         TrainingRun(whole, text(), pruned(head={"depths": 3, "layers": 2}), tmp_path)
-    assert (tmp_path / KEPT).read_bytes() == before
+    assert (tmp_path / KEPT_LAYERS_FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"start": "pruned", "kept": 3}'])
 def test_a_damaged_note_is_made_anew(damaged: str, tmp_path: Path) -> None:
-    (tmp_path / KEPT).write_text(damaged)
+    (tmp_path / KEPT_LAYERS_FILE).write_text(damaged)
     TrainingRun(with_idle_layers(), text(), pruned(), tmp_path).play(quiet)
-    assert json.loads((tmp_path / KEPT).read_text())["kept"] == [0, 3, 4]
+    assert json.loads((tmp_path / KEPT_LAYERS_FILE).read_text())["kept"] == [0, 3, 4]
 
 
 def test_a_given_model_is_begun_with_some_of_its_layers(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from outpace.heads.checkpoint import load_head
 from outpace.heads.folder import WEIGHTS
 from outpace.heads.registry import head_names
 from outpace.policy.lengths.adaptive import Constant
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.checkpoint import LOG, STATE
-from outpace.train.measures import AcceptanceLength
+from outpace.train.metrics import AcceptanceLength
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
 from representatives import representatives
@@ -54,8 +54,8 @@ all others. Columns in the target's pass take long to train, and PaSS has few we
 
 
 @cache
-def loaded() -> Loaded:
-    return Loaded(target("llama"), None, "llama")
+def loaded() -> LoadedModel:
+    return LoadedModel(target("llama"), None, "llama")
 
 
 @cache
@@ -184,7 +184,9 @@ def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
             run(tmp_path, settings("medusa", 5), other_text)
     for other in ("qwen2", "gpt2"):  # of another kind, of the same shape and of another one
         with pytest.raises(ConfigError, match="another target"):
-            TrainingRun(Loaded(target(other), None, other), text(), settings("medusa", 5), tmp_path)
+            TrainingRun(
+                LoadedModel(target(other), None, other), text(), settings("medusa", 5), tmp_path
+            )
     state = torch.load(tmp_path / STATE, weights_only=True)
     for missing in ("step", "network", "optimizer"):
         torch.save({**state, missing: {}}, tmp_path / STATE)

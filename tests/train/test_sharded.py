@@ -17,7 +17,7 @@ from cli.conftest import WORDS, save_model
 from outpace.cli.main import app
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.loading.load import load, load_plain
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.distributed import _check, is_sharded
 from train import two_ranks
 
@@ -125,7 +125,7 @@ def test_layers_that_cannot_be_split_are_refused(folder: Path) -> None:
     with pytest.raises(UnsupportedModel, match="share their weights"):
         _check(loaded, [layer, nn.Sequential(layer)])
     with pytest.raises(UnsupportedModel, match="are quantised"):
-        _check(Loaded(loaded.model, None, "x", packed=True), [layer])
+        _check(LoadedModel(loaded.model, None, "x", packed=True), [layer])
     whole = nn.Parameter(torch.zeros(2, dtype=torch.int8), requires_grad=False)
     with pytest.raises(UnsupportedModel, match="are quantised"):
         _check(loaded, [nn.ParameterList([whole])])

@@ -16,10 +16,10 @@ from outpace import LLM, SamplingParams
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
-from outpace.methods.heads.mtp import brought_module
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.heads.mtp import load_mtp_module
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.checkpoint import LOG, STATE
-from outpace.train.measures import Progress
+from outpace.train.metrics import Progress
 from outpace.train.recipe import DepthLosses
 from outpace.train.run import TrainingRun
 from outpace.train.teacher import Teacher
@@ -129,11 +129,11 @@ def test_what_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
 def test_a_module_that_a_target_brings_learns_on(family: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "target", family, whole(family))
     model = loaded_checkpoint(folder)
-    target = Loaded(model, None, "a target")
+    target = LoadedModel(model, None, "a target")
     tokens = torch.randint(VOCABULARY, (16, BLOCK), generator=torch.Generator().manual_seed(0))
     asked = settings("mtp", 3, start=str(folder), head={})
     trainer = TrainingRun(target, tokens, asked, tmp_path / "out")
-    before = brought_module(target).float()
+    before = load_mtp_module(target).float()
     begun = dict(before.named_parameters())
     assert all(torch.equal(weight_of(trainer, name), begun[name]) for name in begun)
     trainer.play(lambda progress: None, every=1)
@@ -151,8 +151,8 @@ def test_modules_learn_what_they_draft(tmp_path: Path, monkeypatch: pytest.Monke
     """What each of several modules is asked while they learn is what it drafts at that place."""
     larger = whole("deepseek_v3-2")
     model = loaded_checkpoint(write(tmp_path / "target", "deepseek_v3-2", larger))
-    target = Loaded(model, None, "a target")
-    head = brought_module(target)
+    target = LoadedModel(model, None, "a target")
+    head = load_mtp_module(target)
     teacher, reference = Teacher(target, head.layers), Reference("deepseek_v3-2", larger, model)
     asked: list[torch.Tensor] = []
     add = DepthLosses.add

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train import state_cache as kept
 from outpace.train.run import TrainingRun
 from outpace.train.state_cache import PROBE, SUFFIX, StateCache
@@ -127,7 +127,7 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
     cache_in(tmp_path)
     with pytest.raises(ConfigError, match="keeps hidden states of llama"):
-        StateCache(tmp_path, origin_of(Loaded(drafter("llama"), None, "changed")), MUCH)
+        StateCache(tmp_path, origin_of(LoadedModel(drafter("llama"), None, "changed")), MUCH)
     (tmp_path / PROBE).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         cache_in(tmp_path)

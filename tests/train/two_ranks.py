@@ -27,7 +27,7 @@ import outpace.train.answers
 import outpace.train.distributed
 import outpace.train.run
 from outpace.cli.main import app
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.distributed import Ranks
 from processes import free_port
 
@@ -110,7 +110,7 @@ def noting(held: list[int]) -> None:
     """Has noted from now on how many numbers this rank holds of each target that is split."""
     load = outpace.train.distributed.load_sharded
 
-    def noted(*args: Any, **options: Any) -> Loaded:
+    def noted(*args: Any, **options: Any) -> LoadedModel:
         loaded = load(*args, **options)
         weights = [each.data for each in loaded.model.parameters()]
         mine = [each.to_local() if isinstance(each, DTensor) else each for each in weights]

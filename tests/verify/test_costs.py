@@ -11,11 +11,11 @@ from torch import Tensor
 
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
+from outpace.core.proposal import Deterministic, DraftSampling, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.heads.classifiers import JudgeHead
-from outpace.verify.base import Evidence, Rule, draw
+from outpace.verify.base import Evidence, Rule, draw_verdict
 from outpace.verify.registry import make_rule, rules
 from verify.costs import Memory, Operations
 
@@ -36,45 +36,51 @@ def probs(vocabulary: int) -> tuple[Tensor, Tensor]:
     return p, p.flip(-1)[:, SHAPE].contiguous()
 
 
-def round_of(name: str, drawn: Drawn, vocabulary: int) -> tuple[Rule, Tensor, Proposal]:
+def round_of(name: str, drawn: DraftSampling, vocabulary: int) -> tuple[Rule, Tensor, Proposal]:
     p, q = probs(vocabulary)
     options: dict[str, Any] = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **options)
-    evidence = Evidence(states=torch.ones(1, NODES + 1, 3), second=p, soft=p, draft=q)
+    evidence = Evidence(states=torch.ones(1, NODES + 1, 3), second=p, softmax_probs=p, draft=q)
     rule = rule.with_evidence(evidence)
     parents = SHAPE if rule.trees else list(range(NODES))
     # Without equal siblings: the top tokens of each distribution, in turn.
     rank = torch.tensor([SHAPE[:node].count(up) for node, up in enumerate(SHAPE)])
     tokens = q.topk(4).indices[0, torch.arange(NODES), rank][None]
     distribution = (
-        Deterministic() if drawn is Drawn.DETERMINISTIC else Sampled(q, drawn is Drawn.IID)
+        Deterministic()
+        if drawn is DraftSampling.DETERMINISTIC
+        else Sampled(q, drawn is DraftSampling.IID)
     )
     return rule, p, Proposal(tokens, Tree.uniform(parents, 1), torch.tensor([NODES]), distribution)
 
 
-def operations(name: str, drawn: Drawn) -> int:
+def operations(name: str, drawn: DraftSampling) -> int:
     given = round_of(name, drawn, 1000)
     with Operations() as counted:
-        draw(*given, ONE, ONE)
+        draw_verdict(*given, ONE, ONE)
     return counted.count
 
 
 @pytest.mark.parametrize(
     ("name", "drawn"),
-    [("traversal", Drawn.IID), ("traversal", Drawn.WITHOUT), ("kseq", Drawn.IID)],
+    [
+        ("traversal", DraftSampling.IID),
+        ("traversal", DraftSampling.WITHOUT_REPLACEMENT),
+        ("kseq", DraftSampling.IID),
+    ],
 )
-def test_no_rule_for_trees_goes_node_by_node(name: str, drawn: Drawn) -> None:
+def test_no_rule_for_trees_goes_node_by_node(name: str, drawn: DraftSampling) -> None:
     assert operations(name, drawn) <= 3 * operations("recursive", drawn) <= 1500
 
 
 def test_drafts_that_agree_are_pooled_without_going_node_by_node() -> None:
-    rule, p, proposal = round_of("kseq", Drawn.IID, 1000)
+    rule, p, proposal = round_of("kseq", DraftSampling.IID, 1000)
     same = Proposal(
         proposal.tokens * 0, Tree(proposal.tree.parents), proposal.counts, proposal.distribution
     )
     with Operations() as counted:
-        draw(rule, p, same, ONE, ONE)
-    assert counted.count <= 3 * operations("recursive", Drawn.IID)
+        draw_verdict(rule, p, same, ONE, ONE)
+    assert counted.count <= 3 * operations("recursive", DraftSampling.IID)
 
 
 CASES = [
@@ -86,12 +92,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "drawn"), CASES, ids=str)
-def test_a_verdict_copies_no_distributions(name: str, drawn: Drawn) -> None:
+def test_a_verdict_copies_no_distributions(name: str, drawn: DraftSampling) -> None:
     rule, p, proposal = round_of(name, drawn, WIDE)
     memory = Memory()
     memory.ignore(*probs(WIDE))
     with memory:
-        draw(rule, p, proposal, ONE, ONE)
+        draw_verdict(rule, p, proposal, ONE, ONE)
     assert 0 < memory.peak <= RULE_LIMIT
 
 
@@ -124,6 +130,6 @@ def test_the_greedy_tokens_take_no_distributions() -> None:
     memory = Memory()
     memory.ignore(logits)
     with memory:
-        best = maker.best(logits, branches, History([[1]], [[2, 3]]))
+        best = maker.argmax_tokens(logits, branches, History([[1]], [[2, 3]]))
     assert memory.peak <= 100_000
     assert best.equal(logits.argmax(-1))

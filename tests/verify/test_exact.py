@@ -12,17 +12,17 @@ from outpace.audit.gate.enumeration import audit_distributions, measure
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
 from outpace.audit.gate.oracle import best_acceptance, best_of_several
 from outpace.audit.gate.world import World, make_world, with_small_numbers
-from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
+from outpace.core.proposal import Deterministic, DraftSampling, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule, rules
 from representatives import representatives
 
 NAMES = {
-    Drawn.DETERMINISTIC: "point",
-    Drawn.IID: "iid",
-    Drawn.WITHOUT: "without",
-    Drawn.SEVERAL: "several",
+    DraftSampling.DETERMINISTIC: "point",
+    DraftSampling.IID: "iid",
+    DraftSampling.WITHOUT_REPLACEMENT: "without",
+    DraftSampling.PER_DRAFTER: "several",
 }
 LOSSLESS = [name for name, rule in rules().items() if rule.lossless]
 QUICK = [shape for shape in FAST if len(shape.parents) < 4]
@@ -47,7 +47,7 @@ def test_the_joint_distribution_is_the_targets_however_small_probabilities_are(
         drafts = BUILT_IN["iid"](world, list(shape.parents))
         for name in LOSSLESS:
             rule = make_rule(name)
-            if Drawn.IID in rule.takes and (rule.trees or shape.is_chain):
+            if DraftSampling.IID in rule.takes and (rule.trees or shape.is_chain):
                 found = measure(rule, world, drafts, shape)
                 assert float(found.distance.max()) < 1e-12, (name, seed)
 
@@ -115,7 +115,7 @@ def test_several_distributions_that_are_the_same_are_one(shape: GateTree) -> Non
     world = make_world(12, shape.vocabulary, shape.depth, seed=8)
     drafts = iid(world, list(shape.parents))
     assert isinstance(drafts.distribution, Sampled)
-    each = replace(drafts, distribution=replace(drafts.distribution, several=True))
+    each = replace(drafts, distribution=replace(drafts.distribution, per_drafter=True))
     one, several = (measure(make_rule("recursive"), world, d, shape) for d in (drafts, each))
     for name in ("accepted", "one_step"):
         assert torch.allclose(getattr(one, name), getattr(several, name), atol=1e-12)

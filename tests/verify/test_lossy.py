@@ -196,15 +196,17 @@ def test_bild_rolls_back_only_what_surprises_and_never_the_argmax() -> None:
 
 
 def test_bild_of_a_greedy_row_looks_at_the_distribution_before_the_argmax() -> None:
-    soft = torch.tensor([[[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]])
+    softmax_probs = torch.tensor([[[0.1, 0.5, 0.4], [0.2, 0.2, 0.6]]])
     greedy = [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     assert stops(make_rule("bild"), greedy, chain([0])) == [1, 0]
-    assert stops(make_rule("bild").with_evidence(Evidence(soft=soft)), greedy, chain([0])) == [0, 1]
+    assert stops(
+        make_rule("bild").with_evidence(Evidence(softmax_probs=softmax_probs)), greedy, chain([0])
+    ) == [0, 1]
 
 
 def test_bild_stops_the_drafter_when_it_is_unsure() -> None:
     q = torch.tensor([[0.7, 0.3], [0.5, 0.5]])
-    assert make_rule("bild").keeps_drafting(q).tolist() == [True, False]  # type: ignore[attr-defined]
+    assert make_rule("bild").continue_on_probs(q).tolist() == [True, False]  # type: ignore[attr-defined]
 
 
 def test_confidence_is_one_for_sure_drafters_and_none_for_clueless_ones() -> None:
@@ -305,13 +307,13 @@ def test_a_rule_without_its_evidence_says_so() -> None:
 
 
 def test_reflection_fuses_logits_and_keeps_greedy_rows_greedy() -> None:
-    soft = torch.tensor([[[0.6, 0.4]]]).double()
+    softmax_probs = torch.tensor([[[0.6, 0.4]]]).double()
     second = torch.tensor([[[0.1, 0.9]]]).double()
     rule = ReflectiveRule(weight=0.5)
-    fused = rule.fused(soft, second, soft)[0, 0]
+    fused = rule.fused(softmax_probs, second, softmax_probs)[0, 0]
     odds = math.sqrt(0.6 * 0.1) / math.sqrt(0.4 * 0.9)
     assert (fused[0] / fused[1]).item() == pytest.approx(odds)
-    assert rule.fused(torch.tensor([[[1.0, 0.0]]]), second, soft)[0, 0].tolist() == [0, 1]
+    assert rule.fused(torch.tensor([[[1.0, 0.0]]]), second, softmax_probs)[0, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("defer", ["chow", "diff", "opt", "token"])

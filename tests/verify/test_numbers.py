@@ -12,7 +12,13 @@ from torch import Tensor
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.heads.classifiers import JudgeHead
-from outpace.verify.base import Drawn, Evidence, Rule, draw, walk
+from outpace.verify.base import (
+    DraftSampling,
+    Evidence,
+    Rule,
+    accept_matching,
+    draw_verdict,
+)
 from outpace.verify.registry import make_rule, rules
 
 KINDS = ["soft", "sharp", "one-hot", "flat", "tiny", "disjoint", "equal"]
@@ -58,12 +64,14 @@ def proposals(
                 left[:, node].sum(-1, keepdim=True) > 0, left[:, node], q[:, node]
             )
             tokens[:, node] = distribution.multinomial(1, generator=generator)[:, 0]
-            if drawn is Drawn.WITHOUT:
+            if drawn is DraftSampling.WITHOUT_REPLACEMENT:
                 for other in range(node + 1, nodes):
                     if parents[other] == parent:
                         left[torch.arange(rows), other, tokens[:, node]] = 0
         distribution = (
-            Deterministic() if drawn is Drawn.DETERMINISTIC else Sampled(q, drawn is Drawn.IID)
+            Deterministic()
+            if drawn is DraftSampling.DETERMINISTIC
+            else Sampled(q, drawn is DraftSampling.IID)
         )
         yield p, Proposal(tokens, tree, counts, distribution)
 
@@ -113,7 +121,7 @@ def test_what_is_drawn_has_positive_mass(name: str, kind: str) -> None:
     for p, proposal in proposals(dummy, kind, parents, 5, seed=1):
         rule = make(name, p)
         for position in range(8):
-            verdict = draw(rule, p, proposal, torch.arange(3), torch.full((3,), position))
+            verdict = draw_verdict(rule, p, proposal, torch.arange(3), torch.full((3,), position))
             stop = rule.stop(p, proposal)
             distribution = rule.next(p, proposal, verdict.node)
             assert (stop.gather(1, verdict.node[:, None]) > 0).all()
@@ -130,8 +138,8 @@ def test_a_greedy_target_makes_every_lossless_rule_a_walk(name: str, parents: li
         for p, proposal in proposals(make_rule(name), "one-hot", parents, 3, seed):
             p, tree = _same_after_the_same(p, proposal), proposal.tree
             best = p.argmax(-1)  # [B, M]
-            expected = walk(best, proposal)
-            verdict = draw(make_rule(name), p, proposal, torch.arange(3), torch.arange(3))
+            expected = accept_matching(best, proposal)
+            verdict = draw_verdict(make_rule(name), p, proposal, torch.arange(3), torch.arange(3))
             rows = torch.arange(3)
             assert verdict.next_token.equal(best[rows, verdict.node])
             # A rule may follow all siblings with the same token; the walk follows the eldest.
@@ -166,11 +174,11 @@ def test_a_row_has_the_verdict_that_it_has_alone(name: str) -> None:
     q = drafter.gather(1, parents[..., None].expand(-1, -1, 3))
     counts = torch.tensor([len(shape) for shape in shapes])
     for drawn in sorted(rule.takes, key=str):
-        if drawn is Drawn.WITHOUT:
+        if drawn is DraftSampling.WITHOUT_REPLACEMENT:
             continue  # random tokens would repeat
 
-        def distribution(q: Tensor, drawn: Drawn = drawn) -> Deterministic | Sampled:
-            return Deterministic() if drawn is Drawn.DETERMINISTIC else Sampled(q)
+        def distribution(q: Tensor, drawn: DraftSampling = drawn) -> Deterministic | Sampled:
+            return Deterministic() if drawn is DraftSampling.DETERMINISTIC else Sampled(q)
 
         batch = Proposal(tokens, Tree(parents), counts, distribution(q))
         stop, end = rule.stop(p, batch), counts // 2

@@ -11,7 +11,7 @@ from outpace.core.options import options_of
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.heads.classifiers import JudgeHead
 from outpace.verify import base, registry, siblings
-from outpace.verify.base import Drawn, Evidence, Rule
+from outpace.verify.base import DraftSampling, Evidence, Rule
 from outpace.verify.lossless import selection, traversal
 from outpace.verify.registry import make_rule, rules
 
@@ -89,7 +89,7 @@ def test_given_leaves_the_rule_alone_and_insists_on_what_it_needs() -> None:
 @pytest.mark.parametrize("name", ["kseq", "canonical"])
 def test_rules_for_independent_drafts_refuse_others(name: str) -> None:
     with pytest.raises(IncompatibleRule, match="without replacement"):
-        make_rule(name).check(Drawn.WITHOUT, tree=True)
+        make_rule(name).check(DraftSampling.WITHOUT_REPLACEMENT, tree=True)
 
 
 @pytest.mark.parametrize("name", [name for name, rule in rules().items() if not rule.trees])

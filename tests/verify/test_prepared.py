@@ -7,7 +7,7 @@ import torch
 
 from outpace.core.proposal import Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import Drawn, Rule, draw
+from outpace.verify.base import DraftSampling, Rule, draw_verdict
 from outpace.verify.registry import make_rule, rules
 
 SHARING = [name for name, rule in rules().items() if rule.compute_shared is not Rule.compute_shared]
@@ -21,7 +21,7 @@ def round_of(rule: Rule, seed: int) -> tuple[torch.Tensor, Proposal]:
     q = probs[1][:, parents]
     tokens = q.flatten(0, 1).multinomial(1, generator=generator).view(2, size)
     tree, counts = Tree.uniform(parents, 2), torch.tensor([size, size - 1])
-    return probs[0], Proposal(tokens, tree, counts, Sampled(q, Drawn.IID in rule.takes))
+    return probs[0], Proposal(tokens, tree, counts, Sampled(q, DraftSampling.IID in rule.takes))
 
 
 def test_some_rules_share() -> None:
@@ -45,7 +45,7 @@ def test_the_distributions_are_the_same_and_their_work_is_done_once(
     assert ready.stop(p, proposal).equal(stop)
     assert ready.next(p, proposal, node).equal(following)
     assert len(calls) == 3
-    draw(rule, p, proposal, torch.arange(2), torch.arange(2))
+    draw_verdict(rule, p, proposal, torch.arange(2), torch.arange(2))
     assert len(calls) == 4
 
 

@@ -48,7 +48,9 @@ class PlainProbs:
 
     def __call__(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> Iterator[Step]:
         """Yields the distributions of the texts' tokens, position by position."""
-        logits = [self.target.plain([*prompt, *text[:-1]], last=len(text)) for text in texts]
+        logits = [
+            self.target.forward_uncached([*prompt, *text[:-1]], last=len(text)) for text in texts
+        ]
         for position in range(max(len(text) for text in texts)):
             rows = [row for row, text in enumerate(texts) if len(text) > position]
             here = torch.stack([logits[row][position] for row in rows])[:, None]
@@ -66,7 +68,7 @@ class PlainProbs:
         root = Branches.root(len(rows), logits.device)
         maker = LogitsPipeline([self.options] * len(rows), self.vocabulary, logits.device)
         probs = maker(logits, root, history)[:, 0].double().cpu()
-        scores = maker.adjusted(logits, root, history)[:, 0]
+        scores = maker.process_logits(logits, root, history)[:, 0]
         return Step(position, rows, probs, scores.isneginf().cpu())
 
 

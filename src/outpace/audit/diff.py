@@ -159,7 +159,7 @@ def audit_diff(
         deviations=found.deviations,
         skipped=skipped,
         drafted=found.drafted,
-        drafts_expected=llm.engine.drafter.longest > 0,
+        drafts_expected=llm.engine.drafter.max_draft_tokens > 0,
         stopped_of=len(prompts) * len(engines) if stopped else None,
     )
 
@@ -202,7 +202,7 @@ def _compare(
     Prompts of one length are given together: they end in the pass of their first round, and others
     do not.
     """
-    for numbers in _calls(prompts, AT_ONCE * llm.engine.target.rows):
+    for numbers in _calls(prompts, AT_ONCE * llm.engine.target.max_rows):
         listed = [prompts[number] for number in numbers]
         asked = [_params(mode, params, number) for number in numbers]
         off = [replace(one, speculative="off") for one in asked]
@@ -332,8 +332,8 @@ class _Triage:
         target, ids = self.llm.engine.target, [*self.choice.prompt, *common]
         chain = min(drafted(self.llm), len(common), len(ids) - 1)
         scored = score_as_drafted(target, ids, chain, self.llm.engine.drafter.trees)
-        return target.plain(ids, last=1)[-1].double(), scored[-1].double()
+        return target.forward_uncached(ids, last=1)[-1].double(), scored[-1].double()
 
     def _decode(self, token: int | None) -> str:
-        decoder = self.llm.intake.decoder
+        decoder = self.llm.input_processor.decoder
         return "" if decoder is None or token is None else decoder.token(token)

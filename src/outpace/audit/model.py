@@ -142,7 +142,7 @@ def audit_model(
     params, tokens = _sampled(llm, plan, params or SamplingParams(temperature=1.0))
     noise = measure(llm.engine.target, plan.prompts, drafted(llm), tree=llm.engine.drafter.trees)
     session = _Session(llm, plan, params, noise)
-    size = CHUNK * llm.engine.target.rows
+    size = CHUNK * llm.engine.target.max_rows
     steps = -(-plan.samples // size)
     stopped = False
     try:
@@ -208,7 +208,7 @@ class _Session:
             self._look(index, output.outputs[0])
             texts[index].append(output.token_ids)
         for index, group in texts.items():
-            rows = self._llm.engine.target.rows
+            rows = self._llm.engine.target.max_rows
             for begin in range(0, len(group), rows):
                 part = group[begin : begin + rows]
                 self.text.bet_on(index, prompts[index], part, self._probs[index])
@@ -218,7 +218,7 @@ class _Session:
         """What ends the texts of a prompt: the room that it leaves in the context, too."""
         llm = self._llm
         params = params.shortened(llm.max_model_len - len(prompt))
-        ends = llm.intake.ends_of(prompt)
+        ends = llm.input_processor.ends_of(prompt)
         return Ending(params, ends, llm.target.vocabulary, llm.tokenizer)
 
     def _look(self, index: int, output: CompletionOutput) -> None:
@@ -249,7 +249,7 @@ class _Session:
             detectable=self._detectable(),
             drafted=self._drafted,
             accepted=self._accepted,
-            drafts_expected=llm.engine.drafter.longest > 0,
+            drafts_expected=llm.engine.drafter.max_draft_tokens > 0,
             breaches=[
                 *(f"{count} texts: {what}" for what, count in self._breaches.items()),
                 *(f"{count} times: {what}" for what, count in self.claims.breaches.items()),

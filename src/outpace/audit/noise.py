@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.trees.tree import Tree
-from outpace.targets.base import Plan, PromptInputs, Target
+from outpace.targets.base import PromptInputs, ScoreInputs, Target
 
 _CAPS = {torch.float64: 1e-7, torch.float32: 2e-3}
 _NARROW_CAP = 0.3
@@ -58,7 +58,7 @@ def score_as_drafted(
 
     tree: give every node a sibling (another token) that must not make a difference.
     """
-    reader = target.another(rows=1)
+    reader = target.new_target(rows=1)
     start = len(ids) - drafted - 1
     _read(reader, ids[: start + 1])
     nodes, parents = list(ids[start + 1 :]), list(range(drafted))
@@ -69,18 +69,18 @@ def score_as_drafted(
         parents = [max(0, 2 * (node // 2) - 1) for node in range(len(nodes))]
         path = [0, *range(1, len(nodes) + 1, 2)]
     shape = Tree.uniform(parents, 1, target.device)
-    return reader.score(Plan([[ids[start]]], _row(nodes, target), shape)).logits[0, path]
+    return reader.score(ScoreInputs([[ids[start]]], _row(nodes, target), shape)).logits[0, path]
 
 
 def _read(reader: Target, text: Sequence[int]) -> None:
     """Reads all but the last token of a text into a target's only row, piece by piece."""
     reader.admit(PromptInputs(text[:1]))
-    while reader.ready < reader.active:
-        reader.fill(_PIECE)
+    while reader.num_ready_rows < reader.num_rows:
+        reader.prefill(_PIECE)
     end, nothing = len(text) - 1, Tree.chain(1, 0, reader.device)
     for begin in range(0, end, _PIECE):
         piece = list(text[begin : min(end, begin + _PIECE)])
-        reader.score(Plan([piece], _row([], reader), nothing))
+        reader.score(ScoreInputs([piece], _row([], reader), nothing))
         reader.commit([[]])
 
 
@@ -99,7 +99,7 @@ def measure(
     measured, spread = 0.0, 0.0
     for ids in [*texts, _long(target, texts, drafted)]:
         count = min(drafted, len(ids) - 1)
-        plain = target.plain(ids, last=count + 1).double()
+        plain = target.forward_uncached(ids, last=count + 1).double()
         scored = score_as_drafted(target, ids, count, tree).double()
         measured = max(measured, float((plain - scored).abs().max()))
         spread = max(spread, float(plain.std()))

@@ -51,14 +51,14 @@ class Choice:
         if self.coupled:
             scores = self._coupled_scores(logits, past, other)
         else:
-            scores = self._maker(self._params).adjusted(*self._inputs(logits, past))[0, 0]
+            scores = self._maker(self._params).process_logits(*self._inputs(logits, past))[0, 0]
         return float(scores[one] - scores[other])
 
     def best(self, logits: Tensor, past: Sequence[int]) -> int:
         """Returns the token that is chosen after the text ``past``. logits: ``[V']`` after it."""
         inputs = self._inputs(logits, past)
         if not self.coupled:
-            return int(self._maker(self._params).adjusted(*inputs).argmax())
+            return int(self._maker(self._params).process_logits(*inputs).argmax())
         distribution = self._maker(self._params)(*inputs)[0, 0]
         return int((distribution.log() + self._noise(past, len(distribution))).argmax())
 
@@ -211,7 +211,7 @@ def deviations(
     number: the prompt's, for the report.
     """
     tokens, mode = output.token_ids, "coupled" if choice.coupled else "greedy"
-    logits = target.plain([*choice.prompt, *tokens], last=len(tokens) + 1).double()
+    logits = target.forward_uncached([*choice.prompt, *tokens], last=len(tokens) + 1).double()
     for at, token in enumerate(tokens):
         try:
             best = choice.best(logits[at], tokens[:at])

@@ -12,7 +12,7 @@ from outpace.bench.contest import (
     BenchmarkPlan,
     Clock,
     Contestant,
-    Ours,
+    OutpaceContestant,
     Tick,
 )
 from outpace.bench.prompts import Prompt, batches
@@ -21,7 +21,7 @@ from outpace.core.progress import silent
 from outpace.errors import ConfigError, PromptError
 
 
-class Broken(Exception):
+class SettingFailed(Exception):
     """A setting failed after others, which are here; its error is the ``__cause__``."""
 
     def __init__(self, found: Sequence[MeasuredSetting]) -> None:
@@ -47,9 +47,9 @@ class Benchmark:
 
     def run(self) -> list[MeasuredSetting]:
         """Runs all settings one after another, the sweep at the first. After Ctrl-C those that
-        were run, the last of them in part; ``KeyboardInterrupt`` where there is none. `Broken`
-        where a later setting fails, and ``PromptError`` for prompts that leave no room for as many
-        tokens as are asked for."""
+        were run, the last of them in part; ``KeyboardInterrupt`` where there is none.
+        `SettingFailed` where a later setting fails, and ``PromptError`` for prompts that leave no
+        room for as many tokens as are asked for."""
         if BASELINE not in [c.name for c in self.contestants]:
             raise ConfigError("a benchmark needs the contestant 'plain' to compare with.")
         self._check_room()
@@ -67,13 +67,15 @@ class Benchmark:
             except Exception as error:
                 if not found:
                     raise
-                raise Broken(found) from error
+                raise SettingFailed(found) from error
             if found[-1].result.stopped_of is not None:
                 break
         return found
 
     def _check_room(self) -> None:
-        ours = [one.llm.max_model_len for one in self.contestants if isinstance(one, Ours)]
+        ours = [
+            one.llm.max_model_len for one in self.contestants if isinstance(one, OutpaceContestant)
+        ]
         if self.plan.to_end or not ours:
             return
         for prompt in self.prompts:
@@ -124,7 +126,7 @@ class Benchmark:
         """The job with as many tokens as plain decoding writes before the target ends its texts; of
         a batch, those of the longest. A greedy text alone ends by itself there."""
         plain = next(c for c in self.contestants if c.name == BASELINE)
-        if not isinstance(plain, Ours):
+        if not isinstance(plain, OutpaceContestant):
             raise ConfigError("--to-end needs plain decoding by outpace, which finds the ends.")
         length = plain.length(job)
         alone = len(job.prompts) == 1 and job.temperature == 0 and length > 1

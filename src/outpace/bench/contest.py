@@ -90,7 +90,7 @@ class Contestant(ABC):
 Speculative = Literal["auto", "off"] | int | None
 
 
-class Ours(Contestant):
+class OutpaceContestant(Contestant):
     """One `LLM` under one setting of ``SamplingParams.speculative``."""
 
     ends_by_itself = True

@@ -87,7 +87,7 @@ def watching(llm: LLM, limit: int = 64) -> Iterator[Watch]:
 def _peeks(rule: Rule) -> bool:
     """Whether the rule knows something about a drafted token that it would not know about others
     that might have been drawn instead."""
-    return bool(rule.needs.states) or rule.needs.second_pass is not None
+    return bool(rule.needs.hidden_layers) or rule.needs.second_pass is not None
 
 
 def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from outpace.bench.contest import Ours
+from outpace.bench.contest import OutpaceContestant
 from outpace.bench.meter import Meter
 from outpace.bench.prompts import prompts_of_kinds
 from outpace.bench.provenance import provenance
@@ -23,11 +23,11 @@ from outpace.core.progress import Progress
 from outpace.core.stats import Seconds
 from outpace.draft.base import Round
 from outpace.errors import PromptError
-from outpace.heads.checkpoint import kind_in
+from outpace.heads.checkpoint import find_head_kind
 from outpace.llm import LLM
 from outpace.methods.choosers.auto import LOOK_UPS
 from outpace.targets.describe import short_name
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 REPEATS = 5
 """Timings of each part in one sample; a diagnosis takes two samples."""
@@ -148,10 +148,10 @@ FEWEST, MOST = 16, 64
 
 
 @dataclass(frozen=True)
-class Asked:
+class DoctorOptions:
     """What is looked at."""
 
-    model: str | Loaded | None
+    model: str | LoadedModel | None
     """As `Engines.model`."""
     options: Mapping[str, Any]
     """Other arguments of `LLM`."""
@@ -165,7 +165,8 @@ class Asked:
     def engines(self) -> Engines:
         """Returns the engines that take part besides plain decoding."""
         drafting: list[dict[str, Any]] = [
-            {"method": kind_in(draft) or "draft_model", "model": draft} for draft in self.drafts
+            {"method": find_head_kind(draft) or "draft_model", "model": draft}
+            for draft in self.drafts
         ]
         if not drafting and self.model is None:
             drafting = [{"method": "draft_model"}]
@@ -191,7 +192,7 @@ class Measured:
     """Whether prompts were given through the chat template."""
 
 
-def measure(asked: Asked, report: Progress) -> Measured:
+def measure(asked: DoctorOptions, report: Progress) -> Measured:
     """Returns what was measured. report: is called with what is done next. Raises ``PromptError``
     where the built-in prompts cannot be used, and as `LLM` does."""
     facts = provenance()  # before the rest, so that the load is not the measurement's own
@@ -221,9 +222,13 @@ def tokens_within(seconds: float, prompts: int, a_pass: float) -> int:
     return max(FEWEST, min(MOST, int(seconds / (prompts * a_pass))))
 
 
-def _candidates(asked: Asked) -> list[Candidate]:
+def _candidates(asked: DoctorOptions) -> list[Candidate]:
     """Plain decoding, look-ups, then each named model, over one target."""
-    found = [each for each in lineup(asked.engines(), 1).contestants if isinstance(each, Ours)]
+    found = [
+        each
+        for each in lineup(asked.engines(), 1).contestants
+        if isinstance(each, OutpaceContestant)
+    ]
     context = min(CONTEXT, found[0].llm.max_model_len // 4)
     longest = [0, FOUND, *[asked.length] * (len(found) - 2)]
     return [

@@ -23,10 +23,10 @@ from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, Rows
 from outpace.engine.rounds import deliver_part, deliver_round
-from outpace.engine.verifier import on_host
+from outpace.engine.verifier import to_host
 from outpace.errors import ConfigError
 from outpace.llm import LLM
-from outpace.targets.base import Plan, PromptInputs, ReadPart, Scores, Target
+from outpace.targets.base import PrefillChunk, PromptInputs, ScoreInputs, Scores, Target
 from outpace.targets.hf.kinds import is_encoder_decoder
 
 PERIOD = 32
@@ -45,7 +45,7 @@ class Rehearsal:
         """context: tokens of the text before the first round."""
         self._target, self._drafter = llm.engine.target, llm.engine.drafter
         self._vocabulary, self._terms = llm.engine.vocabulary, llm.engine.verifier.terms
-        self._layers = frozenset(self._drafter.needs.states)
+        self._layers = frozenset(self._drafter.needs.hidden_layers)
         self._options = RowOptions(SamplingParams(temperature=temperature).resolve({}))
         self.requests = [
             Request(
@@ -65,7 +65,7 @@ class Rehearsal:
             self._drafter.check(request)
             self._drafter.begin([request])
         text = self.requests[0].prompt_ids
-        for chunk in fill(self._target, len(self.requests), text, self._layers):
+        for chunk in prefill(self._target, len(self.requests), text, self._layers):
             for row in range(len(self.requests)):
                 deliver_part(self._drafter, self.requests, replace(chunk, rows=[row]))
 
@@ -90,7 +90,7 @@ class Rehearsal:
         drafter that round, to be called once."""
         lengths = self._target.lengths
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
-        plan = Plan(
+        inputs = ScoreInputs(
             pending,
             proposal.tokens,
             proposal.tree,
@@ -98,15 +98,15 @@ class Rehearsal:
             self._layers,
             proposal.precomputed,
         )
-        scores = self._target.score(plan)
+        scores = self._target.score(inputs)
         self._target.commit([[]] * len(pending))
         probs = None
         if self._drafter.needs.probs:
-            probs = rows.pipeline.soft(scores.logits, proposal.branches, rows.history)
+            probs = rows.pipeline.softmax_probs(scores.logits, proposal.branches, rows.history)
         token = token_at(rows.lengths[0], self._vocabulary)
         root = torch.zeros_like(rows.positions)
         refused = Verdict(root, torch.full_like(root, token))
-        refused, outcomes = on_host(refused, proposal, self._drafter.name)
+        refused, outcomes = to_host(refused, proposal, self._drafter.name)
         for request, outcome in zip(self.requests, outcomes, strict=True):
             request.output_ids.append(token)
             outcome.emitted = 1
@@ -144,9 +144,9 @@ def text_of(tokens: int, vocabulary: int) -> list[int]:
     return [token_at(place, vocabulary) for place in range(tokens)]
 
 
-def fill(
+def prefill(
     target: Target, rows: int, text: list[int], layers: frozenset[int] = frozenset()
-) -> list[ReadPart]:
+) -> list[PrefillChunk]:
     """Gives a target without rows n rows of one text, all but its last token cached.
 
     The text is read once, in the parts that are returned, with the states of these layers.
@@ -154,13 +154,15 @@ def fill(
     *before, _ = text
     target.admit(PromptInputs(text))
     chunks = []
-    while not target.ready:
-        chunks += target.fill(len(text), layers)
+    while not target.num_ready_rows:
+        chunks += target.prefill(len(text), layers)
     if left := before[target.lengths[0] :]:
         nothing = torch.zeros(1, 0, dtype=torch.long, device=target.device)
-        scores = target.score(Plan([left], nothing, Tree.chain(1, 0, target.device), layers=layers))
+        scores = target.score(
+            ScoreInputs([left], nothing, Tree.chain(1, 0, target.device), layers=layers)
+        )
         target.commit([[]])
-        chunks.append(ReadPart([0], [left], scores.states))
+        chunks.append(PrefillChunk([0], [left], scores.states))
     for _ in range(rows - 1):
         target.fork(0)
     return chunks
@@ -233,10 +235,10 @@ class Meter:
         text = text_of(self.context + 1, self.llm.engine.vocabulary)
         found = []
         try:
-            with target.computing():
-                fill(target, self.batch, text)
+            with target.step_context():
+                prefill(target, self.batch, text)
                 for n in scored:
-                    score = partial(target.score, self._plan(text[-1], n))
+                    score = partial(target.score, self._inputs(text[-1], n))
                     # the first one may have to make buffers
                     taken = [self._timed(score)[0] for _ in range(repeats + 1)][1:]
                     found += [(n, seconds) for seconds in taken]
@@ -244,11 +246,11 @@ class Meter:
             target.retain([])
         return found
 
-    def _plan(self, root: int, n: int) -> Plan:
-        """A pass over the root and a draft, n tokens in all."""
+    def _inputs(self, root: int, n: int) -> ScoreInputs:
+        """What a pass reads over the root and a draft, n tokens in all."""
         device = self.llm.engine.target.device
         drafted = torch.full((self.batch, n - 1), root, device=device)
-        return Plan([[root]] * self.batch, drafted, Tree.chain(self.batch, n - 1, device))
+        return ScoreInputs([[root]] * self.batch, drafted, Tree.chain(self.batch, n - 1, device))
 
     @torch.inference_mode()
     def _drafting(self, drafts: Sequence[int], repeats: int) -> list[tuple[int, float]]:
@@ -258,9 +260,9 @@ class Meter:
         if not drafts:
             return []
         found = []
-        computing = self.llm.engine.target.computing()
+        step = self.llm.engine.target.step_context()
         text = rehearsing(self.llm, self.batch, self.context, self.temperature)
-        with computing, text as rehearsal:
+        with step, text as rehearsal:
             for k in drafts:
                 taken = []
                 for _ in range(repeats + 1):

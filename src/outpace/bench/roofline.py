@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from outpace.core.transfer import synchronise
 from outpace.llm import LLM
-from outpace.methods.choosers.base import Several
-from outpace.targets.hf.attention import key_heads
+from outpace.methods.choosers.base import CompositeDrafter
+from outpace.targets.hf.attention import num_kv_heads
 from outpace.targets.hf.kinds import has_experts, is_encoder_decoder
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.weights import pass_bytes
 
 _CLEAR = Path("/proc/self/clear_refs")
@@ -124,7 +124,7 @@ def _cached_vectors(text: Any) -> tuple[int, int]:
     """The keys and values of one token, and the numbers of each; none in a model that keeps states
     instead, as Mamba does."""
     attending = getattr(text, "num_attention_heads", 0)
-    heads = key_heads(text) or attending
+    heads = num_kv_heads(text) or attending
     if not heads or not attending:
         return 0, 0
     size = getattr(text, "head_dim", None) or text.hidden_size // attending
@@ -161,7 +161,7 @@ def has_one_cost(llm: LLM) -> bool:
     more weights or less, or none, the number of drafted tokens does not say who drafted them, and
     so neither how long that took nor what was read."""
     drafter = llm.engine.drafter
-    if not isinstance(drafter, Several):
+    if not isinstance(drafter, CompositeDrafter):
         return True
     return len({child.pass_bytes for child in drafter.children}) == 1
 
@@ -183,7 +183,7 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
     return replace(found, weights=drafter.pass_bytes) if loaded.packed else found
 
 
-def _traffic(loaded: Loaded, kv_cache_dtype: str = "auto") -> Traffic:
+def _traffic(loaded: LoadedModel, kv_cache_dtype: str = "auto") -> Traffic:
     found = traffic_of(loaded.model.config, loaded.dtype.itemsize, kv_cache_dtype)
     rounded = loaded.packed or loaded.quantization is not None
     # What rounded weights take, scales and all, is the same whatever computes with them.

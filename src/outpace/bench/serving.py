@@ -267,7 +267,7 @@ class Turns:
     notes: Sequence[str] = ()
     """What went wrong in some turns, a sentence each."""
     stopped: BaseException | None = None
-    """What has ended them before the last turn, if that was not played."""
+    """What has ended them before the last turn, if that was not reached."""
 
     def medians(self) -> dict[str, dict[str, float]]:
         """Returns, by kind, the median of each figure over the turns, where there are any."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from outpace.arguments import bundled_drafter, speculation
-from outpace.bench.benchmark import Benchmark, Broken
-from outpace.bench.contest import BASELINE, BenchmarkPlan, Contestant, Ours, Tick
+from outpace.bench.benchmark import Benchmark, SettingFailed
+from outpace.bench.contest import BASELINE, BenchmarkPlan, Contestant, OutpaceContestant, Tick
 from outpace.bench.peers.registry import Models, check_peers, peers
 from outpace.bench.prompts import Prompt
 from outpace.bench.provenance import provenance
@@ -25,11 +25,11 @@ from outpace.config import SpeculativeConfig
 from outpace.core.progress import silent
 from outpace.draft.registry import drafter_names, find_drafter
 from outpace.errors import ConfigError, OutpaceError, PromptError, did_you_mean
-from outpace.heads.checkpoint import kind_in
+from outpace.heads.checkpoint import find_head_kind
 from outpace.inputs import chats
 from outpace.llm import BUNDLED, LLM
 from outpace.methods.models.options import DraftModelOptions
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.source import locate, names_gguf
 
 ALL = "all"
@@ -104,7 +104,7 @@ def _try(config: Mapping[str, Any]) -> None:
 class Engines:
     """Which models, how to speculate with them, and what else takes part."""
 
-    model: str | Loaded | None
+    model: str | LoadedModel | None
     """A path, a hub name, what was loaded already, or None for the bundled pair."""
     configs: tuple[Mapping[str, Any], ...]
     """One or several ``speculative_config``; each becomes a contestant."""
@@ -139,10 +139,10 @@ def lineup(engines: Engines, rows: int) -> Lineup:
     # Without a drafter, which would read along and draft from the baseline's texts.
     plain = engine(engines, {"method": "none"}, rows)
     llms, left_out = _speculating(engines, plain, rows)
-    found: list[Contestant] = [Ours(plain, BASELINE, "off")]
+    found: list[Contestant] = [OutpaceContestant(plain, BASELINE, "off")]
     if engines.again:
-        found.append(Ours(plain, "plain again", "off"))
-    found += map(Ours, llms, _labels(llms))
+        found.append(OutpaceContestant(plain, "plain again", "off"))
+    found += map(OutpaceContestant, llms, _labels(llms))
     if wanted:
         found += peers(wanted, _models(engines, llms[0] if llms else plain))
     return Lineup(found, {**engines.left_out, **left_out})
@@ -255,7 +255,7 @@ def _with_target_of(first: LLM, engines: Engines, config: SpeculativeConfig, row
 
 def _models(engines: Engines, llm: LLM) -> Models:
     drafter = llm.config.options.get("model")
-    head = kind_in(drafter) is not None
+    head = find_head_kind(drafter) is not None
     return Models(
         target=_file(llm.target.name),
         drafter=None if drafter is None or head else _file(str(drafter)),
@@ -324,7 +324,7 @@ def run(
     facts = provenance()  # before the run, so that the load recorded is not the benchmark's own
     taking_part = lineup(engines, max(plan.batches))
     competing = taking_part.contestants
-    llm = next(c.llm for c in competing if isinstance(c, Ours))
+    llm = next(c.llm for c in competing if isinstance(c, OutpaceContestant))
     for name, known in _engines_of(competing).items():
         listener.say(f"{name}: {known.describe()}")
     benchmark = Benchmark(
@@ -338,8 +338,8 @@ def run(
     error: BaseException | None = None
     try:
         measured = replace(benchmark, tick=listener.progress(benchmark.ticks())).run()
-    except Broken as broken:
-        measured, error = broken.found, broken.__cause__
+    except SettingFailed as failed:
+        measured, error = failed.found, failed.__cause__
     facts |= {
         "model": Path(llm.target.name).name,
         "dtype": str(llm.target.dtype).removeprefix("torch."),
@@ -375,7 +375,7 @@ def _by_reason(left_out: Mapping[str, str]) -> str:
 
 def _engines_of(competing: Sequence[Contestant]) -> dict[str, LLM]:
     """Our own engines, each once, under the name of the last contestant that uses it."""
-    named = {id(c.llm): (c.name, c.llm) for c in competing if isinstance(c, Ours)}
+    named = {id(c.llm): (c.name, c.llm) for c in competing if isinstance(c, OutpaceContestant)}
     return dict(named.values())
 
 

@@ -16,7 +16,7 @@ from outpace.bench.contest import (
     BenchmarkPlan,
     Clock,
     Contestant,
-    Ours,
+    OutpaceContestant,
     Pace,
     Stopped,
     Tick,
@@ -58,7 +58,11 @@ class Untimed:
     """
 
     def __init__(
-        self, engine: Ours, jobs: Sequence[BatchJob], baseline: Contestant, meter: Meter | None
+        self,
+        engine: OutpaceContestant,
+        jobs: Sequence[BatchJob],
+        baseline: Contestant,
+        meter: Meter | None,
     ) -> None:
         """meter: of the engine's parts; None where these have no cost of their own."""
         self.meter = meter
@@ -82,13 +86,15 @@ class Untimed:
             self.meter.sample(drafted, {1, *(k + 1 for k in drafted)}, repeats=REPEATS)
 
 
-def _plain_texts(engine: Ours, jobs: Sequence[BatchJob], baseline: Contestant) -> Texts | None:
+def _plain_texts(
+    engine: OutpaceContestant, jobs: Sequence[BatchJob], baseline: Contestant
+) -> Texts | None:
     """What plain decoding writes for these jobs with the noise of an engine's rule; None where no
     sampled text has to be that one, or it is the baseline's."""
     same = engine.same_text_when_sampled and jobs[0].temperature > 0
     if not same or baseline.same_text_when_sampled:
         return None
-    plain = Ours(engine.llm, engine.name, "off", shared=True)
+    plain = OutpaceContestant(engine.llm, engine.name, "off", shared=True)
     return [plain.run(job).texts for job in jobs]
 
 
@@ -98,7 +104,7 @@ def _spread(jobs: Sequence[BatchJob]) -> list[BatchJob]:
     return [job for first in range(step) for job in jobs[first::step]]
 
 
-def _divergence(contestant: Ours, jobs: Sequence[BatchJob]) -> Divergence:
+def _divergence(contestant: OutpaceContestant, jobs: Sequence[BatchJob]) -> Divergence:
     """Runs jobs untimed and watched, until enough states were seen: a few of each, so that they are
     of several tasks, in an order that goes through the whole list."""
     of_each = max(STATES, -(-ALL_STATES // len(jobs)))
@@ -123,11 +129,13 @@ ONCE = Pace(1, 0)
 class LengthSweep:
     """Runs of one engine with each of some fixed draft lengths, and of the baseline."""
 
-    def __init__(self, engine: Ours, baseline: Contestant, lengths: Sequence[int]) -> None:
+    def __init__(
+        self, engine: OutpaceContestant, baseline: Contestant, lengths: Sequence[int]
+    ) -> None:
         self._engine, self._lengths = engine, lengths
         # Not this engine without drafts, whose drafter would observe each round.
         self._baseline = baseline
-        self._fixed = {k: Ours(engine.llm, f"K={k}", k, shared=True) for k in lengths}
+        self._fixed = {k: OutpaceContestant(engine.llm, f"K={k}", k, shared=True) for k in lengths}
 
     def run(self, runs: SettingRuns, untimed: Untimed, clock: Clock, tick: Tick) -> Sweep | None:
         """Returns the speed-up by draft length, on the jobs of a setting; None where nothing was
@@ -145,7 +153,7 @@ class LengthSweep:
 
 
 def _points(
-    swept: SettingRuns, fixed: Mapping[int, Ours], alpha: float, times: Times | None
+    swept: SettingRuns, fixed: Mapping[int, OutpaceContestant], alpha: float, times: Times | None
 ) -> Iterator[SweepPoint]:
     """The prediction takes the tokens per round that a draft length had; the theory those that it
     would have if acceptances were independent."""
@@ -215,7 +223,9 @@ class Setting:
         asked = {c.name: c.refusal(work.batch, work.temperature) for c in contestants}
         self._refused = {name: reason for name, reason in asked.items() if reason is not None}
         self._taking_part = [c for c in contestants if c.name not in self._refused]
-        self._engines = [c for c in self._taking_part if isinstance(c, Ours) and not c.plain]
+        self._engines = [
+            c for c in self._taking_part if isinstance(c, OutpaceContestant) and not c.plain
+        ]
 
     def measure(self, with_sweep: bool) -> MeasuredSetting:
         """Measures everything. with_sweep: also the planned draft lengths, of the first engine.
@@ -252,7 +262,7 @@ class Setting:
         )
         return MeasuredSetting(self._result(methods, sweep), runs)
 
-    def _untimed(self, engine: Ours) -> Untimed:
+    def _untimed(self, engine: OutpaceContestant) -> Untimed:
         context = round(self._runs([]).context)
         modelled = roofline.has_one_cost(engine.llm) and has_parts(engine.llm)
         work = self._work
@@ -276,7 +286,7 @@ class Setting:
     ) -> SideMeasurements:
         """What was measured of a contestant besides its timed runs. untimed: of an engine that
         speculates."""
-        if not isinstance(contestant, Ours):
+        if not isinstance(contestant, OutpaceContestant):
             return SideMeasurements(gap=self._gap, peaks=peaks)
         work, bandwidth = self._work, self._tools.bandwidth
         times = untimed.times if untimed and work.stopped_of is None else None
@@ -293,14 +303,16 @@ class Setting:
             divergence=untimed.divergence if untimed else None,
             own_plain=None if plain_texts is None else plain_texts[: len(work.jobs)],
             peaks=peaks,
-            peers=[c.name for c in self._taking_part if not isinstance(c, Ours)],
+            peers=[c.name for c in self._taking_part if not isinstance(c, OutpaceContestant)],
         )
 
     @cached_property
     def _gap(self) -> Gap | None:
         """The measure of a difference from the baseline's texts, where that is ours."""
         baseline = self._baseline
-        return gap_of(baseline.llm.engine.target) if isinstance(baseline, Ours) else None
+        return (
+            gap_of(baseline.llm.engine.target) if isinstance(baseline, OutpaceContestant) else None
+        )
 
     def _result(self, methods: tuple[MethodResult, ...], sweep: Sweep | None) -> SettingResult:
         work, samples = self._work, self._plan.samples

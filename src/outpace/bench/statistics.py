@@ -298,7 +298,7 @@ def gap_of(target: Target) -> Gap:
     """Returns a function for the gaps of this target, which reads each text plainly."""
 
     def gap(ids: Sequence[int], one: int, other: int) -> float:
-        logits = target.plain(ids)[-1].double()
+        logits = target.forward_uncached(ids)[-1].double()
         return float((logits[one] - logits[other]) / logits.std())
 
     return gap

@@ -1,5 +1,5 @@
-"""The speed-up that speculation can give, by formula, from measured times, or from played rounds,
-without a clock: `outpace bench` and `outpace doctor` measure elsewhere.
+"""The speed-up that speculation can give, by formula, from measured times, or from rounds that
+were run, without a clock: `outpace bench` and `outpace doctor` measure elsewhere.
 
 The formulas are those of Leviathan, Kalman and Matias 2022. alpha: probability that a drafted token
 is accepted, independent of the others. k: drafted tokens per round. Their c, the time of a drafted
@@ -7,7 +7,7 @@ token over that of a target pass, supposes that scoring k + 1 tokens takes as lo
 here both are measured.
 
 A round of a draft of k tokens takes k drafted tokens and one pass over k + 1 columns (tokens), and
-brings one token more than are accepted. `payoff` does these sums for rounds that were played and
+brings one token more than are accepted. `payoff` does these sums for rounds that were run and
 times of their parts, measured or predicted (`machines`). Costs are in passes over one column."""
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Payoff:
 
 
 def payoff(rounds: Sequence[PlayedDraft], times: Times, plain: float, length: int) -> Payoff:
-    """Returns what rounds that were played would have brought with drafts of at most ``length``
+    """Returns what rounds that were run would have brought with drafts of at most ``length``
     tokens: the later ones of longer drafts left out.
 
     times: of a draft, and of scoring one with all that a round takes besides. plain: seconds of a

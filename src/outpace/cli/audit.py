@@ -244,7 +244,7 @@ def coupled_twin(llm: Any, others: Mapping[str, Any]) -> Any:
         llm.target,
         speculative_config=replace(llm.config, verify="coupled"),
         max_model_len=llm.max_model_len,
-        max_num_seqs=llm.engine.target.rows,
+        max_num_seqs=llm.engine.target.max_rows,
         **{name: value for name, value in others.items() if name not in OF_LOADING},
     )
 

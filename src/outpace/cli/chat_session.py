@@ -144,7 +144,7 @@ class Session:
 
     def _reading(self, request: Request) -> str:
         """What to say while a long prompt is read; nothing once there is a token."""
-        read, length = self.llm.engine.tokens_read(request), len(request.prompt_ids)
+        read, length = self.llm.engine.num_computed_tokens(request), len(request.prompt_ids)
         if request.output_ids or length <= READ_AT_ONCE:
             return ""
         return f"reading: {read} of {length} tokens" if read else f"reading {length} tokens"

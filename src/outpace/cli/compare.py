@@ -212,7 +212,7 @@ def plain_llm(llm: LLM, options: Mapping[str, Any]) -> LLM:
     # The coupled rule writes the same text with and without drafts: so its noise is needed here.
     rule = {"verify": llm.config.verify} if llm.engine.verifier.coupled else {}
     used |= {"speculative_config": {"method": "none", **rule}}
-    return LLM(llm.target, max_num_seqs=llm.engine.target.rows, **used)
+    return LLM(llm.target, max_num_seqs=llm.engine.target.max_rows, **used)
 
 
 def measure(

@@ -80,14 +80,16 @@ def doctor(
     """
     console = Console(stderr=True)
     with starting(console):
-        from outpace.bench.doctor import Asked, measure
+        from outpace.bench.doctor import DoctorOptions, measure
         from outpace.bench.findings import findings
         from outpace.bench.session import quiet
 
     drafts, longest = tuple(dict.fromkeys(draft or ())), num_speculative_tokens
     options = {**model.arguments(), "max_model_len": max_model_len}
     with working(console, "measuring") as report, quiet():
-        found = findings(measure(Asked(model.model, options, drafts, longest, max_tokens), report))
+        found = findings(
+            measure(DoctorOptions(model.model, options, drafts, longest, max_tokens), report)
+        )
     advice = Advice(found, drafts, _model_words(model), max_model_len)
     if json_output:
         commands = {"command": advice.command, "benchmark": advice.benchmark}

@@ -24,7 +24,7 @@ from outpace.errors import ConfigError
 from outpace.files import holds_records
 
 if TYPE_CHECKING:
-    from outpace.methods.self_speculation.chosen import ChosenLayers
+    from outpace.methods.self_speculation.skipped_layers import SkippedLayers
     from outpace.tune.layers import LayerSearch
 
 app = typer.Typer(
@@ -83,8 +83,8 @@ def layers(
 ) -> None:
     """Find the sub-layers that a model can leave out when it drafts for itself.
 
-    Each trial leaves out other attention and MLP parts, plays rounds on the prompts and predicts
-    the tokens per second. Ctrl-C or SIGTERM keeps what was found, and the same command goes on from
+    Each trial leaves out other attention and MLP parts, runs rounds on the prompts and predicts the
+    tokens per second. Ctrl-C or SIGTERM keeps what was found, and the same command goes on from
     there.
 
     `outpace tune layers -m big-model --prompts mine.jsonl --out layers.json`
@@ -128,7 +128,7 @@ def _search(search: LayerSearch, trials: int) -> bool:
         return search.run(trials, report)
 
 
-def _conclude(found: ChosenLayers, search: LayerSearch, out: Path, complete: bool) -> None:
+def _conclude(found: SkippedLayers, search: LayerSearch, out: Path, complete: bool) -> None:
     facts = found.found
     speed, plain = facts["predicted_tokens_per_second"], facts["plain_tokens_per_second"]
     left = f"{len(found.skipped.attention)} attention and {len(found.skipped.mlp)} MLP parts"
@@ -162,7 +162,7 @@ def tree(
 ) -> None:
     """Find the static tree of drafted tokens that is best for a model and its drafter (Sequoia).
 
-    Rounds are played on the prompts to see how often siblings are accepted at each depth, and what
+    Rounds are run on the prompts to see how often siblings are accepted at each depth, and what
     rounds take; the best tree for that follows by dynamic programming.
 
     `outpace tune tree -m big-model --draft small-model --prompts mine.jsonl --out tree.json`
@@ -179,7 +179,7 @@ def tree(
     played = TreeTrials(llm, texts, max_tokens, temperature or 0.0)
     with working(Console(stderr=True), "tune tree") as report:
         for share in played.play(nodes, levels):
-            report("playing rounds", share)
+            report("running rounds", share)
     found = played.best(nodes, levels)
     paths = [list(path) for path in found.shape.paths]
     out.write_text(json.dumps({**config, "branching": paths}) + "\n", encoding="utf-8")
@@ -194,9 +194,9 @@ def tree(
 def tree_config(draft: str | None, given: str | None) -> dict[str, Any]:
     """Returns the ``speculative_config`` of the drafter whose tree is looked for."""
     if given is None:
-        from outpace.heads.checkpoint import kind_in
+        from outpace.heads.checkpoint import find_head_kind
 
-        kind = None if draft is None else kind_in(draft)
+        kind = None if draft is None else find_head_kind(draft)
         named = {} if draft is None else {"model": draft}
         return {"method": kind or "draft_tree", **named}
     if draft is not None:

@@ -22,7 +22,7 @@ def gumbel(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
     return _gumbel_(uniform(seeds, positions, Role.TOKEN, vocabulary))
 
 
-def realise(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+def gumbel_sample(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     """Returns ``[B, M]``: the token that keyed noise picks from each distribution.
 
     probs: ``[B, M, V]``; seeds: ``[B]``; positions: ``[B, M]``, where each token will stand.

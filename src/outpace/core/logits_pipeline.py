@@ -22,7 +22,7 @@ from outpace.core.logits.dead_ends import DeadEnds
 from outpace.core.logits.highest import highest
 from outpace.core.logits.penalties import Penalties, column
 from outpace.core.logits.pieces import largest, pieces
-from outpace.core.logits.truncation import NEVER, keep_min_p, keep_top_k, keep_top_p, keep_typical
+from outpace.core.logits.truncation import NEG_INF, keep_min_p, keep_top_k, keep_top_p, keep_typical
 from outpace.errors import ParamsError
 
 __all__ = ["Branches", "Contradiction", "History", "LogitsPipeline", "RowFault", "RowOptions"]
@@ -44,7 +44,7 @@ def static_bias(rows: Sequence[RowOptions], vocabulary: int) -> Tensor | None:
         if allowed is not None:
             _check_tokens("allowed_token_ids", allowed, vocabulary)
             kept = own[allowed]
-            own[:] = NEVER
+            own[:] = NEG_INF
             own[allowed] = kept
         if bool(own.isneginf().all()):
             raise ParamsError("logit_bias and allowed_token_ids forbid every token: allow one.")
@@ -116,7 +116,7 @@ class LogitsPipeline:
         self._ends.begin()
         return self._probs(logits, branches, history, self._distribution)
 
-    def best(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
+    def argmax_tokens(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns ``[B, M]``, the token of each node's distribution where all rows are greedy."""
         self._ends.begin()
         if self._leaves_scores_alone and self._is_small(logits):
@@ -127,15 +127,15 @@ class LogitsPipeline:
         self._ends.check(values, logits, branches)
         return tokens
 
-    def reported(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
-        """Returns ``[B, M, V]`` log-probabilities to report, those of the `soft` distributions."""
-        return self.soft(logits, branches, history).log_()
+    def compute_logprobs(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
+        """Returns ``[B, M, V]`` log-probabilities to report, before any argmax."""
+        return self.softmax_probs(logits, branches, history).log_()
 
-    def soft(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
+    def softmax_probs(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the distributions ``[B, M, V]``, those of greedy rows before the argmax."""
         return self._probs(logits, branches, history, self._soft)
 
-    def adjusted(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
+    def process_logits(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the scores ``[B, M, V]`` before temperature and truncation."""
         scores = _joined(list(self._adjusted(logits, branches, history)))
         self._ends.check(scores.amax(-1), logits, branches)
@@ -156,13 +156,13 @@ class LogitsPipeline:
     def drafting(self) -> AbstractContextManager[None]:
         """Makes the distributions of one drafter inside. A row all of whose allowed tokens the
         drafter's vocabulary lacks has an even distribution at the root, and nothing to draft
-        (`silenced`)."""
+        (`limit_draft_counts`)."""
         return self._ends.drafting()
 
-    def silenced(self, counts: Sequence[int]) -> list[int]:
+    def limit_draft_counts(self, counts: Sequence[int]) -> list[int]:
         """Returns how many tokens each row drafts: ``counts``, but 0 where the drafter's root has
         no distribution, as far as that is known without waiting for the device."""
-        return self._ends.silenced(counts)
+        return self._ends.limit_draft_counts(counts)
 
     # -- building ------------------------------------------------------------------------------
 

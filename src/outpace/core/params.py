@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le
 
 from outpace.core.options import Off, Reads, options_of, read_options
-from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.trees.tree_shape import MAX_TREE_NODES
 from outpace.core.unicode import check_unicode
 from outpace.core.values import (
     flag,
@@ -213,7 +213,7 @@ class SamplingParams(TextParams):
     """Report the log-probability of each token, and of this many most probable ones, under the
     distribution that it was drawn from. A greedy sequence reports the distribution before the
     argmax (temperature 1)."""
-    speculative: Annotated[Literal["auto", "off"] | int | None, Ge(0), Le(LARGEST)] = None
+    speculative: Annotated[Literal["auto", "off"] | int | None, Ge(0), Le(MAX_TREE_NODES)] = None
     """For this request: "off" decodes plainly; K drafts K tokens in each round, fewer where the
     drafter has no more to say or a length policy ends its chains, and never more than 256. "auto",
     as unset: as the engine was configured."""

@@ -29,7 +29,7 @@ class Sampled:
 
     Siblings share their row of q. With replacement they are independent draws. Without, each was
     drawn from q with its elder siblings removed and the rest renormalised; q stays the distribution
-    before any removal. With ``several`` siblings do not share a distribution: each is an
+    before any removal. With ``per_drafter`` siblings do not share a distribution: each is an
     independent draw from the distribution of its own drafter, which is in its own row of q. A token
     that was chosen and not drawn is marked in ``fixed``; its row of q is 1 at the token.
     """
@@ -37,7 +37,7 @@ class Sampled:
     q: Tensor  # [B, N, V]
     with_replacement: bool = True
     fixed: Tensor | None = None  # [B, N] bool
-    several: bool = False
+    per_drafter: bool = False
 
 
 DraftDistribution = Deterministic | Sampled
@@ -51,15 +51,15 @@ class AuxTokens:
     Either tokens or embeddings are fed, or states that are made in the pass. ``parents`` says what
     each of R columns follows: 0 is the root, 1..N are the drafted nodes, N + 1 is the first
     auxiliary token; an auxiliary token sees its ancestors and itself and stands one position after
-    its parent. ``enter``: the layer at which embeddings or states join; what the layers before it
-    make of these columns is thrown away. ``made``: from what that layer is given of the root and
-    the nodes, ``[B, M, H]``, to the auxiliary tokens' states ``[B, R, H]``.
+    its parent. ``entry_layer``: the layer at which embeddings or states join; what the layers
+    before it make of these columns is thrown away. ``made``: from what that layer is given of the
+    root and the nodes, ``[B, M, H]``, to the auxiliary tokens' states ``[B, R, H]``.
     """
 
     parents: Tensor  # [B, R]
     tokens: Tensor | None = None  # [B, R]
     embeddings: Tensor | None = None  # [B, R, H]
-    enter: int = 0
+    entry_layer: int = 0
     made: Callable[[Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
@@ -68,9 +68,9 @@ class AuxTokens:
             raise ValueError(
                 "auxiliary tokens are either tokens, or embeddings, or made in the pass"
             )
-        if self.enter and self.tokens is not None:
+        if self.entry_layer and self.tokens is not None:
             raise ValueError("auxiliary tokens that enter after the first layer are no tokens")
-        if self.made is not None and not self.enter:
+        if self.made is not None and not self.entry_layer:
             raise ValueError(
                 "auxiliary tokens that are made in the pass enter after the first layer"
             )
@@ -105,7 +105,7 @@ class Proposal:
     counts: Tensor  # [B]
     distribution: DraftDistribution
     aux_tokens: AuxTokens | None = None
-    soft: Tensor | None = None  # [B, N, V]
+    softmax_probs: Tensor | None = None  # [B, N, V]
     """The drafter's distributions before any argmax, if the rule asked for them
     (`DraftingTerms.probs`). They are not what the tokens were drawn from where the tokens are
     deterministic."""
@@ -154,30 +154,32 @@ class Proposal:
         return cls(tokens, Tree.chain(rows, 0, device), counts, Deterministic())
 
 
-class Drawn(Enum):
+class DraftSampling(Enum):
     """How proposed tokens may have been drawn."""
 
     DETERMINISTIC = "deterministic"
     IID = "sampled"
-    WITHOUT = "sampled without replacement"
-    SEVERAL = "sampled from several distributions"
+    WITHOUT_REPLACEMENT = "sampled without replacement"
+    PER_DRAFTER = "sampled from several distributions"
 
     @classmethod
-    def of(cls, proposal: Proposal) -> Drawn:
+    def of(cls, proposal: Proposal) -> DraftSampling:
         """Returns how the proposal's tokens were drawn."""
         return cls.by(proposal.distribution)
 
     @classmethod
-    def by(cls, distribution: DraftDistribution) -> Drawn:
+    def by(cls, distribution: DraftDistribution) -> DraftSampling:
         """Returns how tokens of such a distribution were drawn."""
         if isinstance(distribution, Deterministic):
             return cls.DETERMINISTIC
-        if distribution.several:
-            return cls.SEVERAL
-        return cls.IID if distribution.with_replacement else cls.WITHOUT
+        if distribution.per_drafter:
+            return cls.PER_DRAFTER
+        return cls.IID if distribution.with_replacement else cls.WITHOUT_REPLACEMENT
 
 
-ONE_DISTRIBUTION = frozenset({Drawn.DETERMINISTIC, Drawn.IID, Drawn.WITHOUT})
+ONE_DISTRIBUTION = frozenset(
+    {DraftSampling.DETERMINISTIC, DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT}
+)
 """What a rule for chains takes, or one that knows siblings of one distribution only."""
 
 
@@ -210,7 +212,7 @@ class Verdict:
 class Needs:
     """What a drafter asks of the target, declared once and honoured in every round."""
 
-    states: tuple[int, ...] = ()
+    hidden_layers: tuple[int, ...] = ()
     """Layers whose hidden states it wants of every committed token, delivered by `Drafter.read`;
     0 is the embedding, -1 what the head reads."""
     probs: bool = False
@@ -228,7 +230,7 @@ class Capabilities:
 
     any_shape: bool = False
     """It drafts the tree that `Rows.shape` says."""
-    ends_chains: bool = False
+    supports_early_stop: bool = False
     """Its chains end where `Rows.terms` say, by the distributions of their tokens."""
     has_probs: bool = False
     """`Drafter.probs_of` says something."""
@@ -257,7 +259,7 @@ class Capabilities:
     was made for the target."""
 
 
-EndsAfter = Callable[[Tensor, Tensor], Tensor]
+StoppingFn = Callable[[Tensor, Tensor], Tensor]
 """Says after which tokens a chain ends: from distributions before any argmax ``[B, V]`` and the
 tokens ``[B]`` that were drawn from them, to bool ``[B]``.
 
@@ -270,30 +272,30 @@ tokens before the end, so that each follows its distribution (proved by enumerat
 @dataclass(frozen=True)
 class DraftingTerms:
     """What is asked of the drafts of a round: by the rule, the same in every round (``coupled``,
-    ``probs``, ``keeps_drafting``), and by the length policy, which may ask for something else in
-    each (``ends_after``, ``goes_on``)."""
+    ``probs``, ``continue_on_probs``), and by the length policy, which may ask for something else in
+    each (``make_stopping_fn``, ``continue_on_hidden``)."""
 
     coupled: bool = False
     """Draw with the noise that the target's own token at that position is drawn with."""
     probs: bool = False
-    """Hand over the distributions before any argmax in `Proposal.soft`, if the tokens come from
-    any."""
-    keeps_drafting: Callable[[Tensor], Tensor] | None = None
+    """Hand over the distributions before any argmax in `Proposal.softmax_probs`, if the tokens come
+    from any."""
+    continue_on_probs: Callable[[Tensor], Tensor] | None = None
     """End a chain before drawing from a distribution that this says no to: distributions before any
     argmax ``[B, V]`` to bool ``[B]``. Since nothing but the distribution decides, it does not make
     the distribution of what is drawn false. Unset: chains end with their budgets."""
 
-    ends_after: Callable[[Sequence[int]], EndsAfter] | None = None
+    make_stopping_fn: Callable[[Sequence[int]], StoppingFn] | None = None
     """Begins a drafter's chains, of which each row may have n tokens, and returns what ends
     them. Several drafters may draft in one round: each has its own."""
 
-    goes_on: Callable[[Tensor], Tensor] | None = None
+    continue_on_hidden: Callable[[Tensor], Tensor] | None = None
     """End a chain that this says no to, before its next token is drawn: from the drafter's last
     hidden states ``[B, H]`` at the token before, at first at the root, to bool ``[B]``. It is asked
     once for each token, in order. All that it looks at follows from tokens that stay in the draft,
-    as with ``ends_after``. Only a drafter with an `origin` has such states."""
+    as with ``make_stopping_fn``. Only a drafter with an `origin` has such states."""
 
     @property
     def wants_probs(self) -> bool:
         """Whether anybody looks at distributions before the argmax."""
-        return self.probs or not (self.keeps_drafting is None and self.ends_after is None)
+        return self.probs or not (self.continue_on_probs is None and self.make_stopping_fn is None)

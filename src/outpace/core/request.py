@@ -33,7 +33,7 @@ class MultiModalPrompt:
 
 
 @dataclass(frozen=True, eq=False)
-class Media:
+class MultiModalInputs:
     """What a processor made of a prompt's images, besides token ids."""
 
     inputs: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Media:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class EncoderInputs:
     """What the encoder of an encoder-decoder reads, once for each text."""
 
     token_ids: Sequence[int] = ()
@@ -84,10 +84,10 @@ class Request:
     """What the request says of itself to drafters, such as its task or language."""
     prediction: Sequence[int] = ()
     """The text that its user expects, where look-ups search first."""
-    source: Source | None = None
+    source: EncoderInputs | None = None
     """What the encoder reads, where the target has one; the prompt is then the decoder's. A drafter
     may look into it, or read it with an encoder of its own."""
-    media: Media | None = None
+    media: MultiModalInputs | None = None
     """What comes with the prompt besides tokens: its images. A drafter may look at them with a
     model of its own."""
     keep_cached: bool = True
@@ -132,7 +132,7 @@ class Request:
         return [*self.prompt_ids, *self.output_ids]
 
     @property
-    def last_ids(self) -> Sequence[int]:
+    def all_stop_token_ids(self) -> Sequence[int]:
         """The tokens after which the text ends."""
         eos_ids = () if self.params.ignore_eos else self.eos_ids
         return (*eos_ids, *self.params.stop_token_ids)

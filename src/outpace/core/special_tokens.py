@@ -14,7 +14,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     return found | dict(zip(own, getattr(tokenizer, "all_special_tokens", ()), strict=True))
 
 
-class Showing:
+class SpecialTokenFilter:
     """A tokenizer whose texts hold some special tokens, although they leave out the others.
 
     hidden: the special tokens that texts leave out.

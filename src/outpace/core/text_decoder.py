@@ -9,7 +9,7 @@ from typing import Any
 from outpace.core.anchors import anchor_of, decoded
 from outpace.core.clean_up import cleaner_of
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
-from outpace.core.special_tokens import Showing, special_tokens
+from outpace.core.special_tokens import SpecialTokenFilter, special_tokens
 from outpace.core.token_bytes import byte_level, named_byte
 from outpace.errors import ParamsError
 
@@ -32,19 +32,21 @@ class TextDecoder:
         self._special = special_tokens(tokenizer)  # those that texts leave out
         self._of_texts = tokenizer  # what decodes texts
 
-    def showing(self, words: Collection[str]) -> TextDecoder:
+    def with_special_tokens(self, words: Collection[str]) -> TextDecoder:
         """Returns the same for texts that hold these special tokens, although they leave out the
         others."""
         made = copy.copy(self)
         made._special = {token: word for token, word in self._special.items() if word not in words}
-        made._of_texts = Showing(self.tokenizer, made._special)
+        made._of_texts = SpecialTokenFilter(self.tokenizer, made._special)
         return made
 
     def is_special(self, word: str) -> bool:
         """Returns whether a word is a special token, which texts leave out."""
         return word in self._special.values()
 
-    def growing(self, skip_special_tokens: bool = True, continues: bool = False) -> Detokenizer:
+    def new_detokenizer(
+        self, skip_special_tokens: bool = True, continues: bool = False
+    ) -> Detokenizer:
         """Returns the empty text of a sequence that grows. continues: whether it goes on from
         another text, blanks included; else it begins anew."""
         after = self.anchor if continues else ()
@@ -53,11 +55,11 @@ class TextDecoder:
     def text(
         self, ids: Sequence[int], skip_special_tokens: bool = True, continues: bool = False
     ) -> str:
-        """Returns the text of a whole sequence, as `growing` ends with it."""
-        growing = self.growing(skip_special_tokens, continues)
-        growing.extend(ids)
-        growing.finish()
-        return growing.text
+        """Returns the text of a whole sequence, as `new_detokenizer` ends with it."""
+        detokenizer = self.new_detokenizer(skip_special_tokens, continues)
+        detokenizer.extend(ids)
+        detokenizer.finish()
+        return detokenizer.text
 
     def token(self, token: int) -> str:
         """Returns the text that a token, special or not, has inside a text, as after itself: at

@@ -7,8 +7,8 @@ What happens to a drafter, in this order:
     begin(requests)           requests join the batch, or join it again
     computed_tokens(request)  how much of a request's text it need not read
     read(requests, ...)       committed tokens and their hidden states, if `Drafter.needs` says so
-    look_up(rows, budgets)    once in each round in which any row may draft, if it has `choices`:
-                              what its look-ups find
+    look_up(rows, budgets)    once in each round in which any row may draft, if it has
+                              `candidate_drafters`: what its look-ups find
     propose(rows, budgets)    once in each such round: the tokens it guesses
     observe(round)            once a round: what became of them
     end(requests)             requests left the batch: their texts have ended, they were preempted
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from outpace.config import COMMON, SpeculativeConfig
 from outpace.core.options import Options, make_options
 from outpace.core.progress import Progress, silent
-from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Needs, Proposal
 from outpace.core.request import Request
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.registry import find_drafter
@@ -47,22 +47,28 @@ from outpace.targets.base import Target
 
 if TYPE_CHECKING:  # only a drafter that runs a model of its own knows more than `targets.base`
     from outpace.targets.cpu.kernels import Kernels
-    from outpace.targets.hf.fixed import FixedShapes
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.fixed import FixedShapeConfig
+    from outpace.targets.hf.loading.loaded import LoadedModel
+
+
+CATCH_UP_TOKENS = 16
+"""Unseen tokens of a row that a drafter feeds in its first pass of a round, with those of other
+rows; more are cached row by row first. Where the controller does not reckon with that, replays are
+.995 times as fast, summaries .957."""
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
     """What a drafter is built from."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     """The target's model, tokenizer and configuration."""
     target: Target
     rows: int
     max_length: int
     options: Any
     """An instance of `Drafter.Options`."""
-    capture: Callable[[nn.Module], FixedShapes | None] | None = None
+    capture: Callable[[nn.Module], FixedShapeConfig | None] | None = None
     """How passes of fixed shapes of a drafter's own model are run, if compiled or recorded."""
     cpu_kernels: Kernels = "auto"
     random_streams: Iterator[int] = field(default_factory=lambda: count(1))
@@ -99,7 +105,7 @@ class Drafter(ABC):
     # What every drafter states, where the default is not true of it.
 
     name: ClassVar[str]
-    draws: frozenset[Drawn]
+    sampling_kinds: frozenset[DraftSampling]
     """How its tokens may be drawn: what a rule must be able to take."""
     trees: bool = False
     """Whether it may propose trees that are no chains: these, too, a rule must be able to take."""
@@ -114,7 +120,7 @@ class Drafter(ABC):
 
     # How much it drafts, in which shape, and what that costs: what the controller asks.
 
-    longest: int = 10
+    max_draft_tokens: int = 10
     """Nodes of a draft at most, where the engine chooses how many. With the root, ten are what a
     CPU scores in about one reading of the weights."""
     shape: TreeShape | None = None
@@ -128,9 +134,9 @@ class Drafter(ABC):
     """Columns of its own that ride in the target's pass in each row, however many nodes it has."""
     weight_bytes: int = 0
     """The part of ``nbytes`` that is weights."""
-    loaded: Loaded | None = None
+    loaded: LoadedModel | None = None
     """The model that it runs, if it runs one of its own."""
-    of_target: str = ""
+    target_module: str = ""
     """The part of the target's checkpoint that drafts, if one does."""
 
     # What it remembers and learns.
@@ -140,10 +146,10 @@ class Drafter(ABC):
 
     # Drafters that are made of others, and what these ask of them.
 
-    choices: Mapping[str, Drafter] = MappingProxyType({})
+    candidate_drafters: Mapping[str, Drafter] = MappingProxyType({})
     """Drafters by name among which the controller chooses in each row (`look_up`, `Rows.picks`)."""
     file: StateFile | None = None
-    """Where what the controller learns of its `choices` is kept between runs."""
+    """Where what the controller learns of its `candidate_drafters` is kept between runs."""
     random_stream: int = 0
     """The random streams that it draws from (`Rows.seeds_of`)."""
 
@@ -156,13 +162,13 @@ class Drafter(ABC):
         return make_options(cls.Options, given, unknown, needs, others=COMMON)
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         """Returns the rule that is used with these options when none is named."""
         return cls.default_rule
 
     @classmethod
     def for_target(
-        cls, options: Any, loaded: Loaded, verified: Callable[[type[Drafter]], bool]
+        cls, options: Any, loaded: LoadedModel, verified: Callable[[type[Drafter]], bool]
     ) -> Any:
         """Returns the options for a target that is loaded: with what it brings itself to draft
         with, where these leave that open. verified: whether the rule, if one is named, takes what a
@@ -175,7 +181,7 @@ class Drafter(ABC):
         """Returns the drafter for a target."""
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """Returns the options of a tiny instance for this target, which the gate and the contract
         tests build: one that drafts something, of which some is accepted and some is not."""
         return {}
@@ -189,7 +195,7 @@ class Drafter(ABC):
         """Returns how many tokens at the beginning of a request's text the target may take over
         from the cache of an earlier one, so that `read` will not deliver their states. How many it
         did take over, which may be less, `begin` finds in `Request.cached_prefix`."""
-        return 0 if self.needs.states else request.length
+        return 0 if self.needs.hidden_layers else request.length
 
     def begin(self, requests: Sequence[Request]) -> None:
         """Takes in requests that join the batch, after the present ones. Their texts have begun
@@ -207,14 +213,14 @@ class Drafter(ABC):
         first `Request.cached_prefix` tokens of a text.
 
         tokens: of each of these requests; states: ``[len(requests), T, H]``, the layers of
-        `Needs.states` side by side, a request's tokens first and then padding. The last committed
-        token of a row, the root, is delivered in the next round: its states do not exist before.
-        A request that joins the batch again begins anew here.
+        `Needs.hidden_layers` side by side, a request's tokens first and then padding. The last
+        committed token of a row, the root, is delivered in the next round: its states do not exist
+        before. A request that joins the batch again begins anew here.
         """
 
     def look_up(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[LookupDraft]]:
         """Returns what its look-ups would draft, by their names and by row, for the controller to
-        choose by (`choices`)."""
+        choose by (`candidate_drafters`)."""
         return {}
 
     @abstractmethod
@@ -222,7 +228,7 @@ class Drafter(ABC):
         """Returns at most ``budgets[b]`` nodes for each row."""
 
     def observe(self, round: Round) -> None:
-        """Learns from a round: it is shown every one that was played."""
+        """Learns from a round: it is shown every one that was run."""
 
     def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
@@ -233,8 +239,8 @@ class Drafter(ABC):
         return None
 
     def origin(self) -> Origin | None:
-        """Returns the model whose last hidden states it shows to `DraftingTerms.goes_on`; None if
-        it shows none. Takes a pass."""
+        """Returns the model whose last hidden states it shows to
+        `DraftingTerms.continue_on_hidden`; None if it shows none. Takes a pass."""
         return None
 
     def networks(self) -> Iterator[nn.Module]:
@@ -278,7 +284,7 @@ class Drafter(ABC):
         )
 
     @property
-    def deepest(self) -> int | None:
+    def max_depth(self) -> int | None:
         """Levels of the trees that it can draft, where it leaves their shape open; None: any
         number."""
         return None

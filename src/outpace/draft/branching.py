@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options
-from outpace.core.trees.tree_shape import LARGEST, TreeShape
+from outpace.core.trees.tree_shape import MAX_TREE_NODES, TreeShape
 from outpace.core.values import is_whole, shown
 from outpace.draft.dynamic import Growth
 from outpace.errors import ConfigError, did_you_mean
@@ -30,9 +30,9 @@ class TreeOptions(Options):
     """Children of a node at each depth, such as [3, 2, 1]; all nodes by their paths, such as
     [[0], [1], [0, 0]]; 'auto': as it pays; 'dynamic': the nodes that the drafter finds most
     probable."""
-    top_k: Annotated[int | None, Ge(1), Le(LARGEST)] = None
+    top_k: Annotated[int | None, Ge(1), Le(MAX_TREE_NODES)] = None
     """Nodes of a level that are expanded, and children of each; dynamic trees (10)."""
-    depth: Annotated[int | None, Ge(1), Le(LARGEST)] = None
+    depth: Annotated[int | None, Ge(1), Le(MAX_TREE_NODES)] = None
     """Levels at most; dynamic trees (6)."""
 
     def __post_init__(self) -> None:
@@ -81,10 +81,10 @@ def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | N
     # Counted before it is built: a number with many digits would fill the memory with nodes.
     listed = [int(count) for count in listed]
     nodes = sum(itertools.accumulate(listed, operator.mul))
-    if nodes > LARGEST:
+    if nodes > MAX_TREE_NODES:
         raise ConfigError(
             f"branching {shown(listed)} makes more nodes than are scored at once: choose one with "
-            f"at most {LARGEST}, such as [3, 2, 1]."
+            f"at most {MAX_TREE_NODES}, such as [3, 2, 1]."
         )
     return TreeShape.branching(listed)
 
@@ -96,9 +96,9 @@ def _of_paths(paths: Sequence[Sequence[Any]]) -> TreeShape:
             "a path in branching lists ranks among siblings from the root on, 0 for the eldest, "
             f"such as [0, 1], and {shown(list(paths))} holds something else."
         )
-    if len(paths) > LARGEST:
+    if len(paths) > MAX_TREE_NODES:
         raise ConfigError(
-            f"branching names {len(paths)} nodes, and {LARGEST} are scored at once at most."
+            f"branching names {len(paths)} nodes, and {MAX_TREE_NODES} are scored at once at most."
         )
     try:
         return TreeShape.of_paths([[int(rank) for rank in path] for path in paths])

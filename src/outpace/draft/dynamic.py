@@ -16,9 +16,9 @@ from outpace.core.proposal import Deterministic, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
-from outpace.draft.trees import Deeper, leading_to
+from outpace.draft.trees import NextLogits, leading_to
 
-NODES = 60
+MAX_DYNAMIC_NODES = 60
 """Nodes of a tree at most, where the engine chooses how many: EAGLE-2's number."""
 
 
@@ -31,7 +31,7 @@ class Growth:
     depth: int
 
     def __call__(
-        self, rows: Rows, logits: Tensor, deeper: Deeper, budgets: Sequence[int]
+        self, rows: Rows, logits: Tensor, next_logits: NextLogits, budgets: Sequence[int]
     ) -> Proposal:
         """Returns the trees of the best nodes: as many as the budgets say, some at least 1.
 
@@ -44,7 +44,7 @@ class Growth:
         """
         frontier = _Frontier.root(logits)
         distribution = _expected(rows, frontier, 1)
-        wanted = to_device(rows.pipeline.silenced(budgets), logits.device)
+        wanted = to_device(rows.pipeline.limit_draft_counts(budgets), logits.device)
         found = _Candidates.none(logits)
         for level in range(1, self.depth + 1):
             best = distribution.topk(min(self.top_k, distribution.shape[-1]), -1)  # [B, W, k]
@@ -55,7 +55,7 @@ class Growth:
             if level == self.depth or not found.kept(wanted)[:, -newest:].any():
                 break
             expanded = min(self.top_k, max(budgets))
-            frontier = frontier.below(found, best.values.shape[-1], expanded, deeper)
+            frontier = frontier.below(found, best.values.shape[-1], expanded, next_logits)
             distribution = _expected(rows, frontier, level + 1)
         return found.proposal(wanted, max(budgets))
 
@@ -67,7 +67,7 @@ def _expected(rows: Rows, frontier: _Frontier, level: int) -> Tensor:
     branches = leading_to(fed, frontier.tree, width)
     here = (frontier.logits, branches, rows.history)
     if not rows.coupled or rows.pipeline.all_greedy:
-        return rows.pipeline.soft(*here)
+        return rows.pipeline.softmax_probs(*here)
     q = rows.pipeline(*here)
     noise = gumbel(rows.seeds[:, None], rows.positions[:, None] + (level - 1), q.shape[-1])
     return (q.double().log() + noise).softmax(-1).to(q.dtype)
@@ -133,7 +133,9 @@ class _Frontier:
         tree = Tree.chain(len(logits), 0, logits.device)
         return cls(root, ones, logits[:, None], root[:, :0], tree)
 
-    def below(self, found: _Candidates, children: int, width: int, deeper: Deeper) -> _Frontier:
+    def below(
+        self, found: _Candidates, children: int, width: int, next_logits: NextLogits
+    ) -> _Frontier:
         """Returns the best nodes of the next level, the newest of ``found``.
 
         children: of each node; width: nodes of the new frontier, at most.
@@ -146,4 +148,4 @@ class _Frontier:
         above = self.fed.shape[1] - self.nodes.shape[1] if self.fed.shape[1] else -1
         fed = torch.cat([self.fed, found.tokens[:, before:].gather(1, place)], 1)
         tree = Tree(torch.cat([self.tree.parents, parents + (above + 1)], 1))
-        return _Frontier(place + (before + 1), worth, deeper(fed, tree, parents), fed, tree)
+        return _Frontier(place + (before + 1), worth, next_logits(fed, tree, parents), fed, tree)

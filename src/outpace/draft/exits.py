@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outpace.core.proposal import EndsAfter
+from outpace.core.proposal import StoppingFn
 
 FIRST = 0.6
 """The threshold before anything is known."""
@@ -96,7 +96,7 @@ def probability(distribution: Tensor, token: Tensor) -> Tensor:
     return distribution.gather(-1, token[:, None])[:, 0]
 
 
-def below(thresholds: Sequence[float]) -> EndsAfter:
+def below(thresholds: Sequence[float]) -> StoppingFn:
     """Returns what ends a chain after a token less probable than its row's threshold."""
     return lambda distribution, token: (
         probability(distribution, token) < distribution.new_tensor(thresholds)

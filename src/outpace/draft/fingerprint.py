@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from outpace.targets.hf.device_map import weights_at_hand
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.device_map import onload_weights
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Fingerprint:
     """`digest_of` its weights."""
 
     @classmethod
-    def of(cls, loaded: Loaded) -> Fingerprint:
+    def of(cls, loaded: LoadedModel) -> Fingerprint:
         """Returns the fingerprint of a model."""
         config = loaded.config
         return cls(
@@ -59,7 +59,7 @@ def digest_of(model: torch.nn.Module) -> str:
         if weight.dim() == 1 and (name.endswith("weight") or "norm" in name.lower()):
             normed = True
             module, _, own = name.rpartition(".")
-            with weights_at_hand(model.get_submodule(module)):
+            with onload_weights(model.get_submodule(module)):
                 # In the narrowest type that models come in, so that it is the same in all.
                 here: Any = getattr(model.get_submodule(module), own).detach()
                 here = here.to_local() if hasattr(here, "to_local") else here  # each process's

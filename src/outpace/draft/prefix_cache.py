@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Protocol
 
-from outpace.targets.hf.prefixes import WORTHWHILE, SavedText, SavedTexts
+from outpace.targets.hf.prefixes import WORTHWHILE, PrefixStore, SavedPrefix
 
 TEXTS = 4
 """Texts of which the beginnings are kept, where no number is given."""
@@ -16,15 +16,15 @@ TOKENS = 1024
 
 
 class Cache(Protocol):
-    """Keys and values by row, of a draft model (`Runner`) or of a head (`TextCache`)."""
+    """Keys and values by row, of a draft model (`Runner`) or of a head (`HeadKVCache`)."""
 
     def reach(self, row: int, length: int) -> int:
         """Returns of how many of a row's first ``length`` tokens something can be saved."""
 
-    def save(self, row: int, length: int) -> SavedText:
+    def save(self, row: int, length: int) -> SavedPrefix:
         """Returns copies of what is cached of the first ``length`` tokens of a row."""
 
-    def restore(self, row: int, saved: SavedText, length: int) -> None:
+    def restore(self, row: int, saved: SavedPrefix, length: int) -> None:
         """Lets a row that has cached nothing begin with the first ``length`` saved tokens."""
 
 
@@ -44,8 +44,8 @@ class PrefixCache:
         chat's), ``tokens`` or one context's together."""
         self._cache = cache
         self.limit = TEXTS if texts is None else texts
-        self._texts = SavedTexts(self.limit, TOKENS if texts is None else tokens)
-        self._whole = SavedTexts(TEXTS, tokens or max_length) if texts is None else self._texts
+        self._texts = PrefixStore(self.limit, TOKENS if texts is None else tokens)
+        self._whole = PrefixStore(TEXTS, tokens or max_length) if texts is None else self._texts
 
     @property
     def nbytes(self) -> int:
@@ -56,7 +56,7 @@ class PrefixCache:
         """Returns how many of a text's tokens, from the first on, are kept."""
         return self._find(tokens)[0]
 
-    def _find(self, tokens: Sequence[int]) -> tuple[int, SavedText]:
+    def _find(self, tokens: Sequence[int]) -> tuple[int, SavedPrefix]:
         return max((texts.find(tokens) for texts in (self._texts, self._whole)), key=itemgetter(0))
 
     def restore(self, row: int, tokens: Sequence[int], most: int | None = None) -> int:

@@ -28,7 +28,7 @@ REGISTRY = LazyRegistry(
         "retrieval": "outpace.methods.lookup.retrieval:RetrievalDrafter",
         "consensus": "outpace.methods.lookup.consensus:ConsensusDrafter",
         "lookahead": "outpace.methods.self_speculation.lookahead:LookaheadDrafter",
-        "draft_model": "outpace.methods.models.chain:DraftModel",
+        "draft_model": "outpace.methods.models.draft_model:DraftModel",
         "draft_tree": "outpace.methods.models.tree:DraftTree",
         **TRAINED,
         "dflash2": "outpace.methods.heads.dflash2:DFlash2Drafter",

@@ -19,7 +19,7 @@ from outpace.core.trees.tree_shape import TreeShape
 
 
 @dataclass(frozen=True)
-class Pick:
+class DrafterChoice:
     """Who drafts in one row, and how many nodes at most; an empty name where nothing is drafted."""
 
     name: str = ""
@@ -51,11 +51,12 @@ class Rows:
     """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
     requests: Sequence[Request] = ()
     """The request of each row, in the order in which they joined the batch."""
-    picks: Sequence[Pick] = ()
-    """Who drafts how much in each row, where the controller has chosen among `Drafter.choices`."""
+    picks: Sequence[DrafterChoice] = ()
+    """Who drafts how much in each row, where the controller has chosen among
+    `Drafter.candidate_drafters`."""
     state: dict[Any, Any] = field(default_factory=dict)
     """What drafters keep until the round is over, each under itself. A round that comes to nothing
-    and is played again has other rows."""
+    and is run again has other rows."""
     lengths: Sequence[int] = field(init=False)
     """Committed tokens of each row."""
 
@@ -70,9 +71,9 @@ class Rows:
         return to_device(list(self.lengths), self.seeds.device)
 
     @cached_property
-    def last_ids(self) -> Sequence[Collection[int]]:
+    def all_stop_token_ids(self) -> Sequence[Collection[int]]:
         """By row, the tokens after which its text ends; empty where that is not known."""
-        return [request.last_ids for request in self.requests]
+        return [request.all_stop_token_ids for request in self.requests]
 
     @property
     def coupled(self) -> bool:
@@ -110,7 +111,7 @@ class Rows:
         learned from other rows must not change it (`Request.reproducible`)."""
         return bool(self.requests) and self.requests[row].reproducible
 
-    def for_others(self, budgets: Sequence[int]) -> list[int]:
+    def without_reproducible(self, budgets: Sequence[int]) -> list[int]:
         """Returns the budgets, but 0 for rows that are `reproducible`."""
         return [0 if self.is_reproducible(row) else budget for row, budget in enumerate(budgets)]
 
@@ -149,15 +150,15 @@ class Round:
     seconds: Seconds
     probs: Tensor | None = None
     """``[B, M, V]``, if asked for in `Needs`: the target's distributions before any argmax, at the
-    root and at each node. Those of a round for several drafters are in `played`."""
+    root and at each node. Those of a round for several drafters are in `scored`."""
     aux_logits: Tensor | None = None  # [B, R, V], if the proposal had auxiliary tokens
     dead_ends: Mapping[int, Mapping[int, RowFault]] = field(default_factory=dict)
     """By row, the drafted nodes that have no distribution, each with the reason
     (`LogitsPipeline.dead_ends`)."""
-    played_as: Round | None = None
-    """The round that was played, where this one tells a drafter what would have become of its own
-    proposal, while another drafter's was scored. Only the played one has distributions. Use
-    `played`."""
+    scored_as: Round | None = None
+    """The round that the target scored, where this one tells a drafter what would have become of
+    its own proposal, while another drafter's was scored. Only that one has distributions. Use
+    `scored`."""
 
     @property
     def requests(self) -> Sequence[Request]:
@@ -165,6 +166,6 @@ class Round:
         return self.rows.requests
 
     @property
-    def played(self) -> Round:
-        """The round that was played: what the target says of the text, whoever drafted it."""
-        return self if self.played_as is None else self.played_as
+    def scored(self) -> Round:
+        """The round that the target scored: what it says of the text, whoever drafted it."""
+        return self if self.scored_as is None else self.scored_as

@@ -76,7 +76,7 @@ class StateFile:
             self._writing.start()
 
     def flush(self) -> None:
-        """Writes what is known and not written; nobody plays a round meanwhile."""
+        """Writes what is known and not written; nobody runs a round meanwhile."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None

@@ -112,12 +112,14 @@ class Siblings:
                 rows.seeds_of(random_stream), rows.positions, Role.DRAFT, nodes
             )  # [B, N]
 
-    def soft(self, logits: Tensor, branches: Branches, level: Level) -> Tensor | None:
+    def softmax_probs(self, logits: Tensor, branches: Branches, level: Level) -> Tensor | None:
         """Returns the distributions of the C nodes ``[B, C, V]`` before any argmax, if the rule
         asks for them. Arguments as of a call."""
         if not self._rows.terms.probs:
             return None
-        return self._rows.pipeline.soft(logits, branches, self._rows.history)[:, level.parent]
+        return self._rows.pipeline.softmax_probs(logits, branches, self._rows.history)[
+            :, level.parent
+        ]
 
     def __call__(
         self, logits: Tensor, branches: Branches, level: Level
@@ -128,9 +130,9 @@ class Siblings:
         """
         rows = self._rows
         if rows.pipeline.all_greedy and level.most == 1:
-            return rows.pipeline.best(logits, branches, rows.history)[:, level.drawn], None
+            return rows.pipeline.argmax_tokens(logits, branches, rows.history)[:, level.drawn], None
         if rows.pipeline.all_greedy:
-            scores = rows.pipeline.adjusted(logits, branches, rows.history)
+            scores = rows.pipeline.process_logits(logits, branches, rows.history)
             return scores.topk(level.most, -1).indices.flatten(1)[:, level.drawn], None
         q = rows.pipeline(logits, branches, rows.history)  # [B, W, V]
         if rows.coupled:
@@ -155,7 +157,7 @@ def _one_by_one(urn: Categorical, u: Tensor) -> Tensor:
     return torch.cat(drawn, -1)
 
 
-class Deeper(Protocol):
+class NextLogits(Protocol):
     """What makes the logits of the next level: a pass of a draft model, a step of a head."""
 
     def __call__(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ def draw_tree(
     plan: TreePlan,
     rows: Rows,
     logits: Tensor,
-    deeper: Deeper,
+    next_logits: NextLogits,
     *,
     random_stream: int,
     with_replacement: bool,
@@ -201,26 +203,26 @@ def draw_tree(
     pick = Siblings(rows, plan.shape.size, with_replacement, random_stream)
     here = logits[:, None]  # [B, W, V]
     fed = rows.seeds.new_empty(len(rows), 0)
-    drafted, probs, softer = [], [], []
+    drafted, probs, all_softmax_probs = [], [], []
     for level in plan.levels:
         tree = plan.tree(len(rows), fed.shape[1])
         branches = leading_to(fed, tree, here.shape[1])
         tokens, distribution = pick(here, branches, level)
-        soft = pick.soft(here, branches, level)
+        softmax_probs = pick.softmax_probs(here, branches, level)
         drafted.append(tokens)
         probs += [] if distribution is None else [distribution]
-        softer += [] if soft is None else [soft]
+        all_softmax_probs += [] if softmax_probs is None else [softmax_probs]
         if len(level.inner):
             fed = torch.cat([fed, tokens[:, level.inner]], 1)
             tree = plan.tree(len(rows), fed.shape[1])
-            here = deeper(fed, tree, level.parent[level.inner])
+            here = next_logits(fed, tree, level.parent[level.inner])
     drawn = Sampled(plan.ordered(probs), with_replacement) if pick.sampled else Deterministic()
     return Proposal(
         plan.ordered(drafted),
         plan.tree(len(rows)),
         fed.new_full((len(rows),), plan.shape.size),
         drawn,
-        soft=plan.ordered(softer) if softer else None,
+        softmax_probs=plan.ordered(all_softmax_probs) if all_softmax_probs else None,
     )
 
 
@@ -250,7 +252,7 @@ def pruned(drafted: Proposal, wanted: Tensor) -> Proposal:
     def moved(of_nodes: Tensor) -> Tensor:
         return of_nodes.gather(1, chosen[..., None].expand_as(of_nodes))
 
-    drawn, soft = drafted.distribution, drafted.soft
+    drawn, softmax_probs = drafted.distribution, drafted.softmax_probs
     if isinstance(drawn, Sampled):
         drawn = replace(drawn, q=moved(drawn.q))
     return replace(
@@ -259,5 +261,5 @@ def pruned(drafted: Proposal, wanted: Tensor) -> Proposal:
         tree=Tree(torch.where(valid, parents, 0)),
         counts=counts,
         distribution=drawn,
-        soft=None if soft is None else moved(soft),
+        softmax_probs=None if softmax_probs is None else moved(softmax_probs),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 
 
 class Vocabulary:
@@ -63,8 +63,8 @@ class Vocabulary:
         if self.is_same:
             cut = own[..., :known]
             missing = self.size - cut.shape[-1]
-            return torch.nn.functional.pad(cut, (0, missing), value=NEVER) if missing else cut
-        found = own.new_full((*own.shape[:-1], self.size), NEVER)
+            return torch.nn.functional.pad(cut, (0, missing), value=NEG_INF) if missing else cut
+        found = own.new_full((*own.shape[:-1], self.size), NEG_INF)
         spoken = own[..., :known] if self._own_ids is None else own[..., self._own_ids]
         found[..., self._target_ids] = spoken
         return found

@@ -43,15 +43,16 @@ class Batch:
         self._seeds: Tensor | None = None
         self._nothing: Proposal | None = None
 
-    def rows(self, played: Sequence[Request], plan: RoundPlan) -> Rows:
+    def rows(self, scheduled: Sequence[Request], plan: RoundPlan) -> Rows:
         """Returns the rows of a round as a drafter sees them."""
         device = self.target.device
         if self._pipeline is None or self._seeds is None:
-            options = [request.options for request in played]
+            options = [request.options for request in scheduled]
             self._pipeline = LogitsPipeline(options, self.vocabulary, device)
-            self._seeds = to_device([request.seed for request in played], device)
+            self._seeds = to_device([request.seed for request in scheduled], device)
         history = History(
-            [request.prompt_ids for request in played], [request.output_ids for request in played]
+            [request.prompt_ids for request in scheduled],
+            [request.output_ids for request in scheduled],
         )
         return Rows(
             history,
@@ -59,7 +60,7 @@ class Batch:
             self._seeds,
             terms=plan.terms,
             shape=plan.shape,
-            requests=played,
+            requests=scheduled,
         )
 
     def nothing(self, rows: int) -> Proposal:
@@ -72,7 +73,7 @@ class Batch:
 
     def admit(self, controller: Controller) -> None:
         """Gives free rows to waiting requests."""
-        while self.target.active < self.target.rows:
+        while self.target.num_rows < self.target.max_rows:
             request = self.waiting.first
             if request is None:
                 return
@@ -87,7 +88,7 @@ class Batch:
             if self._begins(request, source, controller):
                 self.waiting.join(request)
 
-    def hand_over(self, controller: Controller) -> None:
+    def fork_finished_rows(self, controller: Controller) -> None:
         """Lets samples that wait join while the last row with their prompt is still there, if its
         own text has just ended: they fork from it, and the prompt is not read again."""
         if not any(one.finished for one in self.running):
@@ -103,20 +104,20 @@ class Batch:
     def _row_to_fork(self, request: Request) -> int | None:
         """A row with the same prompt; one whose text has ended only if there is no other."""
         drafter = self.drafter
-        forks = not drafter.needs.states or drafter.capabilities.copies_prompts
+        forks = not drafter.needs.hidden_layers or drafter.capabilities.copies_prompts
         if request.group is None or not forks:
             return None
         ids = request.token_ids
         rows = [
             row
             for row, other in enumerate(self.running)
-            if other.group == request.group and other.began_with == ids
+            if other.group == request.group and other.admitted_token_ids == ids
         ]
         return min(rows, key=lambda row: self.running[row].finished, default=None)
 
     def _can_fork(self, row: int) -> bool:
-        read = self.target.lengths[row] >= len(self.running[row].began_with) - 1
-        return read and self.target.ready == self.target.active
+        read = self.target.lengths[row] >= len(self.running[row].admitted_token_ids) - 1
+        return read and self.target.num_ready_rows == self.target.num_rows
 
     def _begins(self, request: Request, source: int | None, controller: Controller) -> bool:
         """Begins a request, or ends it where its prompt cannot be read; returns whether it has a
@@ -134,13 +135,13 @@ class Batch:
         return not request.finished
 
     def _begin(self, request: Request, source: int | None, controller: Controller) -> None:
-        again, request.began_with = bool(request.began_with), request.token_ids
+        again, request.admitted_token_ids = bool(request.admitted_token_ids), request.token_ids
         self.drafter.check(request)
         request.forked_from = None if source is None else self.running[source]
         if source is None:
-            reuse = self.target.reuses and request.keep_cached
+            reuse = self.target.has_prefix_cache and request.keep_cached
             most = self.drafter.cached_prefix(request) if reuse else 0
-            inputs = PromptInputs(request.began_with, most, request.source, request.media)
+            inputs = PromptInputs(request.admitted_token_ids, most, request.source, request.media)
             row = self.target.admit(inputs)
             request.cached_prefix = self.target.lengths[row]
         else:
@@ -152,12 +153,12 @@ class Batch:
         self.running.append(request)
         self._rows_changed()
 
-    def fill(self, tokens: int, layers: frozenset[int]) -> None:
+    def prefill(self, tokens: int, layers: frozenset[int]) -> None:
         """Reads at most this many tokens of prompts; a step without any takes no time here."""
-        if self.target.ready == self.target.active:
+        if self.target.num_ready_rows == self.target.num_rows:
             return
-        begin, ready, whole = perf_counter(), self.target.ready, self.drafter.needs.prompts
-        for part in self.target.fill(tokens, layers, whole):
+        begin, ready, whole = perf_counter(), self.target.num_ready_rows, self.drafter.needs.prompts
+        for part in self.target.prefill(tokens, layers, whole):
             deliver_part(self.drafter, self.running, part)
         synchronise(self.target.device)  # or the next round would pay for it
         seconds = perf_counter() - begin
@@ -209,7 +210,7 @@ class Batch:
 
     def _texts_that_leave(self, keep: Sequence[int]) -> dict[int, list[int]]:
         """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
-        if not self.target.reuses:
+        if not self.target.has_prefix_cache:
             return {}
         leaving = [(row, one) for row, one in enumerate(self.running) if row not in keep]
         kept = [(row, one) for row, one in leaving if one.keep_cached and one.error is None]

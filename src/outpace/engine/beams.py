@@ -18,7 +18,7 @@ from outpace.core.proposal import Proposal
 from outpace.core.stats import Metrics
 from outpace.engine.request import Request
 from outpace.errors import PromptError, UnsupportedModel
-from outpace.targets.base import Plan, PromptInputs, Target
+from outpace.targets.base import PromptInputs, ScoreInputs, Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Beam:
 
 
 @dataclass(frozen=True, eq=False)
-class Ended:
+class FinishedBeam:
     """A text that has ended, and its place among the others."""
 
     request: Request
@@ -43,7 +43,7 @@ class Ended:
     """The same, divided by the text's length to the power of the length penalty."""
 
 
-class Best:
+class BeamHypotheses:
     """At most ``beam_width`` ended texts, the best first.
 
     The rules are those of transformers' ``generate``, whose three values of ``early_stopping``
@@ -55,7 +55,7 @@ class Best:
         self._params = params
         self._penalty = 1.0 if params.length_penalty is None else params.length_penalty
         self._max_tokens = max_tokens
-        self.texts: list[Ended] = []
+        self.texts: list[FinishedBeam] = []
 
     @property
     def full(self) -> bool:
@@ -65,7 +65,7 @@ class Best:
     def add(self, request: Request, logprob: float) -> None:
         """Adds an ended text, if it is one of the best."""
         score = self._score(logprob, len(request.output_ids))
-        self.texts.append(Ended(request, logprob, score))
+        self.texts.append(FinishedBeam(request, logprob, score))
         self.texts.sort(key=lambda text: -text.score)
         del self.texts[self._params.beam_width :]
 
@@ -89,7 +89,7 @@ class Best:
             return -math.inf
 
 
-class Group:
+class BeamGroup:
     """The beams of one prompt, from the prompt alone to the best texts.
 
     A step takes the most likely continuations of all beams, puts aside those that have ended, and
@@ -97,10 +97,10 @@ class Group:
     """
 
     def __init__(self, request: Request, params: BeamSearchParams, vocabulary: int) -> None:
-        """request: the prompt and the options of its texts; it is not played itself."""
+        """request: the prompt and the options of its texts; it is not run itself."""
         self.request = request
         self.beams = [Beam()]
-        self.best = Best(params, request.max_tokens)
+        self.best = BeamHypotheses(params, request.max_tokens)
         self.error: Exception | None = None
         """Why the search could not go on."""
         self._params = params
@@ -141,7 +141,9 @@ class Group:
         maker = LogitsPipeline([self.request.options], self._vocabulary, logits.device)
         history = History([self.request.prompt_ids], [list(beam.output_ids)])
         try:
-            scores = maker.adjusted(known[None, None], Branches.root(1, logits.device), history)
+            scores = maker.process_logits(
+                known[None, None], Branches.root(1, logits.device), history
+            )
             _ = maker.dead_ends  # on a GPU, this is what raises a fault
         except Contradiction:
             return torch.full_like(known[: self._vocabulary], -torch.inf)  # the others go on
@@ -202,7 +204,7 @@ class Group:
 class _Row:
     """What a row of the target holds: all tokens of a beam but the last."""
 
-    group: Group
+    group: BeamGroup
     beam: Beam
 
 
@@ -215,7 +217,7 @@ class BeamSearch:
     """
 
     def __init__(
-        self, target: Target, groups: Iterable[Group], width: int, tokens_at_once: int
+        self, target: Target, groups: Iterable[BeamGroup], width: int, tokens_at_once: int
     ) -> None:
         """target: nobody else uses its rows. width: rows that one prompt may need.
         tokens_at_once: about this many tokens of prompts are read before the next pass is begun."""
@@ -229,23 +231,23 @@ class BeamSearch:
     def step(self) -> None:
         """Reads a part of the prompts that are not read yet or, if all are, goes one token further
         in all texts."""
-        with self._target.computing():
+        with self._target.step_context():
             self._step()
 
     def _step(self) -> None:
         self._admit()
-        if self._target.ready < self._target.active:
-            self._target.fill(self._tokens_at_once)
-        if self._rows and self._target.ready == self._target.active:
-            logits, played = self._score(), self._by_group()
-            for group, rows in played.items():
+        if self._target.num_ready_rows < self._target.num_rows:
+            self._target.prefill(self._tokens_at_once)
+        if self._rows and self._target.num_ready_rows == self._target.num_rows:
+            logits, scored = self._score(), self._by_group()
+            for group, rows in scored.items():
                 group.step(logits[rows])
-            self._follow(played)
+            self._follow(scored)
 
     def _admit(self) -> None:
         """Lets waiting prompts in, as long as there is room for all the beams that they may get."""
-        playing = len(self._by_group())
-        while self._waiting and (playing + 1) * self._width <= self._target.rows:
+        running = len(self._by_group())
+        while self._waiting and (running + 1) * self._width <= self._target.max_rows:
             group = self._waiting.popleft()
             request = group.request
             inputs = PromptInputs(request.prompt_ids, source=request.source, media=request.media)
@@ -255,11 +257,11 @@ class BeamSearch:
                 group.fail(error)
                 continue
             self._rows.append(_Row(group, group.beams[0]))
-            playing += 1
+            running += 1
 
-    def _by_group(self) -> dict[Group, list[int]]:
+    def _by_group(self) -> dict[BeamGroup, list[int]]:
         """The rows of each group, in the order of its beams."""
-        found: dict[Group, dict[Beam, int]] = {}
+        found: dict[BeamGroup, dict[Beam, int]] = {}
         for number, row in enumerate(self._rows):
             found.setdefault(row.group, {})[row.beam] = number
         return {group: [at[beam] for beam in group.beams] for group, at in found.items()}
@@ -272,17 +274,17 @@ class BeamSearch:
             for row, length in zip(self._rows, lengths, strict=True)
         ]
         nothing = Proposal.empty(len(pending), self._target.device)
-        scores = self._target.score(Plan(pending, nothing.tokens, nothing.tree))
+        scores = self._target.score(ScoreInputs(pending, nothing.tokens, nothing.tree))
         self._target.commit([()] * len(pending))
         return scores.logits[:, -1]
 
-    def _follow(self, played: Mapping[Group, Sequence[int]]) -> None:
+    def _follow(self, scored: Mapping[BeamGroup, Sequence[int]]) -> None:
         """Gives each of the new beams a row with what the beam that it continues has cached.
 
-        played: the rows that each group had, in the order of its former beams.
+        scored: the rows that each group had, in the order of its former beams.
         """
         heirs: dict[int, list[_Row]] = {}  # by row
-        for group, rows in played.items():
+        for group, rows in scored.items():
             for beam in group.beams:
                 heirs.setdefault(rows[beam.parent], []).append(_Row(group, beam))
         staying = sorted(heirs)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import reason_of
-from outpace.targets.hf.fixed import CannotRecord, FixedShapes, Outputs, Step, StepRunner
+from outpace.targets.hf.fixed import CaptureFailed, FixedShapeConfig, Outputs, Step, StepRunner
 
 RECOMPILATIONS = 64
 """Compilations of one function after which torch gives up; its own limit of 8 is meant for
@@ -27,22 +27,22 @@ THIS_THREAD = "thread_local"
 """Other threads may use the device during a recording, as those that prepare images do."""
 
 
-def capture_for(model: nn.Module, required: bool = True) -> FixedShapes | None:
-    """Returns the way to run a model's passes that suits the device the model is on; None for as
-    they come.
+def capture_for(model: nn.Module, required: bool = True) -> FixedShapeConfig | None:
+    """Returns the way to run a model's passes that suits the device the model is on; None to run
+    them as they come.
 
     required: whether a user has asked for it; otherwise a model whose passes cannot be recorded
-    plays them as they come, and so does one on a CPU, to compile which takes minutes.
+    runs them as they come, and so does one on a CPU, to compile which takes minutes.
     """
     device: Any = model.device
     if device.type == "cuda":
-        return FixedShapes(model, CudaGraphs(), pads=True, required=required)
+        return FixedShapeConfig(model, CudaGraphs(), pads=True, required=required)
     if not required:
         return None
-    return FixedShapes(CompiledForward(model), AsTheyCome(), pads=False, required=required)
+    return FixedShapeConfig(CompiledForward(model), EagerRunner(), pads=False, required=required)
 
 
-class AsTheyCome(StepRunner):
+class EagerRunner(StepRunner):
     """Runs steps as they are: what is compiled in them is compiled for itself."""
 
     def _run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs:
@@ -92,7 +92,7 @@ class CudaGraphs(StepRunner):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # as many kinds as there are things that cannot be recorded
-            raise CannotRecord(reason_of(error, named=True)) from error
+            raise CaptureFailed(reason_of(error, named=True)) from error
         self._recordings[key] = recording
         self._ready.add(key)
         return self._run(key, step, inputs)

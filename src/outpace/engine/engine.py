@@ -1,4 +1,4 @@
-"""The engine: admits requests into a ragged batch and plays rounds until they are finished."""
+"""The engine: admits requests into a ragged batch and runs rounds until they are finished."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from outpace.draft.base import Drafter
 from outpace.draft.rounds import Round, Rows
 from outpace.engine.batch import Batch
 from outpace.engine.request import Request
-from outpace.engine.rounds import Stopwatch, count, deliver_round, emit
+from outpace.engine.rounds import Stopwatch, deliver_round, emit, update_metrics
 from outpace.engine.scheduler import RequestQueue, TokenLimit
 from outpace.engine.scheduling_policies import SchedulingPolicy
-from outpace.engine.verifier import Verifier, logprobs_of, on_host
+from outpace.engine.verifier import Verifier, logprobs_of, to_host
 from outpace.errors import ConfigError
 from outpace.policy.base import Controller, affordable, check_requested_budget
-from outpace.targets.base import Plan, Scores, Target
+from outpace.targets.base import ScoreInputs, Scores, Target
 
 Done = TypeVar("Done")
 Observer = Callable[[Round], None]
@@ -40,7 +40,7 @@ class Engine:
     With an empty proposal a round is plain decoding. Prompts are read between rounds, at most
     ``max_batched_tokens`` at a time, so that a long one does not hold up the rows that write.
 
-    Several threads may call `step`: one at a time plays a round for all of them. Whatever stops a
+    Several threads may call `step`: one at a time runs a round for all of them. Whatever stops a
     step half way (an interruption, memory that runs out) costs no text: the next step admits the
     unfinished requests anew and reads what they had.
 
@@ -68,11 +68,11 @@ class Engine:
         self.observers: list[Observer] = []
         self.controller = controller
         self.max_batched_tokens = max_batched_tokens
-        self._layers = verifier.layers | frozenset(drafter.needs.states)
+        self._layers = verifier.layers | frozenset(drafter.needs.hidden_layers)
         self._turn = threading.Lock()
         self._interrupted = False
         self._leaving = False  # whether requests have ended that may still wait in the queue
-        self._player: int | None = None  # the thread that is playing a step
+        self._step_thread: int | None = None  # the thread that runs a step
         self._ids = itertools.count()
 
     @property
@@ -105,20 +105,20 @@ class Engine:
 
         Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
         """
-        check_requested_budget(request, self.target.most_nodes)
+        check_requested_budget(request, self.target.max_nodes)
         static_bias([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
-        drafts_matter = bool(self.drafter.longest) and not self.verifier.coupled
-        request.repeatable = request.params.seeded or request.params.greedy or not drafts_matter
+        drafts_matter = bool(self.drafter.max_draft_tokens) and not self.verifier.coupled
+        request.reports_seed = request.params.seeded or request.params.greedy or not drafts_matter
         request.reproducible = request.params.seeded and not self.verifier.coupled
         request.id = next(self._ids)
         self.waiting.add(request)
 
     def remove(self, *requests: Request) -> None:
         """Ends requests where they are. Their rows are free again now or, where another thread is
-        playing a round, after that round."""
+        running a round, after that round."""
         for request in requests:
             if not request.finished:
-                # First: once it has ended, the thread that plays a round may clear its state.
+                # First: once it has ended, the thread that runs a round may clear its state.
                 account = self.controller.account(request)
                 request.abort()
                 request.metrics.account = account
@@ -127,19 +127,19 @@ class Engine:
             try:
                 if not self._interrupted:
                     with torch.inference_mode():
-                        self._uninterrupted(self._release)
+                        self._run_or_start_over(self._release)
             finally:
                 self._turn.release()
 
-    def between_rounds(self, work: Callable[[], Done]) -> Done:
-        """Returns what ``work`` does while nobody plays a round."""
+    def run_between_rounds(self, work: Callable[[], Done]) -> Done:
+        """Returns what ``work`` does while nobody runs a round."""
         self._refuse_itself()
         with self._turn:
-            self._player = threading.get_ident()
+            self._step_thread = threading.get_ident()
             try:
                 return work()
             finally:
-                self._player = None
+                self._step_thread = None
 
     def flush(self) -> None:
         """Is called where a caller waits for no text any more: writes what was learned on the way.
@@ -155,7 +155,7 @@ class Engine:
 
     @contextmanager
     def observing(self, observer: Observer) -> Iterator[None]:
-        """Shows an observer the rounds that are played inside."""
+        """Shows an observer the rounds that are run inside."""
         self.observers.append(observer)
         try:
             yield
@@ -163,13 +163,13 @@ class Engine:
             self.observers.remove(observer)
 
     @contextmanager
-    def playing_with(
+    def override_parts(
         self,
         drafter: Drafter | None = None,
         verifier: Verifier | None = None,
         controller: Controller | None = None,
     ) -> Iterator[None]:
-        """Plays the rounds inside with other parts than the engine's own, while nobody else uses
+        """Runs the rounds inside with other parts than the engine's own, while nobody else uses
         it. drafter: one that the engine's own stands for."""
         own = self.drafter, self.verifier, self.controller
         self.batch.drafter, self.verifier = drafter or self.drafter, verifier or self.verifier
@@ -180,14 +180,14 @@ class Engine:
             self.batch.drafter, self.verifier, self.controller = own
 
     @property
-    def busy(self) -> bool:
+    def has_unfinished_requests(self) -> bool:
         """Whether any request is not finished."""
         # Those that wait are looked at last: they may be many.
         return not all(one.finished for one in self.running) or not all(
             one.finished for one in self.waiting
         )
 
-    def tokens_read(self, request: Request) -> int:
+    def num_computed_tokens(self, request: Request) -> int:
         """Returns how many of a request's tokens are cached: as long as its prompt is being read,
         how far that is; 0 for a request that waits or has ended."""
         pairs = zip(self.running, self.target.lengths, strict=True)
@@ -213,28 +213,28 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Admits what fits, reads prompts, plays one round, and returns the requests that took part
+        """Admits what fits, reads prompts, runs one round, and returns the requests that took part
         in it.
 
         A request that cannot go on, because its options contradict each other or code of its own
         fails, ends with its error, and the others go on.
         """
         self._refuse_itself()
-        with self._turn, self.target.computing():
-            return self._uninterrupted(self._step)
+        with self._turn, self.target.step_context():
+            return self._run_or_start_over(self._step)
 
     def _refuse_itself(self) -> None:
-        """Raises ``ConfigError`` where the thread that plays a step asks for another one."""
-        if self._player == threading.get_ident():
+        """Raises ``ConfigError`` where the thread that runs a step asks for another one."""
+        if self._step_thread == threading.get_ident():
             raise ConfigError(
                 "a logits processor, stop condition or observer called the engine that is calling "
                 "it: generate with another LLM there."
             )
 
-    def _uninterrupted(self, work: Callable[[], Done]) -> Done:
+    def _run_or_start_over(self, work: Callable[[], Done]) -> Done:
         """Returns what ``work`` does. If it is left before its end, that is remembered, and the
         next work begins by starting over."""
-        self._player = threading.get_ident()
+        self._step_thread = threading.get_ident()
         try:
             if self._interrupted:
                 self.batch.start_over()
@@ -243,24 +243,24 @@ class Engine:
             self._interrupted = False
             return done
         finally:
-            self._player = None
+            self._step_thread = None
 
     def _step(self) -> list[Request]:
         batch = self.batch
         self._release()
         batch.preempt()
         batch.admit(self.controller)
-        batch.fill(self.max_batched_tokens, self._layers)
-        played = batch.running[: batch.target.ready]
-        if played:
+        batch.prefill(self.max_batched_tokens, self._layers)
+        scheduled = batch.running[: batch.target.num_ready_rows]
+        if scheduled:
             try:
-                self._round(played)
+                self._round(scheduled)
             except RowFault as error:  # the request that stands in its way ends
-                played[error.row].fail(error)
-            batch.waiting.policy.played(played)
-            batch.hand_over(self.controller)
+                scheduled[error.row].fail(error)
+            batch.waiting.policy.on_round_end(scheduled)
+            batch.fork_finished_rows(self.controller)
             self._release()
-        return played
+        return scheduled
 
     def _release(self) -> None:
         if self._leaving:
@@ -270,12 +270,12 @@ class Engine:
 
     # -- the round -----------------------------------------------------------------------------
 
-    def _round(self, played: Sequence[Request]) -> None:
+    def _round(self, scheduled: Sequence[Request]) -> None:
         """Plans, proposes, scores, verifies and commits, and shows everybody what came of it."""
         compiled = self.compile_seconds
-        plan = self.controller.plan(played, self.verifier.terms)
-        budgets = affordable(played, plan.budgets, self.target.most_nodes)
-        rows = self.batch.rows(played, plan)
+        plan = self.controller.plan(scheduled, self.verifier.terms)
+        budgets = affordable(scheduled, plan.budgets, self.target.max_nodes)
+        rows = self.batch.rows(scheduled, plan)
 
         watch = Stopwatch(self.target.device)
         rows, proposal = self._propose(rows, budgets)
@@ -284,15 +284,15 @@ class Engine:
         watch.lap()
 
         verdict = self.verifier(scores, proposal, rows)
-        verdict, outcomes = on_host(verdict, proposal, self.drafter.name)
+        verdict, outcomes = to_host(verdict, proposal, self.drafter.name)
         dead_ends = rows.pipeline.dead_ends
-        reported = logprobs_of(scores.logits, proposal, rows, played, outcomes)
+        reported = logprobs_of(scores.logits, proposal, rows, scheduled, outcomes)
         probs = None
         if self.drafter.needs.probs:
-            probs = rows.pipeline.soft(scores.logits, proposal.branches, rows.history)
+            probs = rows.pipeline.softmax_probs(scores.logits, proposal.branches, rows.history)
 
         self.target.commit([outcome.path for outcome in outcomes])
-        emit(played, outcomes, reported, dead_ends)
+        emit(scheduled, outcomes, reported, dead_ends)
         round = Round(
             rows,
             budgets,
@@ -304,34 +304,34 @@ class Engine:
             aux_logits=scores.aux_logits,
             dead_ends=dead_ends,
         )
-        self._observe(round, played, scores, pending, self.compile_seconds == compiled)
+        self._observe(round, scheduled, scores, pending, self.compile_seconds == compiled)
 
     def _observe(
         self,
         round: Round,
-        played: Sequence[Request],
+        scheduled: Sequence[Request],
         scores: Scores,
         pending: Sequence[Sequence[int]],
         steady: bool,
     ) -> None:
         """Shows everybody a round. pending: each row's committed tokens that were not cached before
         it. steady: nothing was compiled in it; compiling is no part of what a round costs."""
-        count(played, round)
+        update_metrics(scheduled, round)
         # Before the drafter, which may take a pass to learn from it, and be interrupted in that.
-        self.controller.record(played, round.outcomes, round.seconds if steady else None)
-        for request in played:
+        self.controller.record(scheduled, round.outcomes, round.seconds if steady else None)
+        for request in scheduled:
             if request.finished:
                 request.metrics.account = self.controller.account(request)
         fault = None
         try:
-            deliver_round(self.drafter, played, scores, pending, round.outcomes)
+            deliver_round(self.drafter, scheduled, scores, pending, round.outcomes)
             with round.rows.pipeline.drafting():
                 self.drafter.observe(round)
         except RowFault as error:
             # The distributions of a row cannot be made for the drafter: its text ends with that
             # error, after the tokens of the round, which stay the target's.
             fault = error
-            played[error.row].fail(error)
+            scheduled[error.row].fail(error)
         for observer in self.observers:
             observer(round)
         if fault is not None:
@@ -342,7 +342,7 @@ class Engine:
         if not any(budgets):
             return rows, self.batch.nothing(len(rows))
         with rows.pipeline.drafting():
-            if self.drafter.choices:
+            if self.drafter.candidate_drafters:
                 found = self.drafter.look_up(rows, budgets)
                 picks = self.controller.pick(rows.requests, found, budgets)
                 rows = replace(rows, picks=picks)
@@ -353,7 +353,7 @@ class Engine:
         lengths = self.target.lengths
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
         aux_tokens = self.verifier.aux_tokens(proposal)
-        plan = Plan(
+        inputs = ScoreInputs(
             pending, proposal.tokens, proposal.tree, aux_tokens, self._layers, proposal.precomputed
         )
-        return self.target.score(plan), pending
+        return self.target.score(inputs), pending

@@ -45,7 +45,7 @@ class Request(request.Request):
     error: Exception | None = None
     """Why the text could not go on, with the finish reason "error"."""
     metrics: Metrics = field(default_factory=Metrics)
-    repeatable: bool = True
+    reports_seed: bool = True
     """Whether generating again with ``seed`` gives this text. It does not where the user gave no
     seed for a sampled text and tokens were drafted: how many depends on measured times and on
     other texts, and decides which random numbers are used."""
@@ -57,7 +57,7 @@ class Request(request.Request):
     """How often it was preempted because all rows together held too many tokens."""
     cached_tokens: int = 0
     """Tokens of the prompt that were not read for this request, because they were cached."""
-    began_with: list[int] = field(default_factory=list)
+    admitted_token_ids: list[int] = field(default_factory=list)
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at
     _cut: int | None = None
@@ -160,13 +160,13 @@ class Request(request.Request):
     def _new_text(self) -> Detokenizer | None:
         # Decoding token by token is only worth its time where the text is needed on the way.
         follows = self.streaming or bool(self.params.stop_strings)
-        return self.growing() if follows else None
+        return self.new_detokenizer() if follows else None
 
-    def growing(self) -> Detokenizer | None:
+    def new_detokenizer(self) -> Detokenizer | None:
         """Returns the text of this request at its beginning; None without a tokenizer."""
         if self.decoder is None:
             return None
-        return self.decoder.growing(self.params.skip_special_tokens, self.continues)
+        return self.decoder.new_detokenizer(self.params.skip_special_tokens, self.continues)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Returns what the text would be with these tokens, stop strings aside; "" without a

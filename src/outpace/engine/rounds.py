@@ -18,7 +18,7 @@ from outpace.core.transfer import padded
 from outpace.draft.base import Drafter
 from outpace.draft.rounds import Outcome, Round
 from outpace.engine.request import Logprob, Request
-from outpace.targets.base import ReadPart, Scores, States
+from outpace.targets.base import HiddenStates, PrefillChunk, Scores
 
 
 class Stopwatch:
@@ -76,7 +76,7 @@ def emit(
             request.fail(dead[outcome.path[end - 1]])
 
 
-def count(requests: Sequence[Request], round: Round) -> None:
+def update_metrics(requests: Sequence[Request], round: Round) -> None:
     """Adds a round to the metrics of its requests."""
     seconds = round.seconds
     for request, outcome in zip(requests, round.outcomes, strict=True):
@@ -91,9 +91,9 @@ def count(requests: Sequence[Request], round: Round) -> None:
         metrics.total_seconds += seconds.total
 
 
-def deliver_part(drafter: Drafter, requests: Sequence[AnyRequest], part: ReadPart) -> None:
+def deliver_part(drafter: Drafter, requests: Sequence[AnyRequest], part: PrefillChunk) -> None:
     """Gives a drafter what it needs of a part of the prompts. requests: by row."""
-    if drafter.needs.states:
+    if drafter.needs.hidden_layers:
         read = [requests[row] for row in part.rows]
         drafter.read(read, part.tokens, _side_by_side(part.states, drafter))
 
@@ -107,7 +107,7 @@ def deliver_round(
 ) -> None:
     """Gives a drafter what it needs of a round: each row's tokens that were pending and the path
     that was accepted after them. So it gets the hidden states of every committed token, once."""
-    if not drafter.needs.states:
+    if not drafter.needs.hidden_layers:
         return
     root = len(pending[0]) - 1
     states = _side_by_side(scores.states, drafter)  # [B, P + N, H]
@@ -120,5 +120,5 @@ def deliver_round(
     drafter.read(requests, tokens, states[:, :longest])
 
 
-def _side_by_side(states: States, drafter: Drafter) -> Tensor:
-    return torch.cat([states[layer] for layer in drafter.needs.states], -1)
+def _side_by_side(states: HiddenStates, drafter: Drafter) -> Tensor:
+    return torch.cat([states[layer] for layer in drafter.needs.hidden_layers], -1)

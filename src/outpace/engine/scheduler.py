@@ -9,13 +9,13 @@ from itertools import count
 from threading import Lock
 
 from outpace.engine.request import Request
-from outpace.engine.scheduling_policies import FirstCome, SchedulingPolicy
+from outpace.engine.scheduling_policies import FCFSPolicy, SchedulingPolicy
 
 Entry = tuple[tuple[float, ...], int, int, Request]
 """What a request is sorted by in its line, its number, how many were added before it, itself."""
 
 
-class Waiting:
+class WaitingQueue:
     """The requests that wait; any thread may add one at any time.
 
     To find the next one takes time in proportion to the lines, and not to the requests: all but one
@@ -96,9 +96,9 @@ class RequestQueue:
     """
 
     def __init__(self, policy: SchedulingPolicy | None = None) -> None:
-        self.policy = policy or FirstCome()
+        self.policy = policy or FCFSPolicy()
         self._back: list[Request] = []  # were in the batch, in the order of their rows
-        self._waiting = Waiting(self.policy)
+        self._waiting = WaitingQueue(self.policy)
 
     def __len__(self) -> int:
         return len(self._back) + len(self._waiting)
@@ -119,7 +119,7 @@ class RequestQueue:
 
     def add(self, request: Request) -> None:
         """Adds a request that has just arrived."""
-        self.policy.arrives(request)
+        self.policy.on_arrival(request)
         self._waiting.add(request)
 
     def put_back(self, requests: Iterable[Request]) -> None:
@@ -140,7 +140,7 @@ class RequestQueue:
             self._back.remove(request)
         else:
             self._waiting.take_out(request)
-        self.policy.joins(request)
+        self.policy.on_admission(request)
 
     def drop_finished(self) -> None:
         """Takes out all requests that have ended while they waited."""

@@ -17,7 +17,7 @@ class SchedulingPolicy(ABC):
     """Compares requests, which stand in lines: of the line with the smallest key the request with
     the smallest key joins first, and is preempted last.
 
-    What a policy learns from requests that come and rounds that are played changes when a text is
+    What a policy learns from requests that come and rounds that are run changes when a text is
     written, and never what it says.
     """
 
@@ -36,17 +36,17 @@ class SchedulingPolicy(ABC):
         """Returns what lines are sorted by, which may change at any time."""
         return ()
 
-    def arrives(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         """Learns of a request that begins to wait."""
 
-    def joins(self, request: Request) -> None:
+    def on_admission(self, request: Request) -> None:
         """Learns of a request that takes a row; of one that was preempted, each time."""
 
-    def played(self, requests: Sequence[Request]) -> None:
+    def on_round_end(self, requests: Sequence[Request]) -> None:
         """Learns of a round. The requests have their new tokens, and some may have ended."""
 
 
-class FirstCome(SchedulingPolicy):
+class FCFSPolicy(SchedulingPolicy):
     """First come, first served."""
 
     name = "fcfs"
@@ -55,7 +55,7 @@ class FirstCome(SchedulingPolicy):
         return ()
 
 
-class ByPriority(SchedulingPolicy):
+class PriorityPolicy(SchedulingPolicy):
     """The smallest number first, as in vLLM; equal ones as they come."""
 
     name = "priority"
@@ -71,7 +71,7 @@ REMEMBERED = 4096
 """Clients whose counters are kept."""
 
 
-class Fair(SchedulingPolicy):
+class FairPolicy(SchedulingPolicy):
     """The client that was given the fewest tokens goes first, and its requests as they came.
 
     Sheng et al. 2024, "Fairness in serving large language models" (arXiv 2401.00588): the virtual
@@ -85,7 +85,8 @@ class Fair(SchedulingPolicy):
     name = "fair"
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # requests arrive in any thread, while another one plays
+        # Requests arrive in any thread, while another one runs rounds.
+        self._lock = threading.Lock()
         self._given: OrderedDict[Hashable, float] = OrderedDict()  # the longest idle one first
         # Of requests that have not ended, the part of their tokens that was counted.
         self._counted: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
@@ -99,7 +100,7 @@ class Fair(SchedulingPolicy):
     def line_key(self, line: Hashable) -> tuple[float, ...]:
         return (self._given.get(line, 0.0),)
 
-    def arrives(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         with self._lock:
             active = {one.client for one in self._counted if not one.finished}
             if request.client not in active:
@@ -111,11 +112,11 @@ class Fair(SchedulingPolicy):
             self._given.move_to_end(request.client)
             self._forget(active | {request.client})
 
-    def joins(self, request: Request) -> None:
+    def on_admission(self, request: Request) -> None:
         with self._lock:
             self._count(request)
 
-    def played(self, requests: Sequence[Request]) -> None:
+    def on_round_end(self, requests: Sequence[Request]) -> None:
         with self._lock:
             for request in requests:
                 self._count(request)
@@ -147,7 +148,7 @@ class _Arrival:
     round: int
 
 
-class Shortest(SchedulingPolicy):
+class ShortestFirstPolicy(SchedulingPolicy):
     """The fewest predicted tokens first, counted with the time of arrival, so that nobody waits for
     ever.
 
@@ -174,10 +175,10 @@ class Shortest(SchedulingPolicy):
         left = max(arrival.predicted - written, written / 2)
         return (left + arrival.round / PATIENCE,)
 
-    def arrives(self, request: Request) -> None:
+    def on_arrival(self, request: Request) -> None:
         self._arrivals[request] = _Arrival(self.estimator.predict(request), self._rounds)
 
-    def played(self, requests: Sequence[Request]) -> None:
+    def on_round_end(self, requests: Sequence[Request]) -> None:
         self._rounds += 1
         for request in requests:
             if request.finished:
@@ -185,9 +186,9 @@ class Shortest(SchedulingPolicy):
 
 
 SCHEDULING_POLICIES: dict[str, type[SchedulingPolicy]] = {
-    "fcfs": FirstCome,
-    "priority": ByPriority,
-    "fair": Fair,
-    "shortest": Shortest,
+    "fcfs": FCFSPolicy,
+    "priority": PriorityPolicy,
+    "fair": FairPolicy,
+    "shortest": ShortestFirstPolicy,
 }
 """Each policy by its name."""

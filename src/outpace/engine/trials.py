@@ -19,7 +19,7 @@ from outpace.engine.request import Request
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.policy.lengths.adaptive import Constant
-from outpace.targets.base import Plan, PromptInputs, Target
+from outpace.targets.base import PromptInputs, ScoreInputs, Target
 from outpace.verify.registry import make_rule
 
 TEXTS = (
@@ -30,11 +30,11 @@ TEXTS = (
 )
 """What the target goes on with. Several kinds: a head may have learned from one of them only."""
 
-ENOUGH, MOST = 5, 96
+MIN_ACCEPTED, MAX_DRAFTED = 5, 96
 """Accepted tokens at which all is well; drafted ones after which fewer are too few. A head of
 which a fiftieth is accepted is refused in 95 of 100 cases, one of a sixth in 1 of 1000."""
 
-TRIAL = SamplingParams(temperature=0, max_tokens=MOST, ignore_eos=True)
+TRIAL = SamplingParams(temperature=0, max_tokens=MAX_DRAFTED, ignore_eos=True)
 """How the texts of a trial are generated."""
 
 
@@ -57,7 +57,7 @@ class _Record:
     @property
     def is_decided(self) -> bool:
         """Whether it is known that it was made for the target, or that it was not."""
-        return self.accepted >= ENOUGH or self.drafted >= MOST
+        return self.accepted >= MIN_ACCEPTED or self.drafted >= MAX_DRAFTED
 
 
 def verify_drafter(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> None:
@@ -67,7 +67,7 @@ def verify_drafter(engine: Engine, drafter: Drafter, requests: Sequence[Request]
     to none of its tokens is taken. Nothing else would tell: the text is right all the same, only
     slow.
 
-    Plays rounds of one token until enough that the drafter drafted were the target's, or all the
+    Runs rounds of one token until enough that the drafter drafted were the target's, or all the
     texts have ended. Their rows are gone then. Raises ``ConfigError`` where next to none was.
 
     drafter: the engine's, or one of those that it stands for, which is tried by itself.
@@ -81,17 +81,17 @@ def verify_drafter(engine: Engine, drafter: Drafter, requests: Sequence[Request]
 
     # The user's own rule may be a lossy one, which refuses or accepts for other reasons.
     verifier = Verifier(make_rule("match"))
-    with engine.playing_with(drafter, verifier, Constant(1)), engine.observing(count):
+    with engine.override_parts(drafter, verifier, Constant(1)), engine.observing(count):
         try:
             for request in requests:
                 engine.add(request)
-            while engine.busy and not record.is_decided:
+            while engine.has_unfinished_requests and not record.is_decided:
                 engine.step()
         finally:
             for request in requests:
                 if not request.finished:
                     engine.remove(request)
-    if record.accepted < ENOUGH and record.drafted >= MOST:
+    if record.accepted < MIN_ACCEPTED and record.drafted >= MAX_DRAFTED:
         raise ConfigError(
             f"{drafter.capabilities.verify_on_load} was trained for another model, or hardly at "
             f"all: this target accepted {record.accepted} of the {record.drafted} tokens that it "
@@ -121,8 +121,8 @@ def verify_invariance(target: Target, name: str, vocabulary: int) -> None:
     trial = _Trial(target, vocabulary)
     try:
         alone = trial.logits(rows=1, drafted=0)
-        drafted = min(DRAFTED, target.most_nodes)
-        counts = {1, min(COMPANY, target.rows)}
+        drafted = min(DRAFTED, target.max_nodes)
+        counts = {1, min(COMPANY, target.max_rows)}
         same = all(torch.equal(alone, trial.logits(rows, drafted)) for rows in counts)
     finally:
         target.retain([])
@@ -154,8 +154,8 @@ class _Trial:
         lengths = [max(1, self._prompt - 3 * row) for row in range(rows)]
         for row, length in enumerate(lengths):
             target.admit(PromptInputs([self._token(row, at) for at in range(length)]))
-        while target.ready < target.active:
-            target.fill(PROMPT)
+        while target.num_ready_rows < target.num_rows:
+            target.prefill(PROMPT)
         found: list[Tensor] = []
         begin = 0  # tokens that were fed since
         while begin < self._count:
@@ -174,7 +174,7 @@ class _Trial:
         target, drafted = self._target, len(fed[0]) - 1
         nodes = to_device([row[1:] for row in fed], target.device).reshape(len(fed), drafted)
         tree = Tree.chain(len(fed), drafted, target.device)
-        scores = target.score(Plan([row[:1] for row in fed], nodes, tree))
+        scores = target.score(ScoreInputs([row[:1] for row in fed], nodes, tree))
         found = scores.logits[0].clone()
         target.commit([range(1, drafted + 1)] * len(fed))
         return found

@@ -11,16 +11,23 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from outpace.core.gumbel import realise
+from outpace.core.gumbel import gumbel_sample
 from outpace.core.logits_pipeline import Branches
-from outpace.core.proposal import AuxTokens, DraftingTerms, Drawn, Proposal, Verdict
+from outpace.core.proposal import AuxTokens, DraftingTerms, DraftSampling, Proposal, Verdict
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter
 from outpace.draft.rounds import Outcome, Rows
 from outpace.engine.request import Logprob, Request
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
-from outpace.verify.base import NO_NEEDS, Evidence, Rule, RuleNeeds, draw, walk
+from outpace.verify.base import (
+    NO_NEEDS,
+    Evidence,
+    Rule,
+    RuleNeeds,
+    accept_matching,
+    draw_verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Verifier:
     @cached_property
     def terms(self) -> DraftingTerms:
         """What the rule asks of the drafter."""
-        return DraftingTerms(self.coupled, self._needs.draft_probs, self._needs.keeps_drafting)
+        return DraftingTerms(self.coupled, self._needs.draft_probs, self._needs.continue_on_probs)
 
     @cached_property
     def _needs(self) -> RuleNeeds:
@@ -52,7 +59,7 @@ class Verifier:
     @property
     def layers(self) -> frozenset[int]:
         """The layers whose hidden states the rule looks at."""
-        return frozenset(self._needs.states)
+        return frozenset(self._needs.hidden_layers)
 
     def aux_tokens(self, proposal: Proposal) -> AuxTokens | None:
         """Returns what has to be scored besides the draft: the drafter's own columns and, for a
@@ -65,7 +72,7 @@ class Verifier:
 
     def check(self, drafter: Drafter) -> None:
         """Raises ``ConfigError`` where the rule cannot verify what a drafter proposes."""
-        for drawn in [Drawn.DETERMINISTIC] if self.coupled else drafter.draws:
+        for drawn in [DraftSampling.DETERMINISTIC] if self.coupled else drafter.sampling_kinds:
             self.rule.check(drawn, drafter.trees)
         if drafter.capabilities.uses_aux_tokens and self._needs.second_pass is not None:
             self._refuse_aux_tokens()
@@ -80,14 +87,14 @@ class Verifier:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
         logits, branches = scores.logits, proposal.branches
         if rows.pipeline.all_greedy and self.rule.lossless:
-            best = rows.pipeline.best(logits, branches, rows.history)
-            return walk(best, proposal)
+            best = rows.pipeline.argmax_tokens(logits, branches, rows.history)
+            return accept_matching(best, proposal)
         p = rows.pipeline(logits, branches, rows.history)
         if self.coupled:
             positions = rows.positions[:, None] + proposal.tree.depth
-            return walk(realise(p, rows.seeds, positions), proposal)
+            return accept_matching(gumbel_sample(p, rows.seeds, positions), proposal)
         rule = self._informed(scores, proposal, branches, rows)
-        verdict = draw(rule, p, proposal, rows.seeds, rows.positions)
+        verdict = draw_verdict(rule, p, proposal, rows.seeds, rows.positions)
         return replace(verdict, probs=p, rule=rule)
 
     def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
@@ -95,15 +102,15 @@ class Verifier:
         needs = self._needs
         if needs == NO_NEEDS:
             return self.rule
-        soft = second = None
-        if needs.soft:
-            soft = rows.pipeline.soft(scores.logits, branches, rows.history)
+        softmax_probs = second = None
+        if needs.softmax_probs:
+            softmax_probs = rows.pipeline.softmax_probs(scores.logits, branches, rows.history)
         if needs.second_pass is not None and scores.aux_logits is not None:
             copy = scores.aux_logits[:, -(1 + proposal.tree.size) :]
-            second = rows.pipeline.soft(copy, branches, rows.history)
-        states = scores.of_nodes(needs.states) if needs.states else None
-        draft = proposal.soft if needs.draft_probs else None
-        return self.rule.with_evidence(Evidence(states, second, soft, draft))
+            second = rows.pipeline.softmax_probs(copy, branches, rows.history)
+        states = scores.node_hidden_states(needs.hidden_layers) if needs.hidden_layers else None
+        draft = proposal.softmax_probs if needs.draft_probs else None
+        return self.rule.with_evidence(Evidence(states, second, softmax_probs, draft))
 
 
 def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
@@ -118,7 +125,7 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
     return AuxTokens(parents, tokens=torch.cat([between, proposal.tokens], 1))
 
 
-def on_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict, list[Outcome]]:
+def to_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict, list[Outcome]]:
     """Returns the verdict with `host` set, and what came of each row. This is the round's only
     transfer from the device. method: the drafter's name for rows where the proposal gives none."""
     tree = proposal.tree
@@ -162,7 +169,7 @@ def logprobs_of(
     """
     if all(request.params.logprobs is None for request in requests):
         return [[] for _ in requests]
-    table = rows.pipeline.reported(logits, proposal.branches, rows.history)  # [B, M, V]
+    table = rows.pipeline.compute_logprobs(logits, proposal.branches, rows.history)  # [B, M, V]
     found: list[list[dict[int, Logprob]]] = []
     for row, (request, outcome) in enumerate(zip(requests, outcomes, strict=True)):
         count = request.params.logprobs

@@ -2,7 +2,7 @@
 
 A head looks at the target's hidden states and guesses the tokens after the root, the last
 committed token, one depth after the other. A `StepHead` (`methods.heads.steps`) goes on from one
-state, the one from which the target drew the root. An `AttendingHead` (`methods.heads.attending`)
+state, the one from which the target drew the root. A `DecoderHead` (`methods.heads.decoder_heads`)
 attends over the whole text. The same step of a head is used for drafting, where the W columns are
 the nodes of a level of the draft tree, and for training, where they are all places of a text at
 once.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class Shared(Protocol):
+class SharedModules(Protocol):
     """The parts of a target that a head may use as they are."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         """Returns logits ``[..., V']`` that a copy of some rows of the output matrix has made, with
-        the soft bound of those that `head` makes."""
+        the soft bound of those that `compute_logits` makes."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ Sizes = TypeVar("Sizes", bound="DataclassInstance")
 COUNTS = ("depths", "layers", "blocks", "passes", "unrolled")
 """Sizes that say how many there are of something."""
 
-MOST = 1000
+MAX_COUNT = 1000
 """What each of them is at most."""
 
-LARGEST = 1 << 24
+MAX_SIZE = 1 << 24
 """The greatest width or vocabulary of a target."""
 
 
@@ -81,8 +81,8 @@ class HeadConfig:
         if self.depths < 1:
             raise ValueError(f"depths is {self.depths}")
         for name in COUNTS:  # each costs matrices of its own: a file must not ask for all memory
-            if (count := getattr(self, name, 0)) > MOST:
-                raise ValueError(f"{name} is {count}, and {MOST} are the most")
+            if (count := getattr(self, name, 0)) > MAX_COUNT:
+                raise ValueError(f"{name} is {count}, and {MAX_COUNT} are the most")
 
 
 class Head(nn.Module, ABC):
@@ -125,8 +125,14 @@ class Head(nn.Module, ABC):
         """Returns the class that trains it (`outpace.train.recipe.Recipe`)."""
 
     @property
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        """Its layers whose keys and values of a text are kept (`AttentionContext.through`); none
+        where it does more with them, so that torch has to compute them."""
+        return ()
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        """The target's layers that it reads, as in `Needs.states`."""
+        """The target's layers that it reads, as in `Needs.hidden_layers`."""
         return (-1,)
 
     @property
@@ -135,17 +141,17 @@ class Head(nn.Module, ABC):
         return len(self.d2t)
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         """Depths that it guesses while each of its weights is read once: more than one where each
         depth has weights of its own, or where one pass makes them all."""
         return 1
 
     @property
-    def shares_output(self) -> bool:
+    def shares_lm_head(self) -> bool:
         """Whether the target's output matrix makes its logits."""
         return False
 
-    def own_tokens(self) -> Tensor:
+    def target_to_draft(self) -> Tensor:
         """Returns the head's own number of each of the target's tokens, ``[V]``; -1 for a token
         that it cannot guess."""
         own = self.d2t.new_full((self.target.vocab_size,), -1)
@@ -160,28 +166,28 @@ class Head(nn.Module, ABC):
         return next(tensor.dtype for tensor in held if tensor.is_floating_point())
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Starts training from what the target knows, where that helps.
 
         shared_head: the target's output matrix ``[V', H]`` for the head's own tokens, if there is
         one.
         """
 
-    def start(self, shared: Shared) -> None:
+    def start(self, shared: SharedModules) -> None:
         """Starts training from the target's embeddings, where that helps."""
 
     @classmethod
-    def lies_in(cls, path: str) -> bool:
+    def can_load_from(cls, path: str) -> bool:
         """Returns whether a path leads to a model that may bring a head of this kind."""
         return False
 
     @classmethod
-    def brought_by(cls, loaded: Any, path: str) -> Head:
-        """Returns the head that a target brings, to learn from there, where it `lies_in` a path;
-        ``ConfigError`` where it cannot learn."""
+    def load_from_target(cls, loaded: Any, path: str) -> Head:
+        """Returns the head that a target brings, to learn from there, where it `can_load_from` a
+        path; ``ConfigError`` where it cannot learn."""
         raise NotImplementedError
 
-    def let_learn(self) -> None:
+    def unfreeze(self) -> None:
         """Has gradients kept for all weights that learn, of a head that has learned before."""
         self.requires_grad_(True)
 
@@ -204,18 +210,18 @@ class ResidualBlock(nn.Module):
         return found
 
 
-def shape_of(given: Mapping[str, Any]) -> TargetShape:
+def parse_target_shape(given: Mapping[str, Any]) -> TargetShape:
     """Returns a target's shape from the entries of a file; raises ``TypeError`` or ``ValueError``
     where they do not fit."""
     shape = TargetShape(**given)
     for name in ("hidden_size", "vocab_size", "layers"):
         size = getattr(shape, name)
-        if type(size) is not int or not 0 <= size <= LARGEST:
+        if type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise ValueError(f"the target's {name} is {size!r}")
     return shape
 
 
-def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
+def parse_config(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
     """Returns a configuration from the entries of a file; raises ``TypeError`` or ``ValueError``
     where they do not fit. A whole number may stand where a float is wanted."""
     defaults, entries = asdict(kind()), dict(given)
@@ -235,40 +241,44 @@ def config_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
 # logits.
 
 
-class TargetOutput(Head):
+class SharedLMHeadMixin(Head):
     """A head whose logits the target's output matrix makes. A head that knows few tokens only has
     a copy of their rows, ``lm_head``, which has the scale of the logits in it and does not learn.
     """
 
     lm_head: nn.Linear | None
 
-    def copy_of_rows(self) -> nn.Linear | None:
+    def new_draft_lm_head(self) -> nn.Linear | None:
         """Returns room for the rows of the few tokens that it knows; None where it knows all."""
         few = bool(self.config.draft_vocab_size)
         return nn.Linear(self.target.hidden_size, self.vocabulary, bias=False) if few else None
 
     @property
-    def shares_output(self) -> bool:
+    def shares_lm_head(self) -> bool:
         return self.lm_head is None
 
-    def read_out(self, states: Tensor, shared: Shared) -> Tensor:
+    def compute_logits(self, states: Tensor, shared: SharedModules) -> Tensor:
         """Returns the logits ``[..., V']`` of guessed states ``[..., H]``."""
-        return shared.head(states) if self.lm_head is None else shared.bounded(self.lm_head(states))
+        return (
+            shared.compute_logits(states)
+            if self.lm_head is None
+            else shared.apply_soft_cap(self.lm_head(states))
+        )
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         if self.lm_head is not None and shared_head is not None:
             self.lm_head.weight.copy_(shared_head)
             self.lm_head.requires_grad_(False)
 
-    def let_learn(self) -> None:
-        super().let_learn()
+    def unfreeze(self) -> None:
+        super().unfreeze()
         if self.lm_head is not None:
             self.lm_head.requires_grad_(False)
 
 
 @torch.no_grad()
-def begin_as_last(linear: nn.Module) -> None:
+def init_identity_on_last(linear: nn.Module) -> None:
     """Has a map of several joined states begin as the identity on the last of them."""
     weight = linear.get_parameter("weight")
     weight.zero_()

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import Head, TargetShape, config_of, shape_of
-from outpace.heads.folder import CONFIG, WEIGHTS, Folder, Unread
-from outpace.heads.gguf import HeadFile, names_head
+from outpace.heads.base import Head, TargetShape, parse_config, parse_target_shape
+from outpace.heads.folder import CONFIG, WEIGHTS, HeadFolder, UncheckedFolder
+from outpace.heads.gguf import GGUFHeadFile, is_head_gguf
 from outpace.heads.registry import find_format, find_head, format_names, format_of, head_names
 from outpace.targets.cpu.native_layers.blocks import dequantize_blocks
 from outpace.targets.cpu.weights.blocks import (
@@ -38,7 +38,7 @@ def architectures(about: Mapping[str, Any]) -> set[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Content:
+class HeadCheckpoint:
     """What a folder with a head holds."""
 
     about: Mapping[str, Any]
@@ -66,12 +66,12 @@ class Format(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         """Returns the head in a folder; ``ModelLoadError`` with the cause and the remedy."""
 
     @classmethod
     @abstractmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         """Returns a head in this format; ``ConfigError`` where it has no words for it."""
 
     @classmethod
@@ -87,7 +87,7 @@ IN_BLOCKS = "weights_in_blocks"
 """The entry that names the kind of blocks which linear layers' weights are kept in, if they are."""
 
 
-class Outpace(Format):
+class OutpaceFormat(Format):
     """The head's sizes and its target's shape; weights by the names of its parameters."""
 
     name: ClassVar[str] = "outpace"
@@ -101,12 +101,12 @@ class Outpace(Format):
         return str(about[KIND])
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         given = dict(about)
         kind, blocks = find_head(given.pop(KIND)), given.pop(IN_BLOCKS, None)
         with folder.describing(kind.kind):
-            target = shape_of(given.pop("target"))
-            head = kind(target, config_of(kind.Config, given))
+            target = parse_target_shape(given.pop("target"))
+            head = kind(target, parse_config(kind.Config, given))
         weights = folder.read_weights(WEIGHTS)
         if blocks is not None:
             weights = keep_in_blocks(head, weights, blocks, folder)
@@ -118,17 +118,17 @@ class Outpace(Format):
         return folder.fill(head, weights)
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if head.kind not in head_names():
             raise ConfigError(f"a head of the kind {head.kind!r} is kept as it was published.")
         about = {KIND: head.kind, **asdict(head.config), "target": asdict(head.target)}
-        return Content(about, head.state_dict())
+        return HeadCheckpoint(about, head.state_dict())
 
 
-def in_four_bits(head: Head) -> Content:
+def in_four_bits(head: Head) -> HeadCheckpoint:
     """Returns a head in our format, the weights of its linear layers in blocks of 4 bits: a third
     of the bytes that 16 bits take. ``ConfigError`` where it has no such layers."""
-    content = Outpace.write(head)
+    content = OutpaceFormat.write(head)
     weights = dict(content.weights)
     chosen = [name for name, layer in head.named_modules() if _fits_blocks(layer)]
     if not chosen:
@@ -138,7 +138,7 @@ def in_four_bits(head: Head) -> Content:
         )
     for name in chosen:
         weights[f"{name}.weight"] = to_four_bits(weights[f"{name}.weight"]).raw
-    return Content({**content.about, IN_BLOCKS: FOUR_BITS}, weights)
+    return HeadCheckpoint({**content.about, IN_BLOCKS: FOUR_BITS}, weights)
 
 
 def _fits_blocks(layer: nn.Module) -> bool:
@@ -146,7 +146,7 @@ def _fits_blocks(layer: nn.Module) -> bool:
 
 
 def keep_in_blocks(
-    head: Head, weights: Mapping[str, Tensor], kind: Any, folder: Folder
+    head: Head, weights: Mapping[str, Tensor], kind: Any, folder: HeadFolder
 ) -> dict[str, Tensor]:
     """Puts the weights that a file holds in blocks into a head, and returns the others."""
     if kind != FOUR_BITS:
@@ -177,10 +177,10 @@ def save_head(
     """Writes a head in a format; ``ConfigError`` where that has no words for it. Each file is
     replaced at once. four_bits: whether weights are kept in blocks of 4 bits, which our own format
     alone can do."""
-    if four_bits and form != Outpace.name:
+    if four_bits and form != OutpaceFormat.name:
         raise ConfigError(f"the format {form!r} keeps no weights in 4 bits: use --to outpace.")
     content = in_four_bits(head) if four_bits else find_format(form).write(head)
-    Folder(Path(folder)).write(content.about, content.weights, content.file)
+    HeadFolder(Path(folder)).write(content.about, content.weights, content.file)
 
 
 def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
@@ -196,17 +196,17 @@ def load_head(folder: str | os.PathLike[str], *, blocks: bool = False) -> Head:
     return head
 
 
-def outline_head(folder: str | os.PathLike[str]) -> tuple[Head, type[Format]]:
+def load_head_unchecked(folder: str | os.PathLike[str]) -> tuple[Head, type[Format]]:
     """Returns the head in a folder with weights at whose numbers nobody has looked, so that they
     are not read from the disk (those of a GGUF file are), and its format. Raises
     ``ModelLoadError`` as `load_head` does."""
-    place = _place(folder, Unread)
+    place = _place(folder, UncheckedFolder)
     about = place.read_config()
     form = _format(place, about)
     return form.read(place, about), form
 
 
-def read_kind(folder: str | os.PathLike[str]) -> str | None:
+def read_head_kind(folder: str | os.PathLike[str]) -> str | None:
     """Returns the kind of the head in a folder, without reading its weights; None where that does
     not tell a head from a model. Raises ``ModelLoadError`` as `load_head` does."""
     place = _place(folder)
@@ -214,12 +214,12 @@ def read_kind(folder: str | os.PathLike[str]) -> str | None:
     return _format(place, about).kind_of(about)
 
 
-def _place(path: str | os.PathLike[str], kind: type[Folder] = Folder) -> Folder:
+def _place(path: str | os.PathLike[str], kind: type[HeadFolder] = HeadFolder) -> HeadFolder:
     """Where a head is: a folder, or a GGUF file."""
-    return HeadFile(Path(path)) if names_head(path) else kind(Path(path))
+    return GGUFHeadFile(Path(path)) if is_head_gguf(path) else kind(Path(path))
 
 
-def _format(place: Folder, about: Mapping[str, Any]) -> type[Format]:
+def _format(place: HeadFolder, about: Mapping[str, Any]) -> type[Format]:
     form = format_of(about)
     if form is None:
         raise ModelLoadError(
@@ -229,7 +229,7 @@ def _format(place: Folder, about: Mapping[str, Any]) -> type[Format]:
     return form
 
 
-def kind_in(folder: object) -> str | None:
+def find_head_kind(folder: object) -> str | None:
     """Returns the kind of the head in a folder, without reading its weights; None where there is
     no folder, or none that is plainly a head's."""
     if not isinstance(folder, (str, os.PathLike)):

@@ -18,14 +18,14 @@ from torch import Tensor, nn
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError
-from outpace.heads.base import ResidualBlock, TargetShape, config_of, shape_of
-from outpace.heads.folder import CONFIG, WEIGHTS, Folder
+from outpace.heads.base import ResidualBlock, TargetShape, parse_config, parse_target_shape
+from outpace.heads.folder import CONFIG, WEIGHTS, HeadFolder
 from outpace.heads.registry import CLASSIFIERS
 
 # -- which model a classifier was trained for ------------------------------------------------------
 
 
-ALIKE = 0.9
+MIN_COSINE = 0.9
 """Least mean cosine of two models' probe states. Rounding a model's weights moves its states by a
 small part of their length; two models that began apart have no direction in common."""
 
@@ -56,7 +56,7 @@ class Origin:
         name = self.shape.name or "unnamed"
         pair = self.probe_states.double().cpu(), here.probe_states.double().cpu()
         alike = float(torch.cosine_similarity(*pair, dim=-1).mean())
-        if not alike >= ALIKE:
+        if not alike >= MIN_COSINE:
             raise ConfigError(
                 f"{what} was trained for another model ({name}) of the same shape: the hidden "
                 f"states of {here.shape.name or 'this one'} have nothing to do with those that it "
@@ -103,13 +103,13 @@ class Classifier(nn.Module, ABC):
 def save_classifier(network: Classifier, folder: str | os.PathLike[str]) -> None:
     """Writes a classifier; each file is replaced at once."""
     about = {KIND: network.kind, **asdict(network.config), "model": asdict(network.shape)}
-    Folder(Path(folder)).write(about, network.state_dict(), WEIGHTS)
+    HeadFolder(Path(folder)).write(about, network.state_dict(), WEIGHTS)
 
 
 def load_classifier(folder: str | os.PathLike[str], kind: str) -> Classifier:
     """Returns the classifier in a folder. Raises ``ModelLoadError`` where there is none, and
     ``ConfigError`` where it is of another kind."""
-    place = Folder(Path(folder))
+    place = HeadFolder(Path(folder))
     about: dict[str, Any] = place.read_config()
     found = about.pop(KIND, None)
     if found not in CLASSIFIERS:
@@ -130,14 +130,14 @@ def find_classifier(kind: str) -> type[Classifier]:
 
 
 def _built(
-    place: Folder, kind: str, about: dict[str, Any], weights: Mapping[str, Tensor]
+    place: HeadFolder, kind: str, about: dict[str, Any], weights: Mapping[str, Tensor]
 ) -> Classifier:
     """The network that a configuration describes, with weights that are still to be filled in."""
     family = find_classifier(kind)
     with place.describing(kind):
-        shape = shape_of(about.pop("model"))
+        shape = parse_target_shape(about.pop("model"))
         origin = Origin(shape, torch.empty_like(weights["probe_states"]))
-        network: Classifier = family(origin, config_of(family.Config, about))
+        network: Classifier = family(origin, parse_config(family.Config, about))
     return network
 
 

@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.layers import Attention, Entries, LayerConfig, Norm, Sight, normalised
-from outpace.targets.cpu.native_layers.product import NativeProduct, Together
+from outpace.heads.layers import (
+    Attention,
+    AttentionContext,
+    KeyValues,
+    LayerConfig,
+    RMSNorm,
+    normalised,
+)
+from outpace.targets.cpu.native_layers.product import FusedProduct, NativeProduct
 
 if TYPE_CHECKING:
     from outpace.heads.latent import LatentAttention
@@ -50,25 +57,25 @@ class DecoderLayer(nn.Module):
         `Attention`."""
         super().__init__()
         eps = config.norm_eps
-        self.input_layernorm = Norm(size, eps=eps) if input_norm else None
+        self.input_layernorm = RMSNorm(size, eps=eps) if input_norm else None
         self.self_attn = Attention(
             size, config, bias=bias, output_bias=output_bias, normed=normed, window=window
         )
-        self.post_attention_layernorm = Norm(size, eps=eps)
+        self.post_attention_layernorm = RMSNorm(size, eps=eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
         return self.self_attn.begin(rows)
 
-    def entries(self, x: Tensor, positions: Tensor) -> Entries:
+    def entries(self, x: Tensor, positions: Tensor) -> KeyValues:
         """Returns the keys and values of inputs ``[B, W, H]``, without what the layer makes of
         them."""
         return self.self_attn.entries(normalised(x, self.input_layernorm), positions)
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         """x: ``[B, W, H]`` -> the same shape, and the keys and values of these."""
-        attended, entries = self.self_attn(normalised(x, self.input_layernorm), sight)
+        attended, entries = self.self_attn(normalised(x, self.input_layernorm), attn_context)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), entries
 
@@ -78,10 +85,10 @@ class NormedLayer(DecoderLayer):
 
     def __init__(self, size: int, config: LayerConfig) -> None:
         super().__init__(size, config)
-        self.norm = Norm(size, eps=config.norm_eps)
+        self.norm = RMSNorm(size, eps=config.norm_eps)
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
-        found, entries = super().forward(x, sight)
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
+        found, entries = super().forward(x, attn_context)
         return self.norm(found), entries
 
 
@@ -99,27 +106,29 @@ class MidLayer(nn.Module):
         """attention: of inputs of twice the width. norm_first: whether what the layer does is added
         to the normalised state, and not to the state."""
         super().__init__()
-        self.input_layernorm = Norm(size, eps=config.norm_eps)
-        self.hidden_norm = Norm(size, eps=config.norm_eps)
+        self.input_layernorm = RMSNorm(size, eps=config.norm_eps)
+        self.hidden_norm = RMSNorm(size, eps=config.norm_eps)
         self.self_attn = attention
         self.norm_first = norm_first
-        self.post_attention_layernorm = Norm(size, eps=config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(size, eps=config.norm_eps)
         self.mlp = FeedForward(size, config.inner_size or 3 * size)
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
         return self.self_attn.begin(rows)
 
-    def forward(self, x: Tensor, sight: Sight, embeddings: Tensor) -> tuple[Tensor, Entries]:
+    def forward(
+        self, x: Tensor, attn_context: AttentionContext, embeddings: Tensor
+    ) -> tuple[Tensor, KeyValues]:
         """x, embeddings: ``[B, W, H]`` -> the same shape, and the keys and values of these."""
         normed = self.hidden_norm(x)
         seen = torch.cat([self.input_layernorm(embeddings), normed], -1)
-        attended, entries = self.self_attn(seen, sight)
+        attended, entries = self.self_attn(seen, attn_context)
         state = (normed if self.norm_first else x) + attended
         return state + self.mlp(self.post_attention_layernorm(state)), entries
 
 
-def share_head_products(head: nn.Module) -> None:
+def merge_projections(head: nn.Module) -> None:
     """Lets products of a head's layers that have the same input be computed together, where they
     are our own: queries, keys and values, and both that a feed-forward part begins with."""
     for module in head.modules():
@@ -131,6 +140,6 @@ def share_head_products(head: nn.Module) -> None:
             continue
         own = [each for each in group if isinstance(each, NativeProduct)]
         if len(own) == len(group) and len({each.read.dtype for each in own}) == 1:
-            together = Together(own[0].library, own)
+            fused = FusedProduct(own[0].library, own)
             for each in own:
-                each.share(together)
+                each.share(fused)

@@ -20,7 +20,7 @@ from outpace.targets.hf.loading.fetched import check_fetched
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
-UNFIT = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+CONFIG_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What building a network raises where an entry of its configuration is not what it should be: a
 list in the place of a number, no entry at all, a negative size."""
 
@@ -30,7 +30,7 @@ DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16}
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class Folder:
+class HeadFolder:
     """Where a head is, or will be."""
 
     def __init__(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class Folder:
             yield
         except ModelLoadError:
             raise
-        except UNFIT as error:
+        except CONFIG_ERRORS as error:
             raise self.unfit(kind, error) from error
 
     def unfit(self, kind: str, error: BaseException | str) -> ModelLoadError:
@@ -135,7 +135,7 @@ class Folder:
         )
 
 
-class Unread(Folder):
+class UncheckedFolder(HeadFolder):
     """A folder whose weights are mapped to memory and looked at by nobody."""
 
     def check_numbers(self, name: str, weight: Tensor) -> None:

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from outpace.core.values import is_whole, shown
 from outpace.errors import ModelLoadError
-from outpace.heads.folder import Folder
+from outpace.heads.folder import HeadFolder
 from outpace.targets.cpu.weights.blocks import dequantizes
 from outpace.targets.hf.gguf.architecture import rotary_options
 from outpace.targets.hf.gguf.file import GGUFModel
-from outpace.targets.hf.gguf.header import Stored, begins_as_gguf, read_header
+from outpace.targets.hf.gguf.header import StoredTensor, begins_as_gguf, read_header
 
 EAGLE3, DFLASH, DSPARK = "eagle3", "dflash", "dspark"
 ARCHITECTURES = (EAGLE3, DFLASH, DSPARK)
@@ -74,7 +74,7 @@ IN_LAYER = {
 """What tensors are called in files, and in folders."""
 
 
-def names_head(path: str | os.PathLike[str]) -> bool:
+def is_head_gguf(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path leads to a GGUF file with a head. Only its beginning is read, where
     writers put the architecture: the whole header has all tokens in it."""
     place = Path(path)
@@ -87,7 +87,7 @@ def names_head(path: str | os.PathLike[str]) -> bool:
     return bool(found) and rest[8 : 8 + min(length, BEGIN)] in NAMED
 
 
-class HeadFile(Folder):
+class GGUFHeadFile(HeadFolder):
     """A GGUF file with a head."""
 
     @cached_property
@@ -150,7 +150,7 @@ class HeadFile(Folder):
     def _layers_read(self, *names: str) -> list[int]:
         """Numbers of the target's hidden states."""
         for name in names:
-            value = self._model.of_family(name)
+            value = self._model.family_value(name)
             if value is not None:
                 return [int(at) for at in np.atleast_1d(value)]
         raise ValueError(f"it has no {self._model.architecture}.{names[0]}")
@@ -163,7 +163,7 @@ class HeadFile(Folder):
             LAYERS: self._layers_read("target_layers", "extract_layers"),
             "outpace_counts_states": True,
             **{
-                name: bool(model.of_family(name))
+                name: bool(model.family_value(name))
                 for name in ("norm_before_residual", "norm_before_fc")
             },
             "draft_vocab_size": None if self._d2t is None else len(self._d2t),
@@ -175,9 +175,9 @@ class HeadFile(Folder):
         for name in model.tensors:
             if name.startswith("selector_") or "_conv_" in name:
                 raise ValueError("it is one of DFlash 2, which is read from its folder only")
-        said, sure = model.of_family("sample_from_anchor"), "conf_proj.weight" in model.tensors
+        said, sure = model.family_value("sample_from_anchor"), "conf_proj.weight" in model.tensors
         window = model.number("attention.sliding_window")
-        pattern = model.of_family("attention.sliding_window_pattern")
+        pattern = model.family_value("attention.sliding_window_pattern")
         about: dict[str, Any] = {
             "architectures": ["DSparkDraftModel" if joined else "DFlashDraftModel"],
             "block_size": model.number("block_size"),
@@ -195,13 +195,13 @@ class HeadFile(Folder):
                 "layer_types": [
                     "sliding_attention" if kind else "full_attention" for kind in kinds
                 ],
-                "is_causal": bool(model.of_family("attention.causal")),
+                "is_causal": bool(model.family_value("attention.causal")),
             }
         if joined:
             width = model.tensors["conf_proj.weight"].shape[-1] if sure else 0
             about |= {
                 "markov_rank": model.tensors["markov_w1.weight"].shape[-1],
-                "markov_head_type": model.of_family("markov_head_type") or "vanilla",
+                "markov_head_type": model.family_value("markov_head_type") or "vanilla",
                 "enable_confidence_head": sure,
                 "confidence_head_with_markov": width != model.number("embedding_length"),
             }
@@ -221,7 +221,7 @@ class HeadFile(Folder):
             return f"input_norm.{ending}"
         return f"{NAMES.get(stem, stem)}.{ending}"
 
-    def _numbers(self, stored: Stored) -> Tensor:
+    def _numbers(self, stored: StoredTensor) -> Tensor:
         """The numbers of a tensor as a folder has them."""
         if stored.name in ("d2t", "d2t.weight"):
             found = torch.from_numpy(self._d2t)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.heads.layers import Entries, LayerConfig, Rotary, Sight, most_heads
+from outpace.heads.layers import AttentionContext, KeyValues, LayerConfig, Rotary, default_num_heads
 from outpace.targets.hf.latent import DeepseekAttention
 
 
@@ -20,7 +20,7 @@ class LatentAttention(DeepseekAttention):
         self, size: int, config: LayerConfig, inputs: int, latent: Mapping[str, Any]
     ) -> None:
         """inputs: their width. latent: the sizes, as transformers calls them."""
-        heads = config.heads or most_heads(size)
+        heads = config.heads or default_num_heads(size)
         super().__init__(size, inputs, heads, latent, config.rope, config.norm_eps)
         self.heads, self.groups, self.head_dim = heads, heads, self.qk_head_dim
         self._rotary = Rotary(config.rope, self.qk_rope_head_dim)
@@ -29,13 +29,13 @@ class LatentAttention(DeepseekAttention):
 
     nothing: Tensor
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
-        return Entries(*(self.nothing.new_empty(rows, n, 0, width) for n, width in self._sizes))
+        return KeyValues(*(self.nothing.new_empty(rows, n, 0, width) for n, width in self._sizes))
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:  # type: ignore[override]
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:  # type: ignore[override]
         """As of `Attention`."""
-        before = (sight.before.keys, sight.before.values)
-        turn = self._rotary(sight.positions, x.dtype)
-        found, keys, values = self.attend(x, turn, before, sight.visible)
-        return found, Entries(keys, values)
+        before = (attn_context.before.keys, attn_context.before.values)
+        turn = self._rotary(attn_context.positions, x.dtype)
+        found, keys, values = self.attend(x, turn, before, attn_context.visible)
+        return found, KeyValues(keys, values)

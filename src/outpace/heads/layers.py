@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig
 
-PLAIN_ROTARY: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+DEFAULT_ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 @dataclass(frozen=True, eq=False)
-class Entries:
+class KeyValues:
     """Keys and values of L entries of B rows."""
 
     keys: Tensor  # [B, G, L, D], of G groups of attention heads
@@ -27,14 +27,14 @@ class Entries:
     def __len__(self) -> int:
         return self.keys.shape[2]
 
-    def then(self, more: Entries) -> Entries:
+    def then(self, more: KeyValues) -> KeyValues:
         """Returns these and further ones."""
-        return Entries(
+        return KeyValues(
             torch.cat([self.keys, more.keys], 2), torch.cat([self.values, more.values], 2)
         )
 
     @classmethod
-    def of_layers(cls, layers: Sequence[Entries]) -> Entries:
+    def join_layers(cls, layers: Sequence[KeyValues]) -> KeyValues:
         """Returns the entries of several layers side by side, as if they were groups of one."""
         if len(layers) == 1:
             return layers[0]
@@ -43,36 +43,36 @@ class Entries:
             torch.cat([each.values for each in layers], 1),
         )
 
-    def by_layer(self, layers: int) -> list[Entries]:
-        """Returns the entries of each layer, which `of_layers` has put side by side."""
+    def split_layers(self, layers: int) -> list[KeyValues]:
+        """Returns the entries of each layer, which `join_layers` has put side by side."""
         parts = zip(self.keys.chunk(layers, 1), self.values.chunk(layers, 1), strict=True)
-        return [Entries(keys, values) for keys, values in parts]
+        return [KeyValues(keys, values) for keys, values in parts]
 
 
 @dataclass(frozen=True, eq=False)
-class Sight:
+class AttentionContext:
     """Where W entries of B rows stand, and which ones they attend to."""
 
     positions: Tensor  # [B, W], their numbers in their texts, from 0
-    before: Entries  # L of each row
+    before: KeyValues  # L of each row
     visible: Tensor  # [B, W, L + W] bool: of those before and of the W themselves, itself at least
 
     def through(
         self, layers: Sequence[nn.Module], x: Tensor, embeddings: Tensor | None = None
-    ) -> tuple[Tensor, Entries]:
+    ) -> tuple[Tensor, KeyValues]:
         """Returns what decoder layers make of states ``[B, W, H]``, one after another, and their
         entries. embeddings: ``[B, W, H]``, which the first layer reads, too, if there are any."""
         found, read = [], () if embeddings is None else (embeddings,)
-        for layer, before in zip(layers, self.before.by_layer(len(layers)), strict=True):
+        for layer, before in zip(layers, self.before.split_layers(len(layers)), strict=True):
             x, entries = layer(x, replace(self, before=before), *read)
             found.append(entries)
             read = ()
-        return x, Entries.of_layers(found)
+        return x, KeyValues.join_layers(found)
 
     @classmethod
-    def of_texts(cls, begin: Entries, count: int) -> Sight:
-        """Returns the sight of ``count`` entries of each text, for texts that are read at once: an
-        entry sees the earlier ones and itself. begin: no entries, of as many rows."""
+    def causal(cls, begin: KeyValues, count: int) -> AttentionContext:
+        """Returns the context of ``count`` entries of each text, for texts that are read at once:
+        an entry sees the earlier ones and itself. begin: no entries, of as many rows."""
         rows, device = len(begin.keys), begin.keys.device
         at = torch.arange(count, device=device)
         return cls(at.expand(rows, -1), begin, (at <= at[:, None]).expand(rows, -1, -1))
@@ -91,7 +91,7 @@ class LayerConfig(HeadConfig):
     inner_size: int = 0
     """Width of the feed-forward part; 0: three times the target's."""
     norm_eps: float = 1e-6
-    rope: dict[str, Any] = field(default_factory=lambda: dict(PLAIN_ROTARY))
+    rope: dict[str, Any] = field(default_factory=lambda: dict(DEFAULT_ROPE))
     """Rotary positions, as in transformers. Those of another kind than "default" come with what
     transformers makes of them: ``inv_freq``, and ``attention_factor`` for queries and keys."""
 
@@ -106,7 +106,7 @@ class LayerConfig(HeadConfig):
             )
 
 
-class Norm(nn.RMSNorm):
+class RMSNorm(nn.RMSNorm):
     """Computes in the precision of its weights, also after products that were made in another."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         and keys are normalised, as in Qwen3. window: how many entries each attends to at most, the
         last that it sees, itself among them; 0: all."""
         super().__init__()
-        self.heads = config.heads or most_heads(size, halved=True)
+        self.heads = config.heads or default_num_heads(size, halved=True)
         self.groups = config.groups or self.heads
         self.head_dim = config.head_dim or size // self.heads
         if self.heads % self.groups or self.head_dim % 2 or not self.head_dim:
@@ -153,38 +153,38 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=output_bias)
         # Of the dtype and on the device of the weights, also where these are rounded to integers.
         self.register_buffer("nothing", torch.empty(0), persistent=False)
-        self.q_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
-        self.k_norm = Norm(self.head_dim, eps=config.norm_eps) if normed else None
+        self.q_norm = RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
+        self.k_norm = RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
 
     nothing: Tensor
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
         none = self.nothing.new_empty(rows, self.groups, 0, self.head_dim)
-        return Entries(none, none)
+        return KeyValues(none, none)
 
-    def entries(self, x: Tensor, positions: Tensor) -> Entries:
+    def entries(self, x: Tensor, positions: Tensor) -> KeyValues:
         """Returns the keys and values of inputs ``[B, W, inputs]`` at positions ``[B, W]``."""
         return self._entries(x, self._turn(positions, x.dtype))
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         """x: ``[B, W, inputs]`` -> ``[B, W, H]``, and the keys and values of these."""
-        turn = self._turn(sight.positions, x.dtype)
+        turn = self._turn(attn_context.positions, x.dtype)
         own = self._entries(x, turn)
-        together = sight.before.then(own)
+        together = attn_context.before.then(own)
         found = nn.functional.scaled_dot_product_attention(
-            _turned(normalised(self._split(self.q_proj(x)), self.q_norm), turn),
+            _apply_rotary(normalised(self._split(self.q_proj(x)), self.q_norm), turn),
             together.keys,
             together.values,
-            attn_mask=latest(sight.visible, self.window)[:, None],
+            attn_mask=apply_window(attn_context.visible, self.window)[:, None],
             scale=self.scale,
             enable_gqa=self.groups != self.heads,
         )  # [B, heads, W, D]
         return self.o_proj(found.transpose(1, 2).flatten(2)), own
 
-    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Entries:
-        keys = _turned(normalised(self._split(self.k_proj(x)), self.k_norm), turn)
-        return Entries(keys, self._split(self._values(x)))
+    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeyValues:
+        keys = _apply_rotary(normalised(self._split(self.k_proj(x)), self.k_norm), turn)
+        return KeyValues(keys, self._split(self._values(x)))
 
     def _values(self, x: Tensor) -> Tensor:
         found: Tensor = self.v_proj(x)
@@ -256,7 +256,7 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int) -> Tensor:
     return 1.0 / float(rope["rope_theta"]) ** steps
 
 
-def latest(visible: Tensor, window: int) -> Tensor:
+def apply_window(visible: Tensor, window: int) -> Tensor:
     """Returns those of the visible entries ``[B, W, L]`` that are in a window. What an entry sees
     is its text, what was drafted on its way, and itself, one at each position and in that order:
     the last ones are the nearest."""
@@ -265,20 +265,20 @@ def latest(visible: Tensor, window: int) -> Tensor:
     return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
 
 
-def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def _apply_rotary(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     if cos.shape[-1] < x.shape[-1]:
         turned = cos.shape[-1]
-        return torch.cat([_turned(x[..., :turned], turn), x[..., turned:]], -1)
+        return torch.cat([_apply_rotary(x[..., :turned], turn), x[..., turned:]], -1)
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat([-right, left], -1) * sin
 
 
-def most_heads(size: int, halved: bool = False) -> int:
+def default_num_heads(size: int, halved: bool = False) -> int:
     """Returns the most attention heads that share a width evenly and are 64 wide or wider, at least
     1. halved: each head also has two halves, as rotary positions need them.
 
-    >>> most_heads(192), most_heads(193), most_heads(65 * 3, halved=True)
+    >>> default_num_heads(192), default_num_heads(193), default_num_heads(65 * 3, halved=True)
     (3, 1, 1)
     """
     multiple = 2 if halved else 1

@@ -16,26 +16,26 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.decoder import DecoderLayer, FeedForward, MidLayer, NormedLayer
-from outpace.heads.layers import Attention, Entries, Rotary, Sight, latest
+from outpace.heads.layers import Attention, AttentionContext, KeyValues, Rotary, apply_window
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.fitting import fits
-from outpace.targets.cpu.native_layers.layer import Unchanged
+from outpace.targets.cpu.native_layers.layer import ModuleGuard
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs
 from outpace.targets.cpu.native_layers.probing import SILU, Norm, is_plain, norm_of
 from outpace.targets.cpu.native_layers.product import Linear
-from outpace.targets.cpu.native_layers.stack import LayerStack, ModelEnd
+from outpace.targets.cpu.native_layers.stack import LayerStack, ModelHead
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import PassSlots
 from outpace.targets.hf.logits import LogitScaling
+from outpace.targets.hf.slot_ranges import PassSlots
 
 
-class WrittenEntries(Entries):
+class WrittenKeyValues(KeyValues):
     """Entries that a pass has written into the slots of a cache; they are not shown."""
 
 
 @dataclass(frozen=True, eq=False)
-class SlotSight(Sight):
+class SlotAttentionContext(AttentionContext):
     """Where W entries of B rows stand, in a pass that writes them into slots.
 
     ``visible``: bool ``[B, W, view]``, by slot. ``before``: nothing.
@@ -47,10 +47,10 @@ class SlotSight(Sight):
 
     def through(
         self, layers: Sequence[nn.Module], x: Tensor, embeddings: Tensor | None = None
-    ) -> tuple[Tensor, Entries]:
+    ) -> tuple[Tensor, KeyValues]:
         assert self.native.computes(layers), "the cache holds entries of other layers"
         found = self.native.run(x, self, embeddings)
-        return found, WrittenEntries(self.before.keys, self.before.values)
+        return found, WrittenKeyValues(self.before.keys, self.before.values)
 
 
 class NativeLayers:
@@ -59,7 +59,7 @@ class NativeLayers:
     def __init__(self, library: Native, layers: Sequence[Any], described: _Described) -> None:
         self._layers, self._first = list(layers), layers[0]
         inside = [module for layer in layers for module in layer.modules()]
-        self._unchanged = Unchanged(inside, inside)
+        self._unchanged = ModuleGuard(inside, inside)
         self._windows = described.windows
         self._rotary: Rotary = layers[0].self_attn.rotary
         self._stack = _HeadStack(library, described.layers, PassDescriptions(), described.end)
@@ -83,23 +83,27 @@ class NativeLayers:
         few = 0 < tokens <= self._stack.most
         numbers = self._first.post_attention_layernorm.weight
         plain = is_plain(numbers) and numbers.device.type == "cpu"
-        free = not (torch.is_grad_enabled() or self._stack.is_watched)
+        free = not (torch.is_grad_enabled() or self._stack.has_foreign_hooks)
         return few and plain and free and bool(self._unchanged)
 
-    def run(self, x: Tensor, sight: SlotSight, embeddings: Tensor | None) -> Tensor:
+    def run(
+        self, x: Tensor, attn_context: SlotAttentionContext, embeddings: Tensor | None
+    ) -> Tensor:
         """Returns what the layers make of states ``[B, W, H]``; keys and values go into slots.
-        embeddings: as for `Sight.through`."""
+        embeddings: as for `AttentionContext.through`."""
         first = self._first
         if isinstance(first, MidLayer) and first.norm_first:
             x = first.hidden_norm(x)
         y = torch.empty(x.shape, dtype=torch.float32).copy_(x)
-        cosines, sines = self._rotary.table(sight.slots.view, y.dtype)
+        cosines, sines = self._rotary.table(attn_context.slots.view, y.dtype)
         given = PassInputs(
             x=y,
-            angles=(Angles(cosines, sines, sight.positions.contiguous()),),
-            cache=sight.cache,
-            slots=sight.slots,
-            masks=tuple(latest(sight.visible, window)[:, None] for window in self._windows),
+            angles=(Angles(cosines, sines, attn_context.positions.contiguous()),),
+            cache=attn_context.cache,
+            slots=attn_context.slots,
+            masks=tuple(
+                apply_window(attn_context.visible, window)[:, None] for window in self._windows
+            ),
             embeddings=None if embeddings is None else embeddings.float().contiguous(),
         )
         self._stack.run(given)
@@ -122,7 +126,7 @@ class _Described:
     layers: list[LayerDescription]
     windows: list[int]
     """By the numbers of the layers' masks."""
-    end: ModelEnd | None
+    end: ModelHead | None
     """The norm after the last layer, if there is one."""
 
 
@@ -147,7 +151,7 @@ def _described(layers: Sequence[Any], library: Native) -> _Described | None:
     return _Described(
         [each for each in found if each is not None],
         windows,
-        None if end is None else ModelEnd(end, None, LogitScaling()),
+        None if end is None else ModelHead(end, None, LogitScaling()),
     )
 
 

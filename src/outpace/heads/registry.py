@@ -72,7 +72,7 @@ FORMATS = LazyRegistry(
     "format",
     "outpace.head_formats",
     {
-        "outpace": "outpace.heads.checkpoint:Outpace",
+        "outpace": "outpace.heads.checkpoint:OutpaceFormat",
         # Before the others: its folders name architectures like theirs.
         "speculators": f"{_IN}.speculators:SpeculatorsFormat",
         "eagle": f"{_IN}.eagle:EagleFormat",

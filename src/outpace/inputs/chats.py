@@ -11,7 +11,7 @@ from outpace.core.strict_json import STRICT
 from outpace.core.unicode import check_unicode
 from outpace.core.values import shown
 from outpace.errors import PromptError, reason_of
-from outpace.targets.hf.loading.loaded import TEMPLATE, TOKENIZER, End, Loaded
+from outpace.targets.hf.loading.loaded import TEMPLATE, TOKENIZER, End, LoadedModel
 
 Conversation = Sequence[Mapping[str, Any]]
 """``[{"role": "user", "content": "a text"}, ...]``; a content may also be a list of OpenAI's parts,
@@ -372,7 +372,7 @@ class EndTokens:
     Templates are rendered with the tokenizer: whoever shares it holds its lock.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._turns: dict[str, int | None] = {}  # by template
 

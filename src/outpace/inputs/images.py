@@ -16,21 +16,21 @@ from typing import Any
 from urllib.parse import unquote
 from urllib.request import url2pathname
 
-from outpace.core.request import Media, MultiModalPrompt
+from outpace.core.request import MultiModalInputs, MultiModalPrompt
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError, reason_of
 from outpace.inputs import chats
 from outpace.inputs.chats import Conversation
 from outpace.targets.hf.kinds import placeholders
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.plain import reads_forward
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.plain import is_causal_by_default
 from outpace.targets.hf.tokenizer import SharedTokenizer
 from outpace.targets.hf.vision.processor import mark_of, prepared
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """What image files are read: others are decoded by programs of their own, or are no pictures."""
 
-MOST_PIXELS = 50_000_000
+MAX_PIXELS = 50_000_000
 """Pixels of an image, at most: a small file may hold very many, each of which takes 3 bytes and
 more."""
 
@@ -144,9 +144,9 @@ def _in_rgb(image: Any) -> Any:
 def _checked(image: Any, name: str) -> Any:
     """The same image; ``PromptError`` before one with too many pixels is decoded."""
     width, height = image.size
-    if width * height > MOST_PIXELS:
+    if width * height > MAX_PIXELS:
         raise PromptError(
-            f"the image {name} has {width:,} x {height:,} pixels, and {MOST_PIXELS:,} are the "
+            f"the image {name} has {width:,} x {height:,} pixels, and {MAX_PIXELS:,} are the "
             "most: make it smaller."
         )
     return image
@@ -159,7 +159,7 @@ def _named(name: str) -> str:
 
 # -- prompts with images ---------------------------------------------------------------------------
 
-MOST_TOGETHER = 200_000_000
+MAX_TOTAL_PIXELS = 200_000_000
 """Pixels of all images of a prompt."""
 
 
@@ -193,12 +193,12 @@ class ImagePrompts:
     shared: the model's tokenizer, which `rendered` uses, too: its lock has to be held for that.
     """
 
-    def __init__(self, loaded: Loaded, shared: SharedTokenizer) -> None:
+    def __init__(self, loaded: LoadedModel, shared: SharedTokenizer) -> None:
         self._loaded, self._shared = loaded, shared
         model: Any = loaded.model
         self._placeholders = placeholders(model.config)
         self._arguments = set(inspect.signature(model.forward).parameters)
-        self._both_ways = not reads_forward(model)
+        self._both_ways = not is_causal_by_default(model)
         self.keeps_images = False
         """Whether a drafter wants images as they were given."""
 
@@ -208,18 +208,18 @@ class ImagePrompts:
         inputs: Mapping[str, Any],
         pixels: Mapping[str, Any] | None = None,
         given: MultiModalPrompt | None = None,
-    ) -> Media | None:
+    ) -> MultiModalInputs | None:
         """Returns what comes with a prompt as the target takes it, None for nothing.
 
-        inputs: what the processor made of the prompt's images; pixels, given: as in `Media`. Raises
-        ``PromptError`` for a prompt with places for images that come without any, or for images
-        without places.
+        inputs: what the processor made of the prompt's images; pixels, given: as in
+        `MultiModalInputs`. Raises ``PromptError`` for a prompt with places for images that come
+        without any, or for images without places.
         """
         self._check(ids, inputs)
         if not (inputs or self._both_ways):
             return None
         # Where a prompt is read both ways it has to be said how far it goes.
-        return Media(inputs, len(ids), pixels, given if self.keeps_images else None)
+        return MultiModalInputs(inputs, len(ids), pixels, given if self.keeps_images else None)
 
     def _check(self, ids: Sequence[int], inputs: Mapping[str, Any]) -> None:
         name, places = self._loaded.name, not self._placeholders.isdisjoint(ids)
@@ -268,10 +268,10 @@ class ImagePrompts:
             found.append(opened(image, files))
             size = getattr(found[-1], "size", None)
             pixels += math.prod(size) if isinstance(size, tuple) else 0  # arrays are there already
-            if pixels > MOST_TOGETHER:
+            if pixels > MAX_TOTAL_PIXELS:
                 raise PromptError(
                     f"the first {len(found)} images of the prompt have {pixels:,} pixels, and "
-                    f"{MOST_TOGETHER:,} are the most: give fewer, or make them smaller."
+                    f"{MAX_TOTAL_PIXELS:,} are the most: give fewer, or make them smaller."
                 )
         return found
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.core.unicode import check_unicode
 from outpace.core.values import is_whole, plain, shown
 from outpace.errors import ConfigError, PromptError, PromptTooLong
 from outpace.targets.hf.kinds import longest_source
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.seq2seq.inputs import AudioReader, reads_audio
 
 
@@ -322,20 +322,20 @@ def _audio_of(data: Any) -> Any:
 class SourceReader:
     """Reads prompts for one encoder-decoder."""
 
-    def __init__(self, loaded: Loaded, token_ids: Callable[[str, bool], list[int]]) -> None:
+    def __init__(self, loaded: LoadedModel, token_ids: Callable[[str, bool], list[int]]) -> None:
         """token_ids: tokenizes a text, with special tokens or without."""
         self._loaded = loaded
         self._token_ids = token_ids
         self._audio = AudioReader(loaded) if reads_audio(loaded.model) else None
         self._longest = longest_source(loaded.model)
 
-    def __call__(self, prompt: Prompt) -> tuple[Source, list[int]]:
+    def __call__(self, prompt: Prompt) -> tuple[EncoderInputs, list[int]]:
         """Returns what the encoder reads, and what the decoder begins with; ``PromptError`` for a
         prompt that this model cannot read."""
         parts = parted(prompt, hears=self._audio is not None)
         return self._source(parts), self._beginning(parts.decoder)
 
-    def _source(self, parts: Parts) -> Source:
+    def _source(self, parts: Parts) -> EncoderInputs:
         if self._audio is not None:
             return self._audio(self._heard(parts))
         if parts.audio is not None:
@@ -348,7 +348,7 @@ class SourceReader:
                 f"the encoder's prompt has {len(ids)} tokens and the encoder positions for "
                 f"{self._longest}: shorten the prompt."
             )
-        return Source(token_ids=ids)
+        return EncoderInputs(token_ids=ids)
 
     def _heard(self, parts: Parts) -> Any:
         if parts.encoder not in (None, ""):

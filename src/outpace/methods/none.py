@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import DraftSampling, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
 
 
@@ -13,8 +13,8 @@ class NoDrafter(Drafter):
     """Proposes nothing: each round is one target pass and one token."""
 
     name: ClassVar[str] = "none"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
-    longest: int = 0
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
+    max_draft_tokens: int = 0
 
     @classmethod
     def build(cls, setup: Setup) -> NoDrafter:

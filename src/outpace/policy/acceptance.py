@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import EndsAfter
+from outpace.core.proposal import StoppingFn
 from outpace.core.request import Request
 from outpace.core.trees.tree_shape import Trail
 from outpace.draft.exits import probability
@@ -22,14 +22,11 @@ PRIOR_WEIGHT = 6.0
 """What is believed of a drafter's tokens beforehand weighs as many observed ones. With 10 replays
 are the same, and seeded texts others."""
 
-WEIGHT = 10.0
+TEXT_PRIOR_WEIGHT = 10.0
 """What holds over all texts weighs as many observed tokens where it is about one of them. With 6
 replays are .995."""
 
-YOUNGER = 0.5
-"""Before anything is known, a node's chance as a share of its elder sibling's."""
-
-MEMORY = 0.998
+COUNT_DECAY = 0.998
 """The share of the old counts that remains at each new observation: they remember some 500. With 50
 of a single text replays are the same."""
 
@@ -45,8 +42,8 @@ class Ratio:
 
     def add(self, part: float, whole: float) -> None:
         """Adds one observation."""
-        self.part = self.part * MEMORY + part
-        self.whole = self.whole * MEMORY + whole
+        self.part = self.part * COUNT_DECAY + part
+        self.whole = self.whole * COUNT_DECAY + whole
 
     @property
     def value(self) -> float:
@@ -59,8 +56,8 @@ class Ratio:
 
 
 def prior(rank: int, eldest: float = PRIOR) -> float:
-    """Returns the chance of a sibling of this rank before anything is known."""
-    return eldest * YOUNGER**rank
+    """Returns the chance of a sibling of this rank before anything is known: half its elder's."""
+    return eldest * 0.5**rank
 
 
 @dataclass
@@ -74,8 +71,8 @@ class _Rank:
         missing = depth + 1 - len(self.tested)
         self.tested += [0.0] * missing
         self.accepted += [0.0] * missing
-        self.tested[depth] = self.tested[depth] * MEMORY + 1
-        self.accepted[depth] = self.accepted[depth] * MEMORY + accepted
+        self.tested[depth] = self.tested[depth] * COUNT_DECAY + 1
+        self.accepted[depth] = self.accepted[depth] * COUNT_DECAY + accepted
 
     def rate(self, depth: int, guess: float, weight: float) -> float:
         if depth >= len(self.tested):
@@ -165,7 +162,7 @@ class Acceptance:
             counts, own = text.rank(rank), 1.0  # relative to all, at the depth before
             for depth in range(depths):
                 guess = shared[depth][rank]
-                chance = counts.rate(depth, min(1.0, guess * own), WEIGHT)
+                chance = counts.rate(depth, min(1.0, guess * own), TEXT_PRIOR_WEIGHT)
                 own = chance / guess if guess else 1.0
                 found[depth].append(chance)
         return found
@@ -177,7 +174,7 @@ BINS = 10
 """Ranges of confidence of which each has a chance of acceptance. With 14 or 20 drafts are the same
 to .01 (docs/decisions/0014-chains-end-where-a-token-no-longer-pays.md)."""
 
-BELIEF = 4.0
+BIN_PRIOR_WEIGHT = 4.0
 """Weight, in tokens, of what is believed of a range before any of its tokens was tested. With 6
 replays are the same, and seeded texts under the length policy "risk" others."""
 
@@ -200,7 +197,7 @@ class Calibration:
         way between its confidence and certainty."""
         believed = [(1 + (at + 0.5) / BINS) / 2 for at in range(BINS)]
         return [
-            (accepted + BELIEF * guess) / (tested + BELIEF)
+            (accepted + BIN_PRIOR_WEIGHT * guess) / (tested + BIN_PRIOR_WEIGHT)
             for tested, accepted, guess in zip(self.tested, self.accepted, believed, strict=True)
         ]
 
@@ -247,8 +244,8 @@ class Confidences:
         counts: Sequence[int],
         chances: Sequence[Sequence[float]],
         ends: Callable[[Tensor], Tensor],
-    ) -> EndsAfter:
-        """Returns what ends one drafter's chains, as `DraftingTerms.ends_after` does.
+    ) -> StoppingFn:
+        """Returns what ends one drafter's chains, as `DraftingTerms.make_stopping_fn` does.
 
         counts: tokens that each row may have at most. chances: of acceptance, by row and range.
         ends: takes for each token in order the chances ``[B]`` that all tokens of the chains so far
@@ -261,7 +258,7 @@ class Confidences:
             if count:
                 self._drawn[row] = drawn
 
-        def ends_after(distribution: Tensor, token: Tensor) -> Tensor:
+        def stopping_fn(distribution: Tensor, token: Tensor) -> Tensor:
             nonlocal safe
             within = (probability(distribution, token) * BINS).long().clamp(0, BINS - 1)  # [B]
             drawn.append(within)
@@ -272,7 +269,7 @@ class Confidences:
             safe = chance if safe is None else safe * chance
             return ends(safe)
 
-        return ends_after
+        return stopping_fn
 
     def ranges(self, request: Request, depth: int) -> list[int] | None:
         """Returns the range of each of the first ``depth`` tokens of a row's chain; None for a

@@ -11,7 +11,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.draft.rounds import LookupDraft, Outcome, Pick
+from outpace.draft.rounds import DrafterChoice, LookupDraft, Outcome
 from outpace.draft.state import StateFile
 from outpace.policy.base import (
     Controller,
@@ -21,18 +21,25 @@ from outpace.policy.base import (
     requested_budget,
 )
 from outpace.policy.candidate import Candidate, Trial
-from outpace.policy.costs import CHANGED, KEPT, MISS, PLAIN, CostTable, Place
+from outpace.policy.costs import (
+    MAX_SAMPLES,
+    MISS,
+    PLAIN,
+    SPEED_CHANGE_RATIO,
+    BatchBucket,
+    CostTable,
+)
 from outpace.policy.estimator import Estimator, RoundRows
-from outpace.policy.exploration import MOST, Exploration
-from outpace.policy.forecast import Choice, SavedPerToken, TextForecast, Way
+from outpace.policy.exploration import MAX_TRIAL_LOSS, TrialBudget
+from outpace.policy.forecast import RoundComparison, RoundEstimate, SavedPerToken, TextForecast
 
 
 @dataclass
 class _Plan:
     """What might be drafted in the coming round."""
 
-    picks: dict[Request, Pick]
-    tokens: float  # of all free rows
+    picks: dict[Request, DrafterChoice]
+    tokens: float  # of all adaptive rows
     seconds: float | None  # of the round; None while they are not known
     trials: dict[str, Trial | None] = field(default_factory=dict)  # by those that draft
 
@@ -49,7 +56,7 @@ class Auto(Controller):
     Look-ups cost nothing to ask, so their drafts are known before the choice is made. After each
     round they are compared with the committed tokens, whichever drafter was chosen. What a draft
     model brings is known from its own rounds only, so it is tried now and then. All trials share
-    one budget (`Exploration`), and all drafters one table of costs.
+    one budget (`TrialBudget`), and all drafters one table of costs.
 
     Each reproducible row (`Request.reproducible`) is decided by its own history and nominal costs.
     """
@@ -57,7 +64,7 @@ class Auto(Controller):
     def __init__(self, drafters: Sequence[Estimator], file: StateFile | None = None) -> None:
         """drafters: look-ups first. If there is one only, it is asked after the choice. file: keeps
         what is learned between runs."""
-        self.costs, self._budget = CostTable(), Exploration(credit=MOST)
+        self.costs, self._budget = CostTable(), TrialBudget(credit=MAX_TRIAL_LOSS)
         for one in drafters:
             one.costs = self.costs
         self._candidates = {one.name: Candidate(one, self._budget) for one in drafters}
@@ -66,10 +73,10 @@ class Auto(Controller):
         self._look_ups = [self._candidates[name] for name in look_ups]
         self._models = [one for one in self._candidates.values() if one not in self._look_ups]
         self._texts = TextForecast()
-        self._choices: dict[str, dict[Request, Choice]] = {}
+        self._comparisons: dict[str, dict[Request, RoundComparison]] = {}
         self._since_probe = 0
         # Of the present round.
-        self._played: _Plan | None = None
+        self._measured_plan: _Plan | None = None
         self._asked: frozenset[Request] = frozenset()
         self._lookup_drafts: Mapping[Request, Mapping[str, LookupDraft]] = {}
         self._lengths: dict[Request, int] = {}
@@ -92,8 +99,8 @@ class Auto(Controller):
     # -- choosing ------------------------------------------------------------------------------
 
     def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
-        self._played, self._lookup_drafts, self._asked = None, {}, frozenset()
-        self._choices = {}
+        self._measured_plan, self._lookup_drafts, self._asked = None, {}, frozenset()
+        self._comparisons = {}
         shape: TreeShape | None = None
         learned = not any(request.reproducible for request in requests)
         for one in self._estimators:
@@ -114,7 +121,7 @@ class Auto(Controller):
         requests: Sequence[Request],
         found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
-    ) -> list[Pick]:
+    ) -> list[DrafterChoice]:
         names = [one.name for one in self._look_ups]
         self._lookup_drafts = {
             request: {name: found[name][row] for name in names if found[name][row].tokens}
@@ -130,37 +137,38 @@ class Auto(Controller):
                 if budget and name in names:
                     one.text(request).tally.ask(request in one.lookup_drafts)
         picks = zip(self._picks(requests, budgets), budgets, strict=True)
-        return [Pick(pick.name, min(pick.budget, budget)) for pick, budget in picks]
+        return [DrafterChoice(pick.name, min(pick.budget, budget)) for pick, budget in picks]
 
-    def _picks(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[Pick]:
-        picks, free = {}, []
+    def _picks(self, requests: Sequence[Request], budgets: Sequence[int]) -> list[DrafterChoice]:
+        picks, adaptive = {}, []
         for request, budget in zip(requests, budgets, strict=True):
             if not budget:
-                picks[request] = Pick()
+                picks[request] = DrafterChoice()
             elif requested_budget(request) is not None:
                 # The first look-up that found something, or the model.
                 found, models = self._lookup_drafts.get(request, ()), self._models
                 name = next(iter([*found, *(one.name for one in models)]), "")
-                picks[request] = Pick(name, budget)
+                picks[request] = DrafterChoice(name, budget)
             elif request.reproducible:
                 picks[request] = self._nominal(request)
             else:
-                free.append(request)
-        floor = max((pick.budget for pick in picks.values()), default=0)
-        self._played = self._measured(RoundRows(requests, free, floor)) if free else None
-        picks |= self._played.picks if self._played else {}
+                adaptive.append(request)
+        min_size = max((pick.budget for pick in picks.values()), default=0)
+        batch = RoundRows(requests, adaptive, min_size)
+        self._measured_plan = self._measured(batch) if adaptive else None
+        picks |= self._measured_plan.picks if self._measured_plan else {}
         return [picks[request] for request in requests]
 
-    def _nominal(self, request: Request) -> Pick:
+    def _nominal(self, request: Request) -> DrafterChoice:
         """Which drafter drafts in a reproducible row."""
-        best, promise, drafts = Pick(), 1.0, self._lookup_drafts.get(request, {})
+        best, promise, drafts = DrafterChoice(), 1.0, self._lookup_drafts.get(request, {})
         able = [self._candidates[name] for name in drafts]
         able += [one for one in self._models if self._is_able(one.estimator)]
         for one in able:
-            width, rate = one.nominal(request, drafts.get(one.name))
+            size, rate = one.nominal(request, drafts.get(one.name))
             # A trial promises less than 1.
-            if width and (rate > promise or not best.budget):
-                best, promise = Pick(one.name, width), max(rate, promise)
+            if size and (rate > promise or not best.budget):
+                best, promise = DrafterChoice(one.name, size), max(rate, promise)
         return best
 
     def _is_able(self, one: Estimator) -> bool:
@@ -171,38 +179,40 @@ class Auto(Controller):
         """The best plan by measured rounds. Now and then it is one close to the best instead, the
         one that was measured longest ago: a bad measurement may hide that it is better. A plan of
         unknown time comes first; the budget for trials keeps those few."""
-        plain = self.costs.plain(batch.place)
-        nothing = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), plain)
-        if self.costs.doubted(batch.place) and not batch.floor:
+        plain = self.costs.plain(batch.bucket)
+        nothing = _Plan(
+            dict.fromkeys(batch.adaptive, DrafterChoice()), float(len(batch.adaptive)), plain
+        )
+        if self.costs.doubted(batch.bucket) and not batch.min_size:
             return nothing
         looked_up = self._looked_up(batch)
         found = [looked_up, *(self._modelled(one, batch, looked_up) for one in self._models)]
         plans = [plan for plan in found if plan is not None]
         unknown = [plan for plan in plans if plan.rate is None]
         best = max(unknown[-1:] or plans, key=lambda plan: plan.rate or 0.0, default=nothing)
-        if plans and not unknown and not batch.floor:
-            close = (best.rate or 0.0) / CHANGED
+        if plans and not unknown and not batch.min_size:
+            close = (best.rate or 0.0) / SPEED_CHANGE_RATIO
             others = [plan for plan in (nothing, *plans) if plan is not best]
             others = [plan for plan in others if (plan.rate or 0.0) > close]
             self._since_probe += bool(others)
-            if self._since_probe >= KEPT:
+            if self._since_probe >= MAX_SAMPLES:
                 self._since_probe = 0
-                best = max(others, key=lambda plan: self._age(batch.place, plan))
+                best = max(others, key=lambda plan: self._age(batch.bucket, plan))
         for trial in best.trials.values():
             if trial is not None:
                 trial.made()
         return best
 
-    def _age(self, place: Place, plan: _Plan) -> int:
+    def _age(self, bucket: BatchBucket, plan: _Plan) -> int:
         """How many rounds ago a round like this was measured."""
-        widest = max(plan.picks.values(), key=lambda pick: pick.budget)
-        return self.costs.age(place, widest.name, widest.budget)
+        largest = max(plan.picks.values(), key=lambda pick: pick.budget)
+        return self.costs.age(bucket, largest.name, largest.budget)
 
     def _looked_up(self, batch: RoundRows) -> _Plan | None:
         """The plan of the look-ups' drafts in the rows where they found something; None if that
         does not pay."""
         chosen: dict[Request, str] = {}
-        for request in batch.free:
+        for request in batch.adaptive:
             worth = {
                 name: self[name].tokens(request, len(draft.tokens))
                 for name, draft in self._lookup_drafts.get(request, {}).items()
@@ -211,22 +221,24 @@ class Auto(Controller):
                 chosen[request] = max(worth, key=worth.__getitem__)
         if not chosen:
             return None
-        made = _Plan(dict.fromkeys(batch.free, Pick()), float(len(batch.free)), 0.0)
+        made = _Plan(
+            dict.fromkeys(batch.adaptive, DrafterChoice()), float(len(batch.adaptive)), 0.0
+        )
         for name in dict.fromkeys(chosen.values()):
             one, rows = self[name], [row for row, by in chosen.items() if by == name]
-            own = RoundRows(batch.rows, rows, batch.floor)
+            own = RoundRows(batch.rows, rows, batch.min_size)
             offer = self._candidates[name].plan(own)
-            widths = [
-                min(width, len(one.lookup_drafts[row].tokens))
-                for row, width in zip(rows, offer.widths, strict=True)
+            sizes = [
+                min(size, len(one.lookup_drafts[row].tokens))
+                for row, size in zip(rows, offer.sizes, strict=True)
             ]
-            if not any(widths):
+            if not any(sizes):
                 continue
             made.trials[name] = offer.trial
-            for row, width in zip(rows, widths, strict=True):
-                made.picks[row] = Pick(name, width)
-                made.tokens += one.tokens(row, width) - 1
-            seconds = one.seconds(own, max(widths))
+            for row, size in zip(rows, sizes, strict=True):
+                made.picks[row] = DrafterChoice(name, size)
+                made.tokens += one.tokens(row, size) - 1
+            seconds = one.seconds(own, max(sizes))
             if seconds is None or made.seconds is None:
                 made.seconds = None
             else:
@@ -240,27 +252,29 @@ class Auto(Controller):
         better; None if that does not pay."""
         one, offer = model.estimator, model.plan(batch, self._saved_per_token(model))
         if self._look_ups:
-            self._choices[one.name] = self._choices_of(model, batch, looked_up)
-        width = max(offer.widths)
-        if not width:
+            self._comparisons[one.name] = self._comparisons_of(model, batch, looked_up)
+        size = max(offer.sizes)
+        if not size:
             return None
-        seconds = None if model.forecast is None else model.forecast.costs[width]
-        pairs = zip(batch.free, offer.widths, strict=True)
-        picks = {request: Pick(one.name if count else "", count) for request, count in pairs}
+        seconds = None if model.forecast is None else model.forecast.costs[size]
+        pairs = zip(batch.adaptive, offer.sizes, strict=True)
+        picks = {
+            request: DrafterChoice(one.name if count else "", count) for request, count in pairs
+        }
         whole = _Plan(picks, 0.0, seconds, {one.name: offer.trial})
         mixed = _Plan(dict(picks), 0.0, seconds, {one.name: offer.trial})
         for request, pick in picks.items():
             tokens = one.tokens(request, pick.budget)
             whole.tokens += tokens
-            find = looked_up.picks[request] if looked_up is not None else Pick()
-            cut = min(find.budget, width)
+            find = looked_up.picks[request] if looked_up is not None else DrafterChoice()
+            cut = min(find.budget, size)
             if looked_up is not None and cut and self[find.name].tokens(request, cut) > tokens:
-                mixed.picks[request] = Pick(find.name, cut)
+                mixed.picks[request] = DrafterChoice(find.name, cut)
                 mixed.trials[find.name] = looked_up.trials[find.name]
                 tokens = self[find.name].tokens(request, cut)
             mixed.tokens += tokens
-        players = {pick.name for pick in mixed.picks.values() if pick.budget}
-        return mixed if {one.name} < players and mixed.seconds is not None else whole
+        names = {pick.name for pick in mixed.picks.values() if pick.budget}
+        return mixed if {one.name} < names and mixed.seconds is not None else whole
 
     def _saved_per_token(self, model: Candidate) -> SavedPerToken | None:
         """What a model is expected to save in each text on top of the look-ups; None while that is
@@ -270,25 +284,27 @@ class Auto(Controller):
             return None
         return lambda request: texts.saves(request, name)
 
-    def _choices_of(
+    def _comparisons_of(
         self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
-    ) -> dict[Request, Choice]:
-        """For each row of this round, the ways to play it with a model and without it."""
-        forecast, plain = model.forecast, self.costs.plain(batch.place)
+    ) -> dict[Request, RoundComparison]:
+        """For each row of this round, the ways to run it with a model and without it."""
+        forecast, plain = model.forecast, self.costs.plain(batch.bucket)
         if forecast is None or plain is None:
             return {}
-        width, curve = forecast.drafted, [seconds / plain for seconds in forecast.curve]
-        choices = {}
-        for request in batch.free:
-            without = Way(1.0, 1.0)
-            pick = Pick() if looked_up is None else looked_up.picks[request]
+        size, curve = forecast.drafted, [seconds / plain for seconds in forecast.curve]
+        comparisons = {}
+        for request in batch.adaptive:
+            without = RoundEstimate(1.0, 1.0)
+            pick = DrafterChoice() if looked_up is None else looked_up.picks[request]
             if pick.budget and looked_up is not None and looked_up.seconds is not None:
                 tokens = self[pick.name].tokens(request, pick.budget)
-                found = Way(tokens, looked_up.seconds / plain)
+                found = RoundEstimate(tokens, looked_up.seconds / plain)
                 without = min(without, found, key=lambda way: way.per_token)
-            tokens = model.estimator.tokens(request, width)
-            choices[request] = Choice(without, Way(tokens, forecast.costs[width] / plain), curve)
-        return choices
+            tokens = model.estimator.tokens(request, size)
+            comparisons[request] = RoundComparison(
+                without, RoundEstimate(tokens, forecast.costs[size] / plain), curve
+            )
+        return comparisons
 
     # -- learning ------------------------------------------------------------------------------
 
@@ -301,11 +317,13 @@ class Auto(Controller):
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         pairs = zip(requests, outcomes, strict=True)
-        place = Place.of(len(requests), max(row.length - each.emitted for row, each in pairs))
+        bucket = BatchBucket.of(
+            len(requests), max(row.length - each.emitted for row, each in pairs)
+        )
         if seconds is not None:
-            self._learn_times(place, requests, outcomes, seconds)
+            self._learn_times(bucket, requests, outcomes, seconds)
         for one in self._estimators:
-            one.grow(place)
+            one.grow(bucket)
         for request, outcome in zip(requests, outcomes, strict=True):
             # Nothing is decided about a last token, which needs no draft.
             decided = request.remaining + outcome.emitted > 1 and mode_of(request) is Mode.MEASURED
@@ -314,7 +332,7 @@ class Auto(Controller):
                 candidate.record(request, own, decided, request in self._asked)
         self._learn_savings(requests, outcomes)
         self._learn_lookups(requests, outcomes)
-        self._played, self._asked, self._lookup_drafts = None, frozenset(), {}
+        self._measured_plan, self._asked, self._lookup_drafts = None, frozenset(), {}
         if self._file is not None and any(request.finished for request in requests):
             self._file.changed()
 
@@ -326,50 +344,50 @@ class Auto(Controller):
 
     def _learn_times(
         self,
-        place: Place,
+        bucket: BatchBucket,
         requests: Sequence[Request],
         outcomes: Sequence[Outcome],
         seconds: Seconds,
     ) -> None:
         """Enters the time of a round. Where several drafters drafted, it counts for the one that
         costs most, if that one also drafted most; otherwise for none."""
-        widest: dict[str, int] = {}
+        largest: dict[str, int] = {}
         changes = self.costs.changes
         for outcome in outcomes:
             name = self._alone.name if self._alone else outcome.method
             if outcome.drafted:
-                widest[name] = max(outcome.drafted, widest.get(name, 0))
-        played = [one for one in self._estimators if one.name in widest]
+                largest[name] = max(outcome.drafted, largest.get(name, 0))
+        drafting = [one for one in self._estimators if one.name in largest]
         begun = all(self._estimators[0].text(request).rounds for request in requests)
         if self._asked and self._alone and begun:
             found = sum(outcome.drafted > 0 for outcome in outcomes)
             self._alone.learn_asking(found, len(self._asked))
-        if not widest and begun:
+        if not largest and begun:
             missed = self._alone.name if self._alone and self._asked else ""
-            self.costs.add(place, missed, MISS if missed else PLAIN, seconds, 0)
-        elif widest and widest[played[-1].name] == max(widest.values()):
-            own = [self._own(outcome, played[-1]) for outcome in outcomes]
-            played[-1].learn_times(place, requests, own, seconds, begun)
+            self.costs.add(bucket, missed, MISS if missed else PLAIN, seconds, 0)
+        elif largest and largest[drafting[-1].name] == max(largest.values()):
+            own = [self._own(outcome, drafting[-1]) for outcome in outcomes]
+            drafting[-1].learn_times(bucket, requests, own, seconds, begun)
         if self.costs.changes > changes:
             self._budget.renew()
-        if self._played is None:
+        if self._measured_plan is None:
             return
         self._budget.spent += seconds.total
-        plain = self.costs.plain(place)
-        for name, trial in self._played.trials.items():
-            if trial and plain is not None and (widest or self._asked):
-                self._candidates[name].tried(place, seconds, plain, outcomes)
+        plain = self.costs.plain(bucket)
+        for name, trial in self._measured_plan.trials.items():
+            if trial and plain is not None and (largest or self._asked):
+                self._candidates[name].tried(bucket, seconds, plain, outcomes)
 
     def _learn_savings(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Notes what the models saved, or would have saved."""
-        for name, choices in self._choices.items():
+        for name, comparisons in self._comparisons.items():
             for request, outcome in zip(requests, outcomes, strict=True):
-                if request in choices:
-                    played = outcome.method == name and outcome.drafted > 0
-                    drafted = outcome.drafted if played else None
-                    saved = choices[request].saved(outcome.emitted, drafted)
+                if request in comparisons:
+                    by_model = outcome.method == name and outcome.drafted > 0
+                    drafted = outcome.drafted if by_model else None
+                    saved = comparisons[request].saved(outcome.emitted, drafted)
                     self._texts.note(request, name, outcome.emitted, saved)
-            choices.clear()
+            comparisons.clear()
 
     def _learn_lookups(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Learns what became of the look-ups' drafts, or would have where another one drafted."""
@@ -384,7 +402,7 @@ class Auto(Controller):
                 if outcome.drafted and outcome.method == name:
                     trail = chain_trail(outcome.drafted, outcome.accepted)
                 else:
-                    trail = would_be(draft.tokens, committed)
+                    trail = trail_if_verified(draft.tokens, committed)
                     self[name].learn(request, trail)
                 self[name].learn_lookup(draft, trail)
 
@@ -411,16 +429,16 @@ class Auto(Controller):
         self.costs.from_dict(saved["drafters"], list(self._candidates))
 
 
-def would_be(draft: Sequence[int], committed: Sequence[int]) -> Trail:
+def trail_if_verified(draft: Sequence[int], committed: Sequence[int]) -> Trail:
     """Returns what would have become of a chain, as far as the committed tokens tell.
 
-    >>> would_be([1, 2, 3], [1, 5])
+    >>> trail_if_verified([1, 2, 3], [1, 5])
     [(1, 0), (1, None)]
-    >>> would_be([1, 2, 3], [1, 2])
+    >>> trail_if_verified([1, 2, 3], [1, 2])
     [(1, 0), (1, 0)]
     """
     pairs = zip(draft, committed, strict=False)
-    same = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+    same = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
     if same is None:
         return [(1, 0)] * min(len(draft), len(committed))
     return chain_trail(len(draft), same)

@@ -10,8 +10,8 @@ from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
-from outpace.core.trees.tree_shape import LARGEST, TreeShape
-from outpace.draft.rounds import LookupDraft, Outcome, Pick
+from outpace.core.trees.tree_shape import MAX_TREE_NODES, TreeShape
+from outpace.draft.rounds import DrafterChoice, LookupDraft, Outcome
 from outpace.errors import ParamsError
 
 
@@ -41,10 +41,10 @@ class Controller(ABC):
         requests: Sequence[Request],
         found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
-    ) -> Sequence[Pick]:
+    ) -> Sequence[DrafterChoice]:
         """Returns which drafter drafts how many tokens in each row, for a drafter that stands for
-        several (`Drafter.choices`); nothing where that drafter chooses itself. found: what look-ups
-        would draft (`Drafter.look_up`). budgets: the rows', from `plan`."""
+        several (`Drafter.candidate_drafters`); nothing where that drafter chooses itself. found:
+        what look-ups would draft (`Drafter.look_up`). budgets: the rows', from `plan`."""
         return ()
 
     def begin(self, request: Request, computed: Mapping[str, int]) -> None:
@@ -80,7 +80,7 @@ class FrozenController(Controller):
         requests: Sequence[Request],
         found: Mapping[str, Sequence[LookupDraft]],
         budgets: Sequence[int],
-    ) -> Sequence[Pick]:
+    ) -> Sequence[DrafterChoice]:
         return self._controller.pick(requests, found, budgets)
 
     def account(self, request: Request) -> Account:
@@ -88,7 +88,7 @@ class FrozenController(Controller):
 
 
 def affordable(
-    requests: Sequence[Request], budgets: Sequence[int], most: int = LARGEST
+    requests: Sequence[Request], budgets: Sequence[int], most: int = MAX_TREE_NODES
 ) -> list[int]:
     """Returns the budgets, each no larger than what its request may still generate and than
     ``most``, the nodes that are scored at once. A request that asks for a number of its own gets

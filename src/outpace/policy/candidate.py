@@ -10,10 +10,10 @@ from outpace.core.account import DrafterAccount, Mode, Reason
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.draft.rounds import LookupDraft, Outcome
-from outpace.policy.costs import ENOUGH, PLAIN, Place
+from outpace.policy.costs import MIN_SAMPLES, PLAIN, BatchBucket
 from outpace.policy.estimator import Estimator, RoundRows
-from outpace.policy.exploration import MOST, OF_TEXT, Backoff, Exploration
-from outpace.policy.forecast import Forecast, SavedPerToken, repays
+from outpace.policy.exploration import MAX_TRIAL_LOSS, TEXT_TRIAL_SHARE, Backoff, TrialBudget
+from outpace.policy.forecast import Forecast, SavedPerToken, is_prefill_repaid
 from outpace.policy.text import TextState
 
 
@@ -36,20 +36,20 @@ class Trial:
 class CandidatePlan:
     """What a drafter would draft in the coming round."""
 
-    widths: Sequence[int]
-    """Nodes in each of the free rows."""
+    sizes: Sequence[int]
+    """Nodes in each of the adaptive rows."""
     trial: Trial | None = None
 
 
 class Candidate:
-    """Chooses the width of one drafter's drafts: that with most expected tokens for the expected
+    """Chooses the size of one drafter's drafts: that with most expected tokens for the expected
     cost (`Estimator`), or none.
 
     Where plain decoding seems best, a draft is tried as often as the budget for trials allows. It
     is tried in one row: that suffices to measure a round, and the drafter reads only one prompt.
     """
 
-    def __init__(self, estimator: Estimator, budget: Exploration) -> None:
+    def __init__(self, estimator: Estimator, budget: TrialBudget) -> None:
         """budget: for the trials of all candidates together."""
         self.estimator, self._budget = estimator, budget
         self.forecast: Forecast | None = None  # the latest; None if nothing is known
@@ -66,34 +66,36 @@ class Candidate:
     # -- by measured costs ---------------------------------------------------------------------
 
     def plan(self, batch: RoundRows, saves: SavedPerToken | None = None) -> CandidatePlan:
-        """Returns how many nodes to draft in each of the free rows. saves: what the drafter saves
-        on top of the others; unset: what its present forecast says."""
+        """Returns how many nodes to draft in each of the adaptive rows. saves: what the drafter
+        saves on top of the others; unset: what its present forecast says."""
         if self.estimator.stopping is not None:
-            self.estimator.stopping.begin(batch.free)
-        width, trial = self._width(batch, saves)
+            self.estimator.stopping.begin(batch.adaptive)
+        size, trial = self._size(batch, saves)
         trying = self._cheapest(batch) if trial else None
-        return CandidatePlan([width if trying in (None, row) else 0 for row in batch.free], trial)
+        return CandidatePlan(
+            [size if trying in (None, row) else 0 for row in batch.adaptive], trial
+        )
 
     def _cheapest(self, batch: RoundRows) -> Request:
         """The row in which it costs least to try a draft."""
-        return min(batch.free, key=self.estimator.unread)
+        return min(batch.adaptive, key=self.estimator.num_uncomputed_tokens)
 
-    def _width(self, batch: RoundRows, saves: SavedPerToken | None) -> tuple[int, Trial | None]:
-        """The width of the coming drafts, and the trial that they are, if they are one."""
-        if self._backoff is not None and self._backoff.lasts(batch.place, batch.free):
+    def _size(self, batch: RoundRows, saves: SavedPerToken | None) -> tuple[int, Trial | None]:
+        """The size of the coming drafts, and the trial that they are, if they are one."""
+        if self._backoff is not None and self._backoff.lasts(batch.bucket, batch.adaptive):
             return 0, None
         one, costs = self.estimator, self.estimator.costs
         self._backoff = self.forecast = None
-        plain = costs.plain(batch.place)
-        if plain is None or costs.times_measured(batch.place, one.name, PLAIN) < ENOUGH:
+        plain = costs.plain(batch.bucket)
+        if plain is None or costs.times_measured(batch.bucket, one.name, PLAIN) < MIN_SAMPLES:
             self._reason = self._reason or Reason.UNMEASURED
             return 0, None  # all others are measured against it
         scout = self._cheapest(batch)
-        reading = costs.reading(one.name, one.unread(scout), plain)
+        reading = costs.reading(one.name, one.num_uncomputed_tokens(scout), plain)
         self.forecast = forecast = one.forecast(batch)
         if forecast is None:
             self._reason, self._cost, self._reading = Reason.UNTRIED, None, reading / plain
-            return self._tried(one.widths.values[1], Trial(reading / plain), plain)
+            return self._tried(one.sizes.values[1], Trial(reading / plain), plain)
         drafted = forecast.drafted
         self._cost = max(0.0, forecast.curve[drafted] - plain) / (drafted * plain)
         promising = forecast.best > 0
@@ -103,48 +105,48 @@ class Candidate:
             # Chains that are ended are no longer than pays, however long they might be.
             return (forecast.best if one.stopping is None else one.most), None
         self._reason = Reason.READING if promising else Reason.NO_GAIN
-        width = one.widths.values[1]
+        size = one.sizes.values[1]
         # One row drafts, and the round is longer for all.
-        more = (forecast.tokens[width] - forecast.tokens[0]) / len(batch.free) ** 2
-        longer = (forecast.costs[width] - plain + reading) / plain
+        more = (forecast.tokens[size] - forecast.tokens[0]) / len(batch.adaptive) ** 2
+        longer = (forecast.costs[size] - plain + reading) / plain
         trial = Trial(max(0.0, longer - more), one.text(scout) if reading else None)
-        found = self._tried(width, trial, plain)
-        self._backoff = None if found[1] else Backoff(batch.place, WeakSet(batch.free))
+        found = self._tried(size, trial, plain)
+        self._backoff = None if found[1] else Backoff(batch.bucket, WeakSet(batch.adaptive))
         return found
 
-    def _tried(self, width: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
-        """The width and the trial, if the budget allows it; else nothing is drafted.
+    def _tried(self, size: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
+        """The size and the trial, if the budget allows it; else nothing is drafted.
 
         What trials may cost a text is a share of its rounds, not of its tokens: a text that is
         copied from its prompt has few rounds for many tokens, and would pay for reading a long
         prompt in vain.
         """
         text = trial.text
-        borne = text is None or text.lost + trial.loss <= OF_TEXT * text.rounds
+        borne = text is None or text.lost + trial.loss <= TEXT_TRIAL_SHARE * text.rounds
         allowed = borne and self._budget.allows(trial.loss * plain, plain)
-        return (width, trial) if allowed else (0, None)
+        return (size, trial) if allowed else (0, None)
 
     def _repays(
         self, batch: RoundRows, gain: float, plain: float, saves: SavedPerToken | None
     ) -> bool:
         """Whether drafting is expected to repay what has to be read for it."""
-        unread = sum(map(self.estimator.unread, batch.free))
+        unread = sum(map(self.estimator.num_uncomputed_tokens, batch.adaptive))
         if not unread:
             return True
         reading = self.estimator.costs.reading(self.name, unread, plain) / plain * len(batch.rows)
-        return repays(reading, batch.free, saves or (lambda request: 1 - 1 / gain))
+        return is_prefill_repaid(reading, batch.adaptive, saves or (lambda request: 1 - 1 / gain))
 
     def tried(
-        self, place: Place, seconds: Seconds, plain: float, outcomes: Sequence[Outcome]
+        self, bucket: BatchBucket, seconds: Seconds, plain: float, outcomes: Sequence[Outcome]
     ) -> None:
         """Enters what a trial has lost."""
         if not any(outcome.drafted for outcome in outcomes):  # it was asked, and found nothing
-            self._budget.enter(self.estimator.costs.miss(place, self.name), plain)
+            self._budget.enter(self.estimator.costs.miss(bucket, self.name), plain)
             return
         more = sum(outcome.emitted for outcome in outcomes) / len(outcomes) - 1
         # Plain rounds that were slow just before do not make the time of drafting disappear.
         longer = max(seconds.total - plain, seconds.draft)
-        self._budget.enter(min(longer, (MOST - 1) * plain) - plain * more, plain)
+        self._budget.enter(min(longer, (MAX_TRIAL_LOSS - 1) * plain) - plain * more, plain)
 
     # -- by a text's own history and nominal costs ---------------------------------------------
 
@@ -154,22 +156,22 @@ class Candidate:
         found.
 
         The losses and gains of all drafts against plain decoding are added up. While too much was
-        lost, nothing is drafted. Where plain decoding seems best, the narrowest draft is tried.
+        lost, nothing is drafted. Where plain decoding seems best, the smallest draft is tried.
         """
         one, room = self.estimator, request.remaining - 1  # one token comes anyway
         if room <= 0:
             return 0, 1.0
         forecast = one.nominal_forecast(request, room)
-        width = forecast.best or one.static.values[1]
-        loss = 0.0 if forecast.best else forecast.costs[width] * (1 - forecast.rates[width])
+        size = forecast.best or one.static.values[1]
+        loss = 0.0 if forecast.best else forecast.costs[size] * (1 - forecast.rates[size])
         if not one.text(request).nominal.allows(loss):
             return 0, 1.0
-        if draft is None or len(draft.tokens) >= width:
-            return width, forecast.rates[width]
-        width = len(draft.tokens)
-        below = max(each for each in one.static.values if each <= width)
-        cost = one.nominal.round(width, one.static.levels[below])
-        return width, forecast.tokens[below] / cost
+        if draft is None or len(draft.tokens) >= size:
+            return size, forecast.rates[size]
+        size = len(draft.tokens)
+        below = max(each for each in one.static.values if each <= size)
+        cost = one.nominal.round(size, one.static.levels[below])
+        return size, forecast.tokens[below] / cost
 
     # -- what came of it -----------------------------------------------------------------------
 

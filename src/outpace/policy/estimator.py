@@ -1,4 +1,4 @@
-"""What one drafter's rounds are expected to bring and to cost, by the width of its drafts."""
+"""What one drafter's rounds are expected to bring and to cost, by the size of its drafts."""
 
 from __future__ import annotations
 
@@ -10,26 +10,23 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
+from outpace.draft.base import CATCH_UP_TOKENS
 from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.acceptance import (
-    MEMORY,
+    COUNT_DECAY,
     PRIOR,
     Acceptance,
     Calibration,
     Ratio,
     ranges_of,
 )
-from outpace.policy.costs import ENOUGH, CostTable, Place
-from outpace.policy.exploration import Exploration
+from outpace.policy.costs import MIN_SAMPLES, BatchBucket, CostTable
+from outpace.policy.exploration import TrialBudget
 from outpace.policy.forecast import Forecast
 from outpace.policy.nominal import NominalCosts
-from outpace.policy.shapes import GrownTrees, Widths
+from outpace.policy.shapes import DraftSizes, GrownTrees
 from outpace.policy.stopping import Stopping, expected_seconds
 from outpace.policy.text import TextState
-
-ALONG = 16
-"""Tokens that a drafter reads in its first pass of a round. With none replays are .995 times as
-fast, summaries .957."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +34,24 @@ class RoundRows:
     """The rows of a round."""
 
     rows: Sequence[Request]
-    free: Sequence[Request]
+    adaptive: Sequence[Request]
     """The rows whose drafts are chosen by measured rounds, here and now."""
-    floor: int = 0
+    min_size: int = 0
     """Nodes that some other row drafts in any case."""
 
     @cached_property
-    def place(self) -> Place:
+    def bucket(self) -> BatchBucket:
         """The batch's size and longest context."""
-        return Place.of(len(self.rows), max(row.length for row in self.rows))
+        return BatchBucket.of(len(self.rows), max(row.length for row in self.rows))
 
 
 class Estimator:
     """Forecasts what a drafter's rounds bring and cost.
 
-    For every width w a round is expected to take T(w) seconds, the median of such rounds at this
+    For every size n a round is expected to take T(n) seconds, the median of such rounds at this
     batch and context, and to bring 1 + a_1 + a_1 a_2 + ... tokens in each row. All rows get the
-    same width, since narrower rows are padded to the widest; a row gets less only where its text is
-    about to end.
+    same size, since smaller drafts are padded to the largest; a row gets less only where its text
+    is about to end.
 
     Times differ from run to run, and what is drafted decides which random numbers a sampled text
     meets. So for a `reproducible` row the costs are `NominalCosts` and the chances those of its own
@@ -66,29 +63,29 @@ class Estimator:
     def __init__(
         self,
         name: str,
-        drafts: Widths | GrownTrees,
+        drafts: DraftSizes | GrownTrees,
         nominal: NominalCosts | None = None,
         *,
         prior: float = PRIOR,
         look_up: bool = False,
         needs_no_prefill: bool = False,
-        stops: bool = False,
+        can_stop_early: bool = False,
         skips_reproducible: bool = False,
     ) -> None:
-        """drafts: the widths to choose from. prior: the chance of a first token before anything is
+        """drafts: the sizes to choose from. prior: the chance of a first token before anything is
         known. look_up: it runs no model. needs_no_prefill: it reads nothing before it drafts.
-        stops: its chains may be ended by its probabilities of their tokens. skips_reproducible: it
-        drafts nothing for reproducible rows."""
+        can_stop_early: its chains may be ended by its probabilities of their tokens.
+        skips_reproducible: it drafts nothing for reproducible rows."""
         self.name, self.look_up, self.skips_reproducible = name, look_up, skips_reproducible
         self._grown = drafts if isinstance(drafts, GrownTrees) else None
         self.static = drafts.static if isinstance(drafts, GrownTrees) else drafts
-        self.widths = self.static  # of the present round
+        self.sizes = self.static  # of the present round
         self.nominal, self._needs_no_prefill = nominal or NominalCosts(), needs_no_prefill
         self._any_tree = self._grown is None and self.static.shape.is_chain
         self.costs = CostTable()  # until it shares one with others
         self.acceptance = Acceptance(prior)
-        self.stopping = Stopping() if stops else None
-        self._calibration = Calibration(memory=MEMORY)
+        self.stopping = Stopping() if can_stop_early else None
+        self._calibration = Calibration(memory=COUNT_DECAY)
         self._levels = Ratio()
         self._found = Ratio(prior=1.0)  # of the rounds in which it was asked
         self._rows_found = Ratio(prior=1.0)  # of the rows, where it found anything
@@ -99,7 +96,7 @@ class Estimator:
     def _new_text(self, request: Request) -> TextState:
         counts = self.acceptance.new()
         chains = counts if self.stopping is None else self.stopping.new()
-        return TextState(counts, chains, Exploration(), Ratio())
+        return TextState(counts, chains, TrialBudget(), Ratio())
 
     def text(self, request: Request) -> TextState:
         """Returns what is known of it in a request's text."""
@@ -111,18 +108,18 @@ class Estimator:
         text = self.text(request)
         text.read, text.drafted = computed, False
 
-    def unread(self, request: Request, since: int = 0) -> int:
+    def num_uncomputed_tokens(self, request: Request, since: int = 0) -> int:
         """Returns the tokens that it has to read before it can draft for a row, as of ``since``
         tokens ago. A few are read together with the last one, and count as none."""
         text = self.text(request)
         left = request.length - since - text.read
-        along = text.drafted or (text.read and left <= ALONG)
+        along = text.drafted or (text.read and left <= CATCH_UP_TOKENS)
         return 0 if self._needs_no_prefill or along else left
 
     @property
     def most(self) -> int:
         """Nodes of the largest draft to choose from."""
-        return self.widths.values[-1]
+        return self.sizes.values[-1]
 
     # -- before a round ------------------------------------------------------------------------
 
@@ -132,8 +129,8 @@ class Estimator:
         self.lookup_drafts = {}
         if self._grown is None:
             return None
-        self.widths = self._grown.learned if learned else self.static
-        return self.widths.shape
+        self.sizes = self._grown.learned if learned else self.static
+        return self.sizes.shape
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
         """Returns the rule's terms with what ends this round's chains, if anything does."""
@@ -142,28 +139,30 @@ class Estimator:
     def tokens(self, request: Request, nodes: int) -> float:
         """Returns the tokens that a round with ``nodes`` nodes is expected to bring a request."""
         found = self._expected(request)
-        return found[nodes if nodes in found else max(width for width in found if width <= nodes)]
+        return found[nodes if nodes in found else max(size for size in found if size <= nodes)]
 
     def seconds(self, batch: RoundRows, nodes: int) -> float | None:
         """Returns the seconds that a round with ``nodes`` nodes is expected to take; None while
         nothing is known of these."""
-        curve = self.curve(batch, max(nodes, batch.floor))
-        return None if curve is None else self._takes(batch.free, curve, nodes, batch.floor)[nodes]
-
-    def forecast(self, batch: RoundRows) -> Forecast | None:
-        """Returns what the widths promise; None while nothing is known of a round's time."""
-        curve = self.curve(batch, batch.floor)
+        curve = self.curve(batch, max(nodes, batch.min_size))
         if curve is None:
             return None
-        takes = self._takes(batch.free, curve, self.most, batch.floor)
+        return self._takes(batch.adaptive, curve, nodes, batch.min_size)[nodes]
+
+    def forecast(self, batch: RoundRows) -> Forecast | None:
+        """Returns what the sizes promise; None while nothing is known of a round's time."""
+        curve = self.curve(batch, batch.min_size)
+        if curve is None:
+            return None
+        takes = self._takes(batch.adaptive, curve, self.most, batch.min_size)
         # A draft has to pay for the rounds before it in which asking brought nothing.
-        asking = (1 / self._found.value - 1) * self.costs.miss(batch.place, self.name)
-        # Rows whose width is not chosen here bring the same whatever is chosen.
-        others = len(batch.rows) - len(batch.free)
-        tokens = self._tokens(batch.free)
+        asking = (1 / self._found.value - 1) * self.costs.miss(batch.bucket, self.name)
+        # Rows whose size is not chosen here bring the same whatever is chosen.
+        others = len(batch.rows) - len(batch.adaptive)
+        tokens = self._tokens(batch.adaptive)
         forecast = Forecast(
-            {width: others + each for width, each in tokens.items()},
-            {width: takes[width] + asking * (width > 0) for width in tokens},
+            {size: others + each for size, each in tokens.items()},
+            {size: takes[size] + asking * (size > 0) for size in tokens},
             curve,
         )
         if self.stopping is not None:
@@ -171,53 +170,53 @@ class Estimator:
         return forecast
 
     def nominal_forecast(self, request: Request, room: int) -> Forecast:
-        """Returns what the widths promise in a reproducible text, in passes of the target. room:
+        """Returns what the sizes promise in a reproducible text, in passes of the target. room:
         levels that may be drafted."""
-        text, widths = self.text(request), self.static
-        chances = text.counts.chances(widths.shape.height, widths.shape.most_siblings)
-        tokens = widths.tokens(chances, room, text.levels.value)
-        costs = {width: self.nominal.round(width, widths.levels[width]) for width in tokens}
+        text, sizes = self.text(request), self.static
+        chances = text.counts.chances(sizes.shape.height, sizes.shape.max_siblings)
+        tokens = sizes.tokens(chances, room, text.levels.value)
+        costs = {size: self.nominal.round(size, sizes.levels[size]) for size in tokens}
         return Forecast(tokens, costs)
 
     def curve(self, batch: RoundRows, nodes: int) -> Sequence[float] | None:
-        """Returns the seconds of a round by its width, up to this one at least."""
-        heights = self.widths.heights(max(nodes, self.most))
-        return self.costs.curve(batch.place, self.name, heights)
+        """Returns the seconds of a round by its size, up to this one at least."""
+        heights = self.sizes.heights(max(nodes, self.most))
+        return self.costs.curve(batch.bucket, self.name, heights)
 
     def _takes(
-        self, free: Sequence[Request], curve: Sequence[float], widest: int, floor: int
+        self, adaptive: Sequence[Request], curve: Sequence[float], largest: int, min_size: int
     ) -> list[float]:
-        """The seconds that a round is expected to take, for each width up to this one."""
+        """The seconds that a round is expected to take, for each size up to this one."""
         if self.stopping is None:
-            return [curve[max(width, floor)] for width in range(widest + 1)]
-        reach = self.stopping.reach([self.text(request).chains for request in free], widest)
-        return expected_seconds(curve, reach, floor)
+            return [curve[max(size, min_size)] for size in range(largest + 1)]
+        reach = self.stopping.reach([self.text(request).chains for request in adaptive], largest)
+        return expected_seconds(curve, reach, min_size)
 
-    def _tokens(self, free: Sequence[Request]) -> dict[int, float]:
-        """What each width is expected to bring in all free rows together. A look-up finds something
-        for some of the rows only; the others get the one token of every round."""
+    def _tokens(self, adaptive: Sequence[Request]) -> dict[int, float]:
+        """What each size is expected to bring in all adaptive rows together. A look-up finds
+        something for some of the rows only; the others get the one token of every round."""
         share = self._rows_found.value
-        totals = dict.fromkeys(self.widths.values, 0.0)
-        for request in free:
-            for width, tokens in self._expected(request).items():
-                totals[width] += 1 + share * (tokens - 1)
+        totals = dict.fromkeys(self.sizes.values, 0.0)
+        for request in adaptive:
+            for size, tokens in self._expected(request).items():
+                totals[size] += 1 + share * (tokens - 1)
         return totals
 
     def _expected(self, request: Request) -> Mapping[int, float]:
-        """What each width is expected to bring a request. It is computed again only after something
+        """What each size is expected to bring a request. It is computed again only after something
         was learned: in plain rounds nothing is, and they must not become slower."""
-        text, widths = self.text(request), self.widths
-        height, room = widths.shape.height, request.remaining - 1
+        text, sizes = self.text(request), self.sizes
+        height, room = sizes.shape.height, request.remaining - 1
         draft = self.lookup_drafts.get(request)
         if draft is not None and draft.confidence:
             table = self._calibration.chances()
             found = [[table[at]] for at in ranges_of(draft.confidence[:height])]
-            return widths.tokens([*found, *[[0.0]] * (height - len(found))], room)
+            return sizes.tokens([*found, *[[0.0]] * (height - len(found))], room)
         levels = self._levels.value if self._any_tree else 1.0
-        known = (widths, self._learned, levels, min(room, height))
+        known = (sizes, self._learned, levels, min(room, height))
         if text.expected is None or text.expected[0] != known:
-            chances = self.acceptance.chances(text.counts, height, widths.shape.most_siblings)
-            text.expected = known, widths.tokens(chances, room, levels)
+            chances = self.acceptance.chances(text.counts, height, sizes.shape.max_siblings)
+            text.expected = known, sizes.tokens(chances, room, levels)
         return text.expected[1]
 
     # -- after a round -------------------------------------------------------------------------
@@ -261,14 +260,14 @@ class Estimator:
     def _trail(self, request: Request, outcome: Outcome) -> Trail:
         if self.stopping is not None:
             return self.stopping.learn(request, self.text(request).chains, outcome)
-        shape = self.widths.shape
+        shape = self.sizes.shape
         if shape.is_chain:
             return chain_trail(outcome.depth, outcome.accepted)
         return shape.first(outcome.drafted).trail(outcome.path)
 
     def learn_times(
         self,
-        place: Place,
+        bucket: BatchBucket,
         requests: Sequence[Request],
         outcomes: Sequence[Outcome],
         seconds: Seconds,
@@ -277,29 +276,29 @@ class Estimator:
         """Learns from how long a round took in which it drafted, before `record`. begun: no row had
         its first round, which includes the prompt."""
         costs, name = self.costs, self.name
-        width = max(outcome.drafted for outcome in outcomes)
+        size = max(outcome.drafted for outcome in outcomes)
         # Trees of look-ups take as long as chains of as many nodes.
-        levels = width if self._any_tree else max(outcome.depth for outcome in outcomes)
+        levels = size if self._any_tree else max(outcome.depth for outcome in outcomes)
         catching_up = [
-            self.unread(request, outcome.emitted)
+            self.num_uncomputed_tokens(request, outcome.emitted)
             for request, outcome in zip(requests, outcomes, strict=True)
             if outcome.drafted and not (self.text(request).drafted or self._needs_no_prefill)
         ]
-        unread, steady = sum(catching_up), costs.of(place, name, width)
+        unread, steady = sum(catching_up), costs.of(bucket, name, size)
         if begun and not catching_up:
-            costs.add(place, name, width, seconds, levels)
-        elif begun and (steady is None or steady.measured < ENOUGH):
+            costs.add(bucket, name, size, seconds, levels)
+        elif begun and (steady is None or steady.measured < MIN_SAMPLES):
             # Its drafting is mostly catching up, but scoring took as long as ever, and that alone
             # may cost more than drafts bring.
             known = costs.reading(name, unread, 0.0)
             drafting = max(0.0, seconds.draft - known) if known else 0.0
-            costs.add(place, name, width, replace(seconds, draft=drafting), levels)
+            costs.add(bucket, name, size, replace(seconds, draft=drafting), levels)
         if unread:
             # A drafter that has to catch up first takes longer than it will the next time.
             costs.add_reading(name, seconds.draft - (steady.draft if steady else 0.0), unread)
 
-    def grow(self, place: Place) -> None:
+    def grow(self, bucket: BatchBucket) -> None:
         """Grows the trees anew, if they are due."""
         if self._grown is not None and self._grown.due():
-            slopes = self.costs.slopes(place, self.name, self.nominal.forked)
-            self._grown.grow(self.acceptance, slopes)
+            marginal_costs = self.costs.marginal_costs(bucket, self.name, self.nominal.forked)
+            self._grown.grow(self.acceptance, marginal_costs)

@@ -1,4 +1,4 @@
-"""What a round is expected to bring by the width of its draft, and what a draft model saves in the
+"""What a round is expected to bring by the size of its draft, and what a draft model saves in the
 rest of a text."""
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from outpace.core.request import PerRequest, Request
-from outpace.policy.acceptance import MEMORY, WEIGHT
+from outpace.policy.acceptance import COUNT_DECAY, TEXT_PRIOR_WEIGHT
 
-REPAID = 2.3
+MIN_PREFILL_PAYBACK = 2.3
 """Reading must be repaid this many times by what drafting promises, since texts end early, and
 since of several candidates the one that promises most promises too much. With 2.0 replays are .998
 times as fast, editing .987."""
 
-HORIZON = 128
+PAYBACK_TOKENS = 128
 """Tokens within which that must be repaid. With half of what remains, 64 at most, repaid once,
 replays are .996 times as fast, summaries .974."""
 
@@ -34,21 +34,21 @@ class Forecast:
     @cached_property
     def rates(self) -> Mapping[int, float]:
         """Tokens for the cost."""
-        return {width: self.tokens[width] / cost for width, cost in self.costs.items()}
+        return {size: self.tokens[size] / cost for size, cost in self.costs.items()}
 
     @cached_property
     def best(self) -> int:
-        """The width that promises most."""
+        """The size that promises most."""
         return max(self.rates, key=self.rates.__getitem__)
 
     @cached_property
     def drafted(self) -> int:
-        """The width above 0 that promises most."""
-        return max((width for width in self.rates if width), key=self.rates.__getitem__)
+        """The size above 0 that promises most."""
+        return max((size for size in self.rates if size), key=self.rates.__getitem__)
 
     @property
     def gain(self) -> float:
-        """How many times as fast as plain decoding the best width is."""
+        """How many times as fast as plain decoding the best size is."""
         return self.rates[self.best] / self.rates[0]
 
 
@@ -56,12 +56,12 @@ SavedPerToken = Callable[[Request], float]
 """How many plain rounds a model is expected to save for each token of a text."""
 
 
-def repays(reading: float, requests: Sequence[Request], saves: SavedPerToken) -> bool:
+def is_prefill_repaid(reading: float, requests: Sequence[Request], saves: SavedPerToken) -> bool:
     """Returns whether drafting in these texts is expected to repay that the drafter reads them
     first. reading: what that costs, in tokens that plain decoding would write meanwhile in all
     rows."""
-    saved = sum(min(HORIZON, request.remaining) * saves(request) for request in requests)
-    return saved > REPAID * reading
+    saved = sum(min(PAYBACK_TOKENS, request.remaining) * saves(request) for request in requests)
+    return saved > MIN_PREFILL_PAYBACK * reading
 
 
 # -- what a model saves ----------------------------------------------------------------------------
@@ -81,12 +81,12 @@ class Sums:
 
     def rate(self, usual: float) -> float:
         """Returns the plain rounds saved per token. usual: of all texts, as a prior."""
-        return (self.saved + WEIGHT * usual) / (self.tokens + WEIGHT)
+        return (self.saved + TEXT_PRIOR_WEIGHT * usual) / (self.tokens + TEXT_PRIOR_WEIGHT)
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to play a round."""
+class RoundEstimate:
+    """What one way to run a round brings and takes."""
 
     tokens: float
     """Tokens that the round is expected to bring a row."""
@@ -100,23 +100,25 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Two ways to play a round: with a draft of the model, and the best one without it."""
+class RoundComparison:
+    """Two ways to run a round: with a draft of the model, and the best one without it."""
 
-    without: Way
-    model: Way
+    without: RoundEstimate
+    model: RoundEstimate
     curve: Sequence[float]
     """Plain rounds that a round of the model takes, by the number of tokens that it drafted."""
 
     def saved(self, tokens: int, drafted: int | None) -> float:
         """Returns the plain rounds that the model has saved, or would have saved, in a round that
         brought ``tokens`` tokens. drafted: how many tokens the model drafted in it; None where the
-        round was played without the model.
+        round was run without the model.
 
-        >>> choice = Choice(Way(tokens=1.2, takes=1.0), Way(tokens=3.0, takes=1.5), [1.0, 1.2, 1.5])
-        >>> choice.saved(1, drafted=None), choice.saved(3, drafted=2), choice.saved(1, drafted=2)
+        >>> plain, drafting = RoundEstimate(1.2, 1.0), RoundEstimate(3.0, 1.5)
+        >>> both = RoundComparison(plain, drafting, [1.0, 1.2, 1.5])
+        >>> both.saved(1, drafted=None), both.saved(3, drafted=2), both.saved(1, drafted=2)
         (0.5, 1.0, -0.6666666666666666)
-        >>> Choice(Way(tokens=3.0, takes=1.0), choice.model, choice.curve).saved(1, drafted=None)
+        >>> better = RoundEstimate(tokens=3.0, takes=1.0)
+        >>> RoundComparison(better, drafting, both.curve).saved(1, drafted=None)
         0.0
         """
         if drafted is not None:
@@ -139,7 +141,7 @@ class TextForecast:
         """Notes a round of a text: the tokens that it brought, and the plain rounds that a model
         saved, or would have saved."""
         every = self._saved.setdefault(model, Sums())
-        every.add(tokens, saved, MEMORY**tokens)
+        every.add(tokens, saved, COUNT_DECAY**tokens)
         self._own[request].setdefault(model, Sums()).add(tokens, saved)
 
     def knows(self, model: str) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PASS, DRAFTING, TREE = 9e6, 33e6, 45e6
+PASS_OVERHEAD, DRAFT_OVERHEAD, TREE_OVERHEAD = 9e6, 33e6, 45e6
 """What weighs on small models, and hardly on others, as bytes of weights that could be read in that
 time: a pass of the target or of the drafter besides reading weights; drafting at all (catching up,
 masks, the verdict); comparing siblings (measured: docs/decisions/0004-static-prices.md)."""
 
-SCORED, SCORED_ON_CPU = 0.02, 0.1
+TOKEN_COST, CPU_TOKEN_COST = 0.02, 0.1
 """Passes that scoring one more token costs."""
 
 
@@ -23,7 +23,7 @@ class NominalCosts:
     """
 
     level: float = 0.0
-    node: float = SCORED_ON_CPU
+    node: float = CPU_TOKEN_COST
     started: float = 0.0
     forked: float = 0.0
     experts: float = 0.0
@@ -43,13 +43,13 @@ class NominalCosts:
         """Returns the costs for bytes of weights that a pass of each reads; drafter: 0 for one that
         is no model. device: its kind. aux_tokens: columns after the root and each node. experts: as
         `Target.expert_bytes`."""
-        scored = SCORED_ON_CPU if device == "cpu" else SCORED
-        whole = target + PASS
+        scored = CPU_TOKEN_COST if device == "cpu" else TOKEN_COST
+        whole = target + PASS_OVERHEAD
         return cls(
-            level=(drafter + PASS) / whole if drafter else 0.0,
+            level=(drafter + PASS_OVERHEAD) / whole if drafter else 0.0,
             node=scored * (1 + aux_tokens),
-            started=DRAFTING / whole + scored * aux_tokens,
-            forked=TREE / whole,
+            started=DRAFT_OVERHEAD / whole + scored * aux_tokens,
+            forked=TREE_OVERHEAD / whole,
             experts=experts[0] / whole,
             chosen=experts[1] or 1.0,
         )

@@ -9,12 +9,12 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import DraftingTerms, EndsAfter
+from outpace.core.proposal import DraftingTerms, StoppingFn
 from outpace.core.request import Request
 from outpace.core.trees.tree_shape import Trail, chain_trail
 from outpace.draft.rounds import Outcome
-from outpace.policy.acceptance import MEMORY, Acceptance, Calibration, Confidences, Counts
-from outpace.policy.costs import ENOUGH
+from outpace.policy.acceptance import COUNT_DECAY, Acceptance, Calibration, Confidences, Counts
+from outpace.policy.costs import MIN_SAMPLES
 
 
 class Stopping:
@@ -30,10 +30,10 @@ class Stopping:
     """
 
     def __init__(self) -> None:
-        self._calibration = Calibration(memory=MEMORY)
+        self._calibration = Calibration(memory=COUNT_DECAY)
         self._next = Counts()  # chances of tokens after an accepted one
         self._going = Acceptance()  # chances that a chain is not ended, by its length
-        self._free: Sequence[Request] = ()
+        self._adaptive: Sequence[Request] = ()
         # By length, from 1: the sum of the rows' chances below which chains of it end.
         self._least: Sequence[float] = ()
         self._confidences = Confidences(())
@@ -45,27 +45,27 @@ class Stopping:
 
     # -- before a round ------------------------------------------------------------------------
 
-    def reach(self, rows: Sequence[Counts], widest: int) -> list[float]:
-        """Returns the chance that a chain comes to have 1, 2, ... ``widest`` tokens, if nothing
+    def reach(self, rows: Sequence[Counts], largest: int) -> list[float]:
+        """Returns the chance that a chain comes to have 1, 2, ... ``largest`` tokens, if nothing
         else ends it, on average over these rows."""
-        reached = [0.0] * widest
+        reached = [0.0] * largest
         for row in rows:
-            goes_on = [chance for (chance,) in self._going.chances(row, widest)]
+            goes_on = [chance for (chance,) in self._going.chances(row, largest)]
             chances = accumulate(goes_on, float.__mul__, initial=1.0)
-            for place, chance in zip(range(widest), chances, strict=False):
-                reached[place] += chance / len(rows)
+            for index, chance in zip(range(largest), chances, strict=False):
+                reached[index] += chance / len(rows)
         return reached
 
-    def begin(self, free: Sequence[Request]) -> None:
-        """Begins a round. free: the rows whose chains may be ended; none is, until `plan` says
+    def begin(self, adaptive: Sequence[Request]) -> None:
+        """Begins a round. adaptive: the rows whose chains may be ended; none is, until `plan` says
         where that pays."""
-        self._free, self._least = free, ()
+        self._adaptive, self._least = adaptive, ()
 
     def plan(self, rate: float, curve: Sequence[float]) -> None:
         """Sets how likely the chains of the coming round must be, at each length, to go on.
 
         rate: tokens per second that rounds bring, all rows together. curve: the seconds of a round
-        by its width.
+        by its size.
         """
         ((chance,),) = self._next.chances(1)
         self._least = [rate * cost / chance for cost in costs_of_one_more(curve)]
@@ -75,11 +75,11 @@ class Stopping:
         self._confidences, self._watched = Confidences(requests), {}
         chances = [self._calibration.chances()] * len(requests)
 
-        def begin(counts: Sequence[int]) -> EndsAfter:
+        def begin(counts: Sequence[int]) -> StoppingFn:
             asked = {
                 request: count
                 for request, count in zip(requests, counts, strict=True)
-                if count and request in self._free
+                if count and request in self._adaptive
             }
             self._watched |= dict.fromkeys(asked, False)
             live = [request in asked for request in requests]
@@ -89,7 +89,7 @@ class Stopping:
 
             return self._confidences.watch(counts, chances, self._ending(live, end))
 
-        return replace(terms, ends_after=begin)
+        return replace(terms, make_stopping_fn=begin)
 
     def _ending(
         self, live: Sequence[bool], end: Callable[[int], None]
@@ -131,26 +131,26 @@ class Stopping:
 
 def costs_of_one_more(curve: Sequence[float]) -> list[float]:
     """Returns how many seconds longer one more token makes a round with 1, 2, ... tokens. Each is a
-    mean over neighbouring widths: single medians are off by as much as a token costs.
+    mean over neighbouring sizes: single medians are off by as much as a token costs.
 
     >>> costs_of_one_more([10.0, 12.0, 13.0, 14.0, 18.0])
     [1.0, 2.0, 2.5]
     """
     last = len(curve) - 1
-    around = [(max(1, width - 1), min(last, width + ENOUGH)) for width in range(1, last)]
+    around = [(max(1, size - 1), min(last, size + MIN_SAMPLES)) for size in range(1, last)]
     return [(curve[high] - curve[low]) / (high - low) for low, high in around]
 
 
-def expected_seconds(curve: Sequence[float], reach: Sequence[float], floor: int) -> list[float]:
+def expected_seconds(curve: Sequence[float], reach: Sequence[float], min_size: int) -> list[float]:
     """Returns the seconds that a round takes on average, for each number of tokens 0, 1, ... that
     chains may have.
 
-    reach: the chance of each number of tokens 1, 2, ... to be drafted. floor: tokens that some
+    reach: the chance of each number of tokens 1, 2, ... to be drafted. min_size: tokens that some
     other row drafts in any case.
 
-    >>> expected_seconds([10.0, 12.0, 16.0], reach=[1.0, 0.5], floor=0)
+    >>> expected_seconds([10.0, 12.0, 16.0], reach=[1.0, 0.5], min_size=0)
     [10.0, 12.0, 14.0]
     """
-    padded = [curve[max(width, floor)] for width in range(len(reach) + 1)]
+    padded = [curve[max(size, min_size)] for size in range(len(reach) + 1)]
     more = (chance * (b - a) for chance, (a, b) in zip(reach, pairwise(padded), strict=True))
     return list(accumulate(more, initial=padded[0]))

@@ -10,7 +10,7 @@ from typing import Any
 from outpace.core.account import DrafterAccount, Reason
 from outpace.draft.rounds import Outcome
 from outpace.policy.acceptance import Counts, Ratio
-from outpace.policy.exploration import Exploration
+from outpace.policy.exploration import TrialBudget
 
 
 @dataclass
@@ -62,7 +62,7 @@ class TextState:
     counts: Counts
     chains: Counts
     """How far its chains go on, where something ends them."""
-    nominal: Exploration
+    nominal: TrialBudget
     """What its drafts have lost in nominal costs, for reproducible texts."""
     levels: Ratio
     """Levels for each node of its drafts."""
@@ -75,4 +75,4 @@ class TextState:
     """Plain rounds that trials in this text were expected to lose."""
     tally: Tally = field(default_factory=Tally)
     expected: tuple[object, Mapping[int, float]] | None = None
-    """What each width was last expected to bring, with all that this was computed from."""
+    """What each size was last expected to bring, with all that this was computed from."""

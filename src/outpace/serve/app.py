@@ -24,8 +24,8 @@ from starlette.routing import BaseRoute, Route
 from outpace.core.special_tokens import special_tokens
 from outpace.errors import ConfigError, ProcessLost
 from outpace.llm import LLM
-from outpace.serve.bodies import Bodies, Reading
-from outpace.serve.engine_thread import EngineThread, Job, QueueFull, ShuttingDown, TooMany
+from outpace.serve.bodies import Bodies, BodyParser
+from outpace.serve.engine_thread import EngineThread, Job, QueueFull, ShuttingDown, TooManyRequests
 from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, client_of, failure
 from outpace.serve.observers import ServerMetrics, Tracer
 from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to, disconnected
@@ -52,9 +52,9 @@ PAGE_HEADERS = {
 
 
 class Server:
-    """The endpoints over one `LLM`, whose engine it plays in a thread of its own.
+    """The endpoints over one `LLM`, whose engine it runs in a thread of its own.
 
-    ``app`` is an ASGI application. Nobody else may play the LLM's engine while it runs.
+    ``app`` is an ASGI application. Nobody else may run the LLM's engine while it runs.
     """
 
     def __init__(self, llm: LLM, settings: Settings) -> None:
@@ -62,8 +62,8 @@ class Server:
         self._settings = settings
         self._reader = Reader(llm, settings)
         self._body = Bodies(settings.max_body_bytes, settings.request_seconds)
-        self._reading = Reading(settings.request_seconds)
-        self._texts = TokenTexts(llm.intake.decoder)
+        self._parser = BodyParser(settings.request_seconds)
+        self._texts = TokenTexts(llm.input_processor.decoder)
         self._tracer = Tracer(self._decode, special_tokens(llm.tokenizer))
         self.thread = EngineThread(
             llm.engine, settings.max_waiting, self._note_end, settings.max_per_client
@@ -72,7 +72,7 @@ class Server:
             settings.model_name,
             lambda: self.thread.running,
             lambda: self.thread.waiting,
-            llm.engine.target.rows,
+            llm.engine.target.max_rows,
         )
         self._created = int(time())
         self.app = self._application()
@@ -163,7 +163,7 @@ class Server:
         async def respond(request: Request) -> Response:
             body = await self._body(request)
             arrived = perf_counter()
-            call = await self._reading(read, body, partial(disconnected, request))
+            call = await self._parser(read, body, partial(disconnected, request))
             notes = request.state.log
             if self._settings.log_prompts:
                 notes["body"] = body.content
@@ -190,7 +190,7 @@ class Server:
             self._tracer.follow(call.requests)
         try:
             self.thread.submit(job)
-        except (QueueFull, ShuttingDown, TooMany) as error:
+        except (QueueFull, ShuttingDown, TooManyRequests) as error:
             self._tracer.leave(call.requests)
             raise answer_to(error) from error
         return job
@@ -214,27 +214,27 @@ class Server:
                 log.error("a text ended with an error", exc_info=error)
 
     def _decode(self, token: int) -> str:
-        decoder = self._llm.intake.decoder
+        decoder = self._llm.input_processor.decoder
         return "" if decoder is None else decoder.token(token)
 
     # -- everything else ---------------------------------------------------------------------------
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        tokens = await self._reading(self._reader.tokens, body, partial(disconnected, request))
+        tokens = await self._parser(self._reader.tokens, body, partial(disconnected, request))
         most = self._llm.max_model_len
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": most})
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        text = await self._reading(self._reader.text, body, partial(disconnected, request))
+        text = await self._parser(self._reader.text, body, partial(disconnected, request))
         return JSONResponse({"prompt": text})
 
     async def _forget(self, request: Request) -> Response:
         if (await self._body(request)).content != {}:
             raise ApiError(400, "the body of /forget is an empty object: {}.")
         try:
-            await asyncio.wrap_future(self.thread.between_rounds(self._llm.forget_texts))
+            await asyncio.wrap_future(self.thread.run_between_rounds(self._llm.forget_texts))
         except ShuttingDown as error:
             raise answer_to(error) from error
         except ConfigError as error:  # a drafter that learns cannot forget
@@ -265,9 +265,9 @@ class Server:
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
-        lost = self._llm.engine.target.lost
-        if lost is not None:
-            raise answer_to(ProcessLost(lost))
+        reason = self._llm.engine.target.failure_reason
+        if reason is not None:
+            raise answer_to(ProcessLost(reason))
         if not self.thread.accepts:
             raise ApiError(503, "the server is shutting down.", code="shutting_down")
         return JSONResponse(

@@ -20,7 +20,7 @@ from outpace.serve.openai.errors import ApiError
 
 LONG = 1 << 16
 """Bytes from which on a body is long: a long prompt, or an image."""
-LONG_AT_ONCE = 4
+MAX_LONG_BODIES = 4
 """Long bodies, and such as ask for a form, that are read at once. The others wait without a thread,
 so that there always is one for a short body."""
 WAITING = 64
@@ -60,12 +60,12 @@ class Body:
 # -- reading: what a body asks for -----------------------------------------------------------------
 
 
-class Reading:
-    """Reads bodies, short ones at once. seconds: how long one may wait for its turn."""
+class BodyParser:
+    """Parses bodies, short ones at once. seconds: how long one may wait for its turn."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._long = asyncio.Semaphore(LONG_AT_ONCE)
+        self._long = asyncio.Semaphore(MAX_LONG_BODIES)
         self._waiting = 0
 
     async def __call__(
@@ -133,7 +133,7 @@ class Bodies:
     def __init__(self, most: int, seconds: float) -> None:
         self._most, self._seconds = most, seconds
         self._held = 0  # bytes of all bodies that are coming in, or wait to be parsed
-        self._parsing = asyncio.Semaphore(LONG_AT_ONCE)
+        self._parsing = asyncio.Semaphore(MAX_LONG_BODIES)
 
     async def __call__(self, request: Request) -> Body:
         """Returns a request's body, which is JSON; ``ApiError`` for what is none, for too much, and

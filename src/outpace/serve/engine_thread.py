@@ -1,4 +1,4 @@
-"""The one thread that plays rounds, the mailbox through which others reach it, and its jobs: the
+"""The one thread that runs rounds, the mailbox through which others reach it, and its jobs: the
 texts of one call in the making."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Job:
     @property
     def waits(self) -> bool:
         """Whether there is no news of any text: none has had a row, and none has ended."""
-        return not any(one.began_with or one.finished for one in self.requests)
+        return not any(one.admitted_token_ids or one.finished for one in self.requests)
 
     @property
     def finished(self) -> bool:
@@ -122,7 +122,7 @@ class QueueFull(Exception):
     """More texts wait than the server lets wait."""
 
 
-class TooMany(Exception):
+class TooManyRequests(Exception):
     """A client has more texts open than the server lets one have."""
 
 
@@ -140,7 +140,7 @@ class EngineThread:
     Other threads only ever put something into its mailbox, which is emptied between two rounds. So
     a request that is cancelled gives its row back within a round, a client that reads slowly holds
     up nobody, and an error that belongs to one request ends that request alone. A step that fails
-    for another reason is played again; if it fails again, the requests in the batch end with its
+    for another reason is run again; if it fails again, the requests in the batch end with its
     error, and the others go on.
 
     ended: is called with every job that ended, in the engine's thread. max_waiting: texts that may
@@ -155,7 +155,7 @@ class EngineThread:
         max_per_client: int | None = None,
     ) -> None:
         self.engine = engine
-        self._room = engine.target.rows + max_waiting
+        self._room = engine.target.max_rows + max_waiting
         self._room_of_one = max_per_client
         self._ended = ended
         self._mailbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -180,7 +180,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether rounds can be played."""
+        """Whether rounds can be run."""
         return self._thread.is_alive()
 
     @property
@@ -199,14 +199,14 @@ class EngineThread:
         return max(0, self._live - self.running)
 
     def submit(self, job: Job) -> None:
-        """Hands over a job; raises `QueueFull`, `TooMany` or `ShuttingDown`."""
+        """Hands over a job; raises `QueueFull`, `TooManyRequests` or `ShuttingDown`."""
         texts = len(job.requests)
         with self._lock:
             if not self.accepts:
                 raise ShuttingDown
             own = self._live_by_client[job.client] + texts
             if self._room_of_one is not None and own > self._room_of_one:
-                raise TooMany
+                raise TooManyRequests
             if self._live + texts > self._room:
                 raise QueueFull
             self._live += texts
@@ -218,7 +218,7 @@ class EngineThread:
         """Ends a job where it is; nothing happens to one that has ended."""
         self._mailbox.put(lambda: self._abort(job))
 
-    def between_rounds(self, work: Callable[[], None]) -> Future[None]:
+    def run_between_rounds(self, work: Callable[[], None]) -> Future[None]:
         """Lets the thread do some work between two rounds. What is returned is done when the work
         is, or has its error; raises `ShuttingDown`."""
         done: Future[None] = Future()
@@ -264,8 +264,8 @@ class EngineThread:
             try:
                 if not self._read_mail():
                     return
-                self._play()
-            except BaseException:  # of the server's own: the next round is played
+                self._run_round()
+            except BaseException:  # of the server's own: the next round is run
                 log.exception("the engine's thread caught an error of its own")
 
     def _read_mail(self) -> bool:
@@ -312,7 +312,7 @@ class EngineThread:
                 request.fail(error)
                 self.engine.remove(request)
 
-    def _play(self) -> None:
+    def _run_round(self) -> None:
         try:
             self.engine.step()
             self._failures = 0
@@ -323,7 +323,7 @@ class EngineThread:
                 self.refuse()
                 self._give_up(error, len(self.engine.running) + len(self.engine.waiting))
             elif self._failures >= ATTEMPTS:
-                self._give_up(_fault(error), self.engine.target.rows)
+                self._give_up(_fault(error), self.engine.target.max_rows)
         now = perf_counter()
         if now > self._deadline:
             for job in self._jobs:
@@ -347,7 +347,7 @@ class EngineThread:
                 request.fail(error)
 
     def _note_times(self, job: Job, now: float) -> None:
-        if job.began is None and any(request.began_with for request in job.requests):
+        if job.began is None and any(request.admitted_token_ids for request in job.requests):
             job.began = now
         if job.first_token is None and job.tokens:
             job.first_token = now

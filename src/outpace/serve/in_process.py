@@ -47,7 +47,7 @@ class InProcess:
             drain_seconds=0.0,  # what is open when the work ends was given up
             playground=False,
         )
-        self.rows = llm.engine.target.rows
+        self.rows = llm.engine.target.max_rows
         self._app = Server(llm, settings).app
 
     @asynccontextmanager

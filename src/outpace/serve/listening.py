@@ -170,15 +170,15 @@ class Runner(uvicorn.Server):
         config: uvicorn.Config,
         drain: Callable[[], None],
         end: Callable[[], None],
-        lost: Callable[[], str | None] = lambda: None,
+        failure_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """lost: why nothing can be computed any more, None as long as it can."""
+        """failure_reason: why nothing can be computed any more, None as long as it can."""
         super().__init__(config)
-        self._drain, self._end, self.lost = drain, end, lost
+        self._drain, self._end, self.failure_reason = drain, end, failure_reason
         self._signals = 0
 
     async def on_tick(self, counter: int) -> bool:
-        if self.lost() is not None and not self.should_exit:
+        if self.failure_reason() is not None and not self.should_exit:
             self._drain()
             self.should_exit = True
         return await super().on_tick(counter)
@@ -208,7 +208,9 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
         lifespan="on",
         timeout_graceful_shutdown=int(settings.drain_seconds) + CLOSING_SECONDS,
     )
-    return Runner(config, server.drain, server.thread.end_all, lambda: llm.engine.target.lost)
+    return Runner(
+        config, server.drain, server.thread.end_all, lambda: llm.engine.target.failure_reason
+    )
 
 
 def run_until_stopped(runner: Runner, listening: socket.socket) -> None:
@@ -219,6 +221,6 @@ def run_until_stopped(runner: Runner, listening: socket.socket) -> None:
         runner.run(sockets=[listening])
     except KeyboardInterrupt:
         return
-    lost = runner.lost()
-    if lost is not None:
-        raise ProcessLost(lost)
+    reason = runner.failure_reason()
+    if reason is not None:
+        raise ProcessLost(reason)

@@ -91,7 +91,7 @@ class ServerMetrics:
         for request in job.requests:
             self._ended.labels(self._model, request.finish_reason or "abort").inc()
             self._preemptions.inc(request.preemptions)
-            if request.began_with:  # others have ended while they waited, and nobody read them
+            if request.admitted_token_ids:  # others ended while they waited, and nobody read them
                 self._prompt.inc(len(request.prompt_ids))
                 self._cached.inc(request.cached_tokens)
             self._lengths.observe(len(request.prompt_ids))

@@ -12,7 +12,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from outpace.serve.engine_thread import Delta, Job, OutOfTime, QueueFull, ShuttingDown, TooMany
+from outpace.serve.engine_thread import (
+    Delta,
+    Job,
+    OutOfTime,
+    QueueFull,
+    ShuttingDown,
+    TooManyRequests,
+)
 from outpace.serve.openai.answers import Answer, event
 from outpace.serve.openai.errors import ApiError
 
@@ -20,7 +27,7 @@ log = logging.getLogger("outpace.serve")
 
 Deliver = Callable[[list[Delta]], None]
 
-SILENCE = 15.0
+KEEPALIVE_SECONDS = 15.0
 """Seconds after which a stream says that it is still there: proxies close what is silent for a
 minute, and a text may wait, or write a call of a function, for longer than that."""
 
@@ -67,11 +74,11 @@ class OpenCall:
         try:
             for part in self._answer.opening():
                 yield part
-            async for deltas in self._arriving(SILENCE):
+            async for deltas in self._arriving(KEEPALIVE_SECONDS):
                 parts = list(self._answer.feed(deltas))
                 if parts:
                     sent = self._loop.time()
-                elif self._loop.time() - sent >= SILENCE:
+                elif self._loop.time() - sent >= KEEPALIVE_SECONDS:
                     parts, sent = [STILL_THERE], self._loop.time()
                 for part in parts:
                     yield part
@@ -132,7 +139,7 @@ def answer_to(error: Exception | None) -> ApiError:
         return ApiError(504, "the request took longer than this server allows.", code="timeout")
     if isinstance(error, QueueFull):
         return ApiError(429, "too many texts wait already: come again later.", code="queue_full")
-    if isinstance(error, TooMany):
+    if isinstance(error, TooManyRequests):
         return ApiError(
             429, "you have as many texts open as one client may: wait for one.", code="too_many"
         )

@@ -1,8 +1,8 @@
 """The protocol of a target: what the engine, the policy and the audit know of a model.
 
 A target keeps rows, each with its own committed length. Between rounds it admits rows and reads
-their prompts in chunks; in a round it scores a `Plan` in one pass, and then commits each row's
-accepted path. It never decides anything about a text.
+their prompts in chunks; in a round it scores a `ScoreInputs` in one pass, and then commits each
+row's accepted path. It never decides anything about a text.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from outpace.core.proposal import AuxTokens, Precomputed
-from outpace.core.request import Media, Source
+from outpace.core.request import EncoderInputs, MultiModalInputs
 from outpace.core.trees.tree import Tree
-from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.trees.tree_shape import MAX_TREE_NODES
 
 KVCacheDtype = Literal["auto", "int8", "fp8"]
 """In what keys and values are held: as the model computes them, or in 8 bits."""
 
-States = Mapping[int, Tensor]
+HiddenStates = Mapping[int, Tensor]
 """Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
 embedding, -1 is what the head reads."""
 
@@ -35,29 +35,29 @@ class PromptInputs:
 
     token_ids: Sequence[int]
     """The tokens that the decoder continues; for an encoder-decoder at least its start token."""
-    reuse: int = 0
+    max_cached_prefix: int = 0
     """How many tokens, at most, may be taken over from the cache of an earlier text that begins
-    alike. `Target.fill` returns no hidden states of those that were."""
-    source: Source | None = None
+    alike. `Target.prefill` returns no hidden states of those that were."""
+    source: EncoderInputs | None = None
     """What the encoder reads; None for a model without an encoder."""
-    media: Media | None = None
+    media: MultiModalInputs | None = None
     """The prompt's images, for a vision-language model; None for a prompt without images."""
 
 
 @dataclass(frozen=True, eq=False)
-class ReadPart:
-    """A part of the prompts that `Target.fill` has read."""
+class PrefillChunk:
+    """A part of the prompts that `Target.prefill` has read."""
 
     rows: Sequence[int]
     tokens: Sequence[Sequence[int]]
     """The tokens that were read of each of these rows, in order and for the first time."""
-    states: States = field(default_factory=dict)
+    states: HiddenStates = field(default_factory=dict)
     """Their hidden states, of the layers that were asked for. A row's tokens come first, then
     padding."""
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ScoreInputs:
     """One pass over all ready rows: what is fed, and what is wanted of it.
 
     pending: each row's committed tokens that are not cached yet, as many in all rows; the last of
@@ -76,14 +76,14 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """What a pass says about a plan."""
+    """What a pass over `ScoreInputs` says."""
 
     logits: Tensor  # [B, M, V], at the root and at each node
-    states: States = field(default_factory=dict)
+    states: HiddenStates = field(default_factory=dict)
     """Hidden states of the pending tokens and the nodes, ``[B, P + N, H]`` by layer."""
     aux_logits: Tensor | None = None  # [B, R, V]
 
-    def of_nodes(self, layers: Iterable[int]) -> Tensor:
+    def node_hidden_states(self, layers: Iterable[int]) -> Tensor:
         """Returns ``[B, M, H]``: the states of root and nodes, the layers side by side."""
         nodes = self.logits.shape[1]
         return torch.cat([self.states[layer][:, -nodes:] for layer in layers], -1)
@@ -93,27 +93,28 @@ class Target(ABC):
     """Rows of one model.
 
     Rows are numbered from 0. ``admit`` and ``fork`` append a row, ``retain`` keeps some of them and
-    numbers them anew. The first ``ready`` rows have their prompts read and take part in passes.
+    numbers them anew. The first ``num_ready_rows`` rows have their prompts read and take part in
+    passes.
     """
 
     device: torch.device
     dtype: torch.dtype
     """The dtype of the weights that are not quantised, and of hidden states and logits."""
-    rows: int
+    max_rows: int
     """How many rows there can be at once."""
     max_length: int
     """How many tokens a row can hold, those of the prompt included."""
-    most_nodes: int = LARGEST
+    max_nodes: int = MAX_TREE_NODES
     """Drafted nodes that a pass can score in a row, at most."""
     chains_only: bool = False
     """Whether its passes score chains, and no other trees and no auxiliary tokens."""
     kv_cache_dtype: KVCacheDtype = "auto"
     """In what it holds keys and values."""
-    reuses: bool = False
+    has_prefix_cache: bool = False
     """Whether it keeps the caches of texts that have ended, for texts that begin alike."""
 
     @property
-    def lost(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Why it cannot compute anything any more, as a sentence; None as long as it can. It may
         be asked at any time, in any thread."""
         return None
@@ -123,12 +124,12 @@ class Target(ABC):
 
     @property
     @abstractmethod
-    def active(self) -> int:
+    def num_rows(self) -> int:
         """How many rows there are."""
 
     @property
     @abstractmethod
-    def ready(self) -> int:
+    def num_ready_rows(self) -> int:
         """How many rows, from the first on, take part in the next pass."""
 
     @property
@@ -145,9 +146,9 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def fill(
+    def prefill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[ReadPart]:
+    ) -> list[PrefillChunk]:
         """Reads up to about ``token_budget`` tokens of the prompts that are not read yet, row after
         row, and returns what was read.
 
@@ -164,12 +165,12 @@ class Target(ABC):
         """
 
     @abstractmethod
-    def score(self, plan: Plan) -> Scores:
+    def score(self, inputs: ScoreInputs) -> Scores:
         """Returns what one pass over the ready rows says. It commits nothing."""
 
     @abstractmethod
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Commits the pending tokens of the last plan and, of its nodes, each row's accepted
+        """Commits the pending tokens of the last pass and, of its nodes, each row's accepted
         path."""
 
     @abstractmethod
@@ -177,14 +178,14 @@ class Target(ABC):
         """Keeps only these rows (ascending), numbered anew from 0.
 
         texts: the tokens of rows that leave, by row; a target may save what it has cached of them
-        for rows that begin alike (`PromptInputs.reuse`).
+        for rows that begin alike (`PromptInputs.max_cached_prefix`).
         """
 
     @abstractmethod
     def reset(self) -> None:
         """Forgets all rows, whatever state an interruption in the middle of anything has left."""
 
-    def computing(self) -> AbstractContextManager[None]:
+    def step_context(self) -> AbstractContextManager[None]:
         """Returns a context in which everything of a step is computed, drafts and verdicts too, for
         a target that has to set the machine up for that."""
         return nullcontext()
@@ -228,37 +229,37 @@ class Target(ABC):
         """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
         raise NotImplementedError(f"{type(self).__name__} has no embeddings to show.")
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of states ``[..., H]`` as the last layer leaves them."""
         raise NotImplementedError(f"{type(self).__name__} has no head to show.")
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         """Returns logits ``[..., V']`` that a copy of some rows of the head has made, scaled, with
-        the soft bound that `head` gives its own."""
+        the soft bound that `compute_logits` gives its own."""
         return logits
 
     @property
-    def entry_layers(self) -> Mapping[str, int]:
-        """By type of layer, the layer whose keys and values `entries` shows: the last one that
+    def kv_layers(self) -> Mapping[str, int]:
+        """By type of layer, the layer whose keys and values `key_values` shows: the last one that
         computes its own. Empty where it shows none."""
         return {}
 
-    def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
+    def key_values(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
         """Returns by type of layer what is cached of the ready rows, keys and values
         ``[B, G, L, D]`` of as many tokens as the longest row has. They may be views, which the next
         pass writes over; what comes after a row's length is anything."""
         raise NotImplementedError(f"{type(self).__name__} has no keys and values to show.")
 
-    def view(self, skipped: SubLayers) -> View:
+    def view(self, skipped: SubLayers) -> PartialView:
         """Returns the target without some of its sub-layers: the same weights and slots."""
         raise NotImplementedError(f"{type(self).__name__} cannot leave out layers.")
 
-    def lower(self, layers: int) -> LowerView:
+    def early_exit(self, layers: int) -> EarlyExitView:
         """Returns the first ``layers`` layers of the target, followed by its head: the same weights
         and slots, so that the target's own pass can go on from where they ended."""
         raise NotImplementedError(f"{type(self).__name__} cannot stop after some layers.")
 
-    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+    def forward_uncached(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         """Returns the logits ``[T, V]`` after each token of a text, or ``[last, V]`` after each of
         its last tokens. The text is read in one forward, without any cache."""
         raise NotImplementedError(f"{type(self).__name__} cannot read a text plainly.")
@@ -271,7 +272,7 @@ class Target(ABC):
             f"{type(self).__name__} computes no auxiliary tokens without a cache."
         )
 
-    def another(self, rows: int) -> Target:
+    def new_target(self, rows: int) -> Target:
         """Returns a target of the same model, as long, with ``rows`` rows of its own."""
         raise NotImplementedError(f"{type(self).__name__} has no more rows to give.")
 
@@ -295,11 +296,11 @@ class SubLayers:
         return self.attention & self.mlp
 
 
-NOTHING = SubLayers()
+NO_SUBLAYERS = SubLayers()
 """No part of any layer."""
 
 
-class View(ABC):
+class PartialView(ABC):
     """A target without some of its sub-layers, for drafting.
 
     It reads what the target has cached and writes after it, into slots that the next pass of the
@@ -319,7 +320,7 @@ class View(ABC):
         that follow what was fed since `begin`, for all ready rows."""
 
 
-class LowerView(View):
+class EarlyExitView(PartialView):
     """The first layers of a target, which its own pass does not compute again."""
 
     @property

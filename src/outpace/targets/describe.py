@@ -25,7 +25,7 @@ from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import BlockLinear, block_bytes, embedding_dtype
 from outpace.targets.cpu.weights.quantize import Int8Linear
 from outpace.targets.hf.device_map import places
-from outpace.targets.hf.loading.loaded import End, Loaded
+from outpace.targets.hf.loading.loaded import End, LoadedModel
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.targets.hf.weights import pass_bytes
 from outpace.targets.parallel.load import SplitModel
@@ -126,7 +126,7 @@ class Description:
         return f"{line} | drafter {replace(self.drafter, slow=None) if same else self.drafter}"
 
 
-def describe(loaded: Loaded, drafter: Loaded | None = None) -> Description:
+def describe(loaded: LoadedModel, drafter: LoadedModel | None = None) -> Description:
     """Returns how a model is computed, and its drafter, if that is a model."""
     modules = list(loaded.model.modules())
     kinds = kernels_of(modules)
@@ -167,12 +167,12 @@ def block_kinds(model: nn.Module) -> str | None:
     return ", ".join(f"{kind} {100 * sizes[kind] / whole:.0f} %" for kind in order) or None
 
 
-def _activations(loaded: Loaded) -> torch.dtype:
+def _activations(loaded: LoadedModel) -> torch.dtype:
     model: Any = loaded.model  # its weights may be held in a narrower dtype
     return embedding_dtype(model.get_input_embeddings())
 
 
-def _slow(loaded: Loaded, kinds: list[str]) -> str | None:
+def _slow(loaded: LoadedModel, kinds: list[str]) -> str | None:
     if "dequantized" in kinds and loaded.cpu_kernels != "off":
         return (
             "several times slower than with our own products of blocks, because these are not "
@@ -212,7 +212,7 @@ class ComputedPart:
     """Bytes of it that a pass reads."""
 
 
-def computed_parts(loaded: Loaded) -> tuple[ComputedPart, ...]:
+def computed_parts(loaded: LoadedModel) -> tuple[ComputedPart, ...]:
     """Returns the parts of a model in the order in which a pass meets them, without those that hold
     no matrices, such as norms, and without tables of positions."""
     model: Any = loaded.model

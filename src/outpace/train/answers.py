@@ -29,7 +29,7 @@ from outpace.inputs.documents import (
 )
 from outpace.inputs.prompts import ChatIds
 from outpace.targets.hf.tokenizer import tokenized
-from outpace.train.data import Written, items
+from outpace.train.data import PromptAnswer, items
 
 FILE = "answers.jsonl"
 AT_ONCE = 256
@@ -96,7 +96,7 @@ class Answers:
         with saving(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def __iter__(self) -> Iterator[Written]:
+    def __iter__(self) -> Iterator[PromptAnswer]:
         """Yields the tokens of each prompt and its answer. Raises ``ModelLoadError`` for a line
         that was not written here."""
         with self._path.open(encoding="utf-8") as file:
@@ -104,14 +104,14 @@ class Answers:
             for number, line in enumerate(file, 2):
                 yield self._written(line, number)
 
-    def _written(self, line: str, number: int) -> Written:
+    def _written(self, line: str, number: int) -> PromptAnswer:
         try:
             found = json.loads(line)
         except ValueError:
             found = None
         match found:
             case [list(prompt), list(answer)]:
-                return Written(prompt, answer)
+                return PromptAnswer(prompt, answer)
         raise ModelLoadError(
             f"{self._path}, line {number} holds no answer: delete that line, or the file to begin "
             "anew."

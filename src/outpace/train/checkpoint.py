@@ -16,16 +16,16 @@ from torch import Tensor
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers import Origin
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.draft_model import PRUNED
-from outpace.train.making import check_begin
 from outpace.train.settings import TrainSettings
+from outpace.train.students import check_begin
 from outpace.train.teacher import origin_of
 
 STATE, LOG = "training.pt", "training.jsonl"
 
 
-def check_goes_on(out: Path, settings: TrainSettings, loaded: Loaded) -> None:
+def check_goes_on(out: Path, settings: TrainSettings, loaded: LoadedModel) -> None:
     """Raises what `TrainingRun` would for a folder that holds the run of another target or with
     other settings, or a state that is damaged. Reads no weights; nothing is said of the text."""
     path = out / STATE

@@ -27,8 +27,8 @@ from outpace.heads.classifiers import (
     save_classifier,
 )
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
-from outpace.train.measures import BalancedAccuracy
+from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
+from outpace.train.metrics import BalancedAccuracy
 from outpace.train.recipe import LossOutput, Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
 from outpace.train.teacher import Teacher, origin_of
@@ -37,7 +37,7 @@ from outpace.train.teacher import Teacher, origin_of
 class DraftedTokens:
     """A draft model, and texts with some of its tokens in them."""
 
-    def __init__(self, draft: Loaded, vocabulary: int, greedy: bool) -> None:
+    def __init__(self, draft: LoadedModel, vocabulary: int, greedy: bool) -> None:
         """vocabulary: tokens that the target can generate. greedy: its likeliest tokens are put in,
         and not some that are drawn from its distributions."""
         self.model = Teacher(draft, (-1,), top=0)
@@ -48,7 +48,7 @@ class DraftedTokens:
         states."""
         return self.model.logits(states)[..., : self._vocabulary].softmax(-1)
 
-    def put_into(self, tokens: Tensor, places: Tensor) -> Tensor:
+    def insert_into(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Returns texts ``[B, T]`` with tokens of its own at places ``[P]``, each chosen after the
         text as it was given."""
         probs = self.probs(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
@@ -83,9 +83,9 @@ class JudgeStudent(ClassifierStudent):
     says the same after it as it says after the text's own token."""
 
     top = 1
-    measure = BalancedAccuracy(("right", "wrong"))
+    metric = BalancedAccuracy(("right", "wrong"))
 
-    def __init__(self, loaded: Loaded, draft: Loaded, config: JudgeConfig) -> None:
+    def __init__(self, loaded: LoadedModel, draft: LoadedModel, config: JudgeConfig) -> None:
         self.network = Judge(origin_of(loaded), config).to(loaded.device)
         self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
         self._window = config.window
@@ -95,7 +95,7 @@ class JudgeStudent(ClassifierStudent):
         own = teacher.read(tokens)
         tokens, window = own.tokens, self._window
         places = torch.arange(window, tokens.shape[1] - window, 2 * window, device=tokens.device)
-        changed = self._drafted.put_into(tokens, places)
+        changed = self._drafted.insert_into(tokens, places)
         theirs = teacher.read(changed)
         same = (own.top_tokens == theirs.top_tokens)[..., 0]  # [B, T]
         agreed = torch.stack([same[:, places + step] for step in range(window)]).all(0)
@@ -112,9 +112,11 @@ class AcceptancePredictionStudent(ClassifierStudent):
     accepts it, in the text in which the draft model's state at it is taken."""
 
     top = 0
-    measure = BalancedAccuracy(("accepted", "rejected"))
+    metric = BalancedAccuracy(("accepted", "rejected"))
 
-    def __init__(self, loaded: Loaded, draft: Loaded, config: AcceptancePredictionConfig) -> None:
+    def __init__(
+        self, loaded: LoadedModel, draft: LoadedModel, config: AcceptancePredictionConfig
+    ) -> None:
         self.network = AcceptancePredictionHead(origin_of(draft), config).to(loaded.device)
         self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
         self._config = config
@@ -123,7 +125,7 @@ class AcceptancePredictionStudent(ClassifierStudent):
     def read(self, teacher: Teacher, tokens: Tensor) -> Examples:
         every = self._config.every
         places = torch.arange(every, tokens.shape[1], every, device=teacher.device)
-        changed = self._drafted.put_into(tokens.to(teacher.device), places)
+        changed = self._drafted.insert_into(tokens.to(teacher.device), places)
         states = self._drafted.model.read(changed).states
         target = teacher.logits(teacher.read(changed).states[:, places - 1])  # [B, P, V]
         token = changed[:, places, None]
@@ -139,14 +141,14 @@ class AcceptancePredictionStudent(ClassifierStudent):
         return Examples(states, right.flatten(), each, weight * each)
 
 
-STUDENTS: Mapping[str, Callable[[Loaded, Loaded, Any], ClassifierStudent]] = {
+STUDENTS: Mapping[str, Callable[[LoadedModel, LoadedModel, Any], ClassifierStudent]] = {
     "judge": JudgeStudent,
     "stop_head": AcceptancePredictionStudent,
 }
 """Who learns, by the name of the classifier."""
 
 
-def classifier_student(loaded: Loaded, settings: TrainSettings) -> ClassifierStudent:
+def classifier_student(loaded: LoadedModel, settings: TrainSettings) -> ClassifierStudent:
     """Returns the classifier that the settings ask for; loads its draft model."""
     draft = load_drafter(settings.draft, loaded)
     check_same_vocabulary(loaded, draft)

@@ -129,15 +129,15 @@ def cut(
 
 
 @dataclass(frozen=True)
-class Written:
-    """A text, and where the part begins that a target has written itself."""
+class PromptAnswer:
+    """A prompt, and the answer that a target has written to it."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
 
 
-def cut_written(
-    texts: Iterable[Written], end: int | None, size: int, limit: int | None = None
+def cut_answers(
+    texts: Iterable[PromptAnswer], end: int | None, size: int, limit: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """As `cut`, of texts that a target has written after prompts; returns also which tokens are
     its own, ``[N, size]`` bool. An ``end`` that is put after an answer counts as a part of it."""

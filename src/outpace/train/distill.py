@@ -20,13 +20,19 @@ from torch import Tensor, nn
 
 from outpace.heads.folder import saving
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.partial.layers import decoder_layers, skipping
-from outpace.train.draft_model import PRUNED, RANDOM, DraftModelSizes, check_layers, started
-from outpace.train.losses import FORWARD_KL, find_loss, in_pieces
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.partial.layers import decoder_layers, skip_sublayers
+from outpace.train.draft_model import (
+    PRUNED,
+    RANDOM,
+    DraftModelSizes,
+    check_layers,
+    load_start_model,
+)
+from outpace.train.losses import FORWARD_KL, chunked_loss, find_loss
 from outpace.train.recipe import LossOutput, Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
-from outpace.train.teacher import AT_ONCE, Batch, Readout, Teacher
+from outpace.train.teacher import AT_ONCE, Batch, LMHead, Teacher
 
 
 class ModelRecipe(Recipe):
@@ -34,7 +40,7 @@ class ModelRecipe(Recipe):
     there is something to learn.
 
     Distributions are made for a few places at once and thrown away: those of a whole batch over a
-    large vocabulary would take more memory than both models (`losses.in_pieces`).
+    large vocabulary would take more memory than both models (`losses.chunked_loss`).
     """
 
     def __init__(self, model: nn.Module, teacher: Teacher, loss: str, depths: int) -> None:
@@ -42,7 +48,7 @@ class ModelRecipe(Recipe):
         self._model: Any = model
         self._teacher, self._depths = teacher, depths
         self._distance = find_loss(loss)
-        self._readout = Readout(model, _text_config(model), "the drafter")
+        self._lm_head = LMHead(model, _text_config(model), "the drafter")
 
     def compute_loss(self, batch: Batch) -> LossOutput:
         output = self._model(
@@ -51,16 +57,16 @@ class ModelRecipe(Recipe):
         places = torch.ones_like(batch.tokens, dtype=torch.bool)
         places = places if batch.learned is None else batch.learned
         own, theirs = output.hidden_states[-1][places], batch.states[places]  # [P, H]
-        loss, same = in_pieces(self._piece, own, theirs, AT_ONCE, self._readout.learns)
+        loss, same = chunked_loss(self._chunk_loss, own, theirs, AT_ONCE, self._lm_head.learns)
         right = torch.zeros_like(places)
         right[places] = same
         return LossOutput(loss / batch.count(), self._drafts(right))
 
-    def _piece(self, own: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
+    def _chunk_loss(self, own: Tensor, theirs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the sum of the losses at P places, and ``[P]`` at which of them the model's first
         guess is the target's. own, theirs: ``[P, H]``, the last states of model and target."""
         p = self._teacher.logits(theirs)
-        q = self._readout(own)[..., : p.shape[-1]].float()
+        q = self._lm_head(own)[..., : p.shape[-1]].float()
         loss = self._distance(p.log_softmax(-1), q.log_softmax(-1)).sum()
         return loss, p.argmax(-1) == q.argmax(-1)
 
@@ -101,13 +107,18 @@ class ModelStudent(Student):
     top = 0  # its losses look at whole distributions
 
     def __init__(
-        self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, out: Path, report: Report
+        self,
+        loaded: LoadedModel,
+        tokens: Tensor,
+        settings: TrainSettings,
+        out: Path,
+        report: Report,
     ) -> None:
         """tokens: the text, on the last piece of which layers to keep are chosen. out: the folder
         that says which ones a run to go on with has kept. report: called while it goes on."""
         sizes = sizes_of(DraftModelSizes, settings.head)
         start = settings.start or PRUNED
-        self._start = started(loaded, start, sizes)
+        self._start = load_start_model(loaded, start, sizes)
         self._device = loaded.device
         self._settings, self._piece, self._out, self._report = settings, tokens[-1:], out, report
         self._name = loaded.name if start == PRUNED else start
@@ -116,7 +127,7 @@ class ModelStudent(Student):
             self._wanted = max(1, int(loaded.config.num_hidden_layers) // 4)
         self._kept: list[int] = []
         self._started_as = start
-        self.has_learned = start not in (PRUNED, RANDOM)
+        self.is_pretrained = start not in (PRUNED, RANDOM)
         self.depths = sizes.depths
         if not self._wanted:
             self._begin(None)
@@ -124,8 +135,8 @@ class ModelStudent(Student):
     def recipe(self, teacher: Teacher) -> Recipe:
         if self._wanted:
             # Read in any case: of a target that is split, all processes have to make a pass.
-            batch = thinned(teacher.read(self._piece))
-            known = find_kept(self._out, self._started_as, self._wanted)
+            batch = subsample_batch(teacher.read(self._piece))
+            known = load_kept_layers(self._out, self._started_as, self._wanted)
             self._kept = known or self._chosen(teacher, batch)
             self._begin(self._kept)
         return ModelRecipe(self.network, teacher, self._settings.loss, self.depths)
@@ -133,10 +144,10 @@ class ModelStudent(Student):
     def save(self, out: Path) -> None:
         self._start.save(out)
         if self._kept:
-            note_kept(out, self._started_as, self._kept)
+            save_kept_layers(out, self._started_as, self._kept)
 
     def _begin(self, kept: Sequence[int] | None) -> None:
-        self._start = self._start.to_learn(kept, self._device)
+        self._start = self._start.to_trainable(kept, self._device)
         self.network = self._start.model
 
     def _chosen(self, teacher: Teacher, batch: Batch) -> list[int]:
@@ -158,7 +169,7 @@ class ModelStudent(Student):
 # -- which layers are kept -------------------------------------------------------------------------
 
 
-KEPT = "layers.json"
+KEPT_LAYERS_FILE = "layers.json"
 """The file that says, next to a model that learns, which layers it began with."""
 
 PLACES = 128
@@ -189,7 +200,7 @@ def closest_layers(
     while len(out) < count - wanted:
         found = {}
         for layer in set(range(count)) - out:
-            with skipping(model, SubLayers.whole({*out, layer})):
+            with skip_sublayers(model, SubLayers.whole({*out, layer})):
                 found[layer] = distance()
             done += 1
             report("which layers to keep", done / trials)
@@ -197,7 +208,7 @@ def closest_layers(
     return sorted(set(range(count)) - out)
 
 
-def thinned(batch: Batch) -> Batch:
+def subsample_batch(batch: Batch) -> Batch:
     """Returns a batch of which only `PLACES` places count, evenly spaced: distributions over a
     large vocabulary take longer than the layers do."""
     rows, length = batch.tokens.shape
@@ -208,20 +219,20 @@ def thinned(batch: Batch) -> Batch:
     return Batch(batch.tokens, batch.states, batch.top_tokens, batch.top_chances, own)
 
 
-def find_kept(out: Path, start: str, wanted: int) -> list[int] | None:
+def load_kept_layers(out: Path, start: str, wanted: int) -> list[int] | None:
     """Returns the layers that a run in this folder began with, if it kept as many of this start."""
     try:
-        found = json.loads((out / KEPT).read_text(encoding="utf-8"))
+        found = json.loads((out / KEPT_LAYERS_FILE).read_text(encoding="utf-8"))
         known = found["start"] == start and len(found["kept"]) == wanted
         return [int(layer) for layer in found["kept"]] if known else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def note_kept(out: Path, start: str, kept: list[int]) -> None:
+def save_kept_layers(out: Path, start: str, kept: list[int]) -> None:
     """Writes which layers a run begins with: the same ones when it goes on."""
     out.mkdir(parents=True, exist_ok=True)
-    part = out / f"{KEPT}.part"
-    with saving(out / KEPT):
+    part = out / f"{KEPT_LAYERS_FILE}.part"
+    with saving(out / KEPT_LAYERS_FILE):
         part.write_text(json.dumps({"start": start, "kept": kept}) + "\n", encoding="utf-8")
-        part.replace(out / KEPT)
+        part.replace(out / KEPT_LAYERS_FILE)

@@ -35,7 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from outpace.core.progress import Progress
 from outpace.errors import ConfigError, OutpaceError, UnsupportedModel
 from outpace.targets.hf.loading.load import load_plain
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.placing import pick_device
 from outpace.targets.hf.partial.layers import decoder_layers
 
@@ -293,7 +293,7 @@ def load_sharded(
     trust_remote_code: bool = False,
     lora: str | os.PathLike[str] | None = None,
     progress: Progress,
-) -> Loaded:
+) -> LoadedModel:
     """Returns a target of which this process holds a part, to be read and never changed. All ranks
     call it, while they are `joined`.
 
@@ -314,12 +314,12 @@ def load_sharded(
     return loaded
 
 
-def is_sharded(loaded: Loaded) -> bool:
+def is_sharded(loaded: LoadedModel) -> bool:
     """Returns whether this process holds a part of the model only."""
     return isinstance(loaded.model, FSDPModule)
 
 
-def _shard(loaded: Loaded, device: torch.device, count: int) -> None:
+def _shard(loaded: LoadedModel, device: torch.device, count: int) -> None:
     """Splits a model whose weights are on the CPU over ``count`` processes, and puts this one's
     part on its device."""
     model, layers = loaded.model, decoder_layers(loaded.model)
@@ -334,7 +334,7 @@ def _shard(loaded: Loaded, device: torch.device, count: int) -> None:
     model.register_forward_hook(_forget)
 
 
-def _check(loaded: Loaded, layers: list[nn.Module]) -> None:
+def _check(loaded: LoadedModel, layers: list[nn.Module]) -> None:
     """Raises ``UnsupportedModel`` for layers that cannot be split."""
     weights = [weight for layer in layers for weight in layer.parameters()]
     if len({*weights}) < len(weights):

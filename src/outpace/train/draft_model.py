@@ -15,12 +15,12 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, reason_of
-from outpace.heads.base import LARGEST
+from outpace.heads.base import MAX_SIZE
 from outpace.heads.folder import saving
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
+from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
 from outpace.targets.hf.loading.lora import merge, read_adapter
 from outpace.targets.hf.loading.source import locate, names_gguf
 from outpace.targets.hf.partial.layers import with_layers
@@ -62,12 +62,12 @@ class DraftModelSizes:
 
     def __post_init__(self) -> None:
         for name, size in asdict(self).items():
-            if size > LARGEST:
-                raise ValueError(f"{name} is {size}, and {LARGEST} is the most")
+            if size > MAX_SIZE:
+                raise ValueError(f"{name} is {size}, and {MAX_SIZE} is the most")
 
 
 @dataclass(frozen=True)
-class Start:
+class StartModel:
     """A small model, or a larger one of which it gets some layers, and the tokenizer that is kept
     with it."""
 
@@ -77,14 +77,14 @@ class Start:
     """The GGUF file that the model is in, if it is in one: what learns is read from there, since
     weights in blocks cannot, and no others are dequantised."""
 
-    def to_learn(self, kept: Sequence[int] | None, device: torch.device) -> Start:
+    def to_trainable(self, kept: Sequence[int] | None, device: torch.device) -> StartModel:
         """Returns the model with these layers, in their order, in float32 and ready to learn.
         kept: None for all."""
         if self.file is not None:
             model = read_dequantized(self.file, kept)
         else:
-            model = self.model if kept is None else shortened(self.model, kept)
-        return Start(_to_learn(model.float().to(device)), self.tokenizer)
+            model = self.model if kept is None else prune_layers(self.model, kept)
+        return StartModel(_to_learn(model.float().to(device)), self.tokenizer)
 
     def save(self, out: Path) -> None:
         """Writes a Hugging Face folder. Each file is replaced at once. Raises ``OSError`` where
@@ -111,10 +111,10 @@ def remove_unfinished(out: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
+def load_start_model(target: LoadedModel, start: str, sizes: DraftModelSizes) -> StartModel:
     """Returns the model that a small one begins as, with all its layers. start: a folder, `PRUNED`
-    or `RANDOM`. For `PRUNED` it may be the target itself, which must not change: `Start.to_learn`
-    makes a model of some of its layers.
+    or `RANDOM`. For `PRUNED` it may be the target itself, which must not change:
+    `StartModel.to_trainable` makes a model of some of its layers.
 
     Raises ``ConfigError`` for sizes that do not fit, and `VocabularyMismatch` for a folder whose
     model has other tokens, or only some of them.
@@ -122,7 +122,7 @@ def started(target: Loaded, start: str, sizes: DraftModelSizes) -> Start:
     if start == PRUNED:
         return _of_target(target, sizes)
     if start == RANDOM:
-        return Start(_random(target, sizes), target.tokenizer)
+        return StartModel(_random(target, sizes), target.tokenizer)
     return _given(target, start, sizes)
 
 
@@ -132,32 +132,32 @@ def check_layers(wanted: int, count: int, name: str) -> None:
         raise ConfigError(f"layers is {wanted}, and {name} has {count}: ask for fewer.")
 
 
-def _of_target(target: Loaded, sizes: DraftModelSizes) -> Start:
+def _of_target(target: LoadedModel, sizes: DraftModelSizes) -> StartModel:
     """The target with transformers' layers: ours may stand in the places of some, which is why a
     folder is read once more. Which layers are kept can be measured with ours as well."""
     check_of_target(target, sizes)
     if target.cpu_kernels is None:
-        return Start(target.model, target.tokenizer)
+        return StartModel(target.model, target.tokenizer)
     if names_gguf(target.name):
         if target.lora is not None:
             raise ConfigError(
                 "layers of a GGUF file are read without the adapter that lora names: begin with a "
                 "folder, or with --start random."
             )
-        return Start(target.model, target.tokenizer, file=locate(target.name))
+        return StartModel(target.model, target.tokenizer, file=locate(target.name))
     read: Any = AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
     if target.lora is not None:
         merge(read_adapter(target.lora), read)
-    return Start(read, target.tokenizer)
+    return StartModel(read, target.tokenizer)
 
 
-def check_of_target(target: Loaded, sizes: DraftModelSizes) -> None:
+def check_of_target(target: LoadedModel, sizes: DraftModelSizes) -> None:
     """Raises ``ConfigError`` for sizes that no model of some of the target's layers has."""
     _check_unset(sizes, "has the target's own width", *NAMES)
     check_layers(sizes.layers, int(target.config.num_hidden_layers), target.name)
 
 
-def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
+def _given(target: LoadedModel, folder: str, sizes: DraftModelSizes) -> StartModel:
     _check_unset(sizes, "comes from a folder, which says its widths", *NAMES)
     file = locate(folder) if names_gguf(folder) else None
     # What learns is read from the file once more; until then its blocks are only multiplied.
@@ -171,10 +171,10 @@ def _given(target: Loaded, folder: str, sizes: DraftModelSizes) -> Start:
             "give it embeddings for the others first (transformers' resize_token_embeddings)."
         )
     check_layers(sizes.layers, int(found.config.num_hidden_layers), folder)
-    return Start(found.model, found.tokenizer or target.tokenizer, file)
+    return StartModel(found.model, found.tokenizer or target.tokenizer, file)
 
 
-def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
+def prune_layers(whole: Any, kept: Sequence[int]) -> nn.Module:
     """Returns a model of these layers of another one, in their order."""
     config = whole.config
     count = int(config.get_text_config().num_hidden_layers)
@@ -192,7 +192,7 @@ def shortened(whole: Any, kept: Sequence[int]) -> nn.Module:
     return model
 
 
-def _random(target: Loaded, sizes: DraftModelSizes) -> nn.Module:
+def _random(target: LoadedModel, sizes: DraftModelSizes) -> nn.Module:
     config = copy.deepcopy(target.config)
     count = int(config.num_hidden_layers)
     wanted = sizes.layers or max(1, count // 4)

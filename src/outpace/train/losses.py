@@ -79,44 +79,44 @@ def _expected(log_probs: Tensor, values: Tensor) -> Tensor:
     return torch.where(distribution > 0, distribution * values, 0.0).sum(-1)
 
 
-# -- piece by piece --------------------------------------------------------------------------------
+# -- chunk by chunk --------------------------------------------------------------------------------
 
 
-Piece = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+ChunkLoss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Takes the learner's own states at P places and the target's, both ``[P, H]``; returns the sum of
 the losses there, and ``[P]`` whatever is wanted of each place."""
 
 
-def in_pieces(
-    piece: Piece, own: Tensor, theirs: Tensor, size: int, weights: Sequence[nn.Parameter]
+def chunked_loss(
+    chunk_loss: ChunkLoss, own: Tensor, theirs: Tensor, size: int, weights: Sequence[nn.Parameter]
 ) -> tuple[Tensor, Tensor]:
-    """Returns the sum of the losses over all pieces of ``size`` places, and what is said of each
+    """Returns the sum of the losses over all chunks of ``size`` places, and what is said of each
     place, side by side.
 
-    Each piece is derived as soon as it is made, so that no distribution is kept and none is made
-    twice: what checkpointing would do on the way back. weights: those that a piece uses and that
+    Each chunk is derived as soon as it is made, so that no distribution is kept and none is made
+    twice: what checkpointing would do on the way back. weights: those that a chunk uses and that
     learn.
     """
     if not torch.is_grad_enabled():
         pairs = zip(torch.split(own, size), torch.split(theirs, size), strict=True)
-        made = [piece(*pair) for pair in pairs]
+        made = [chunk_loss(*pair) for pair in pairs]
         return torch.stack([loss for loss, _ in made]).sum(), torch.cat([said for _, said in made])
-    apply: Any = _Pieces.apply  # untyped
-    found: tuple[Tensor, Tensor] = apply(piece, size, own, theirs, *weights)
+    apply: Any = _ChunkedLoss.apply  # untyped
+    found: tuple[Tensor, Tensor] = apply(chunk_loss, size, own, theirs, *weights)
     return found
 
 
-class _Pieces(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, piece: Piece, size: int, own: Tensor, theirs: Tensor, *weights: Tensor
+        ctx: Any, chunk_loss: ChunkLoss, size: int, own: Tensor, theirs: Tensor, *weights: Tensor
     ) -> tuple[Tensor, Tensor]:
         slopes = [torch.zeros_like(weight) for weight in weights]
         total, said, back = own.new_zeros(()), [], []
         for mine, target in zip(torch.split(own, size), torch.split(theirs, size), strict=True):
             with torch.enable_grad():
                 begin = mine.detach().requires_grad_(True)
-                loss, each = piece(begin, target)
+                loss, each = chunk_loss(begin, target)
             first, *others = torch.autograd.grad(loss, [begin, *weights], materialize_grads=True)
             back.append(first)
             for slope, more in zip(slopes, others, strict=True):

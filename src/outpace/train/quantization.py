@@ -22,7 +22,7 @@ from outpace.targets.cpu.weights.layers import linear_layers, matrix_of
 from outpace.targets.cpu.weights.narrow import to_int8
 from outpace.targets.cpu.weights.quantize import Quantization
 
-EVERY = 8
+REROUND_EVERY = 8
 """Steps after which rounding is done anew. Between them the difference that it made is kept: 4 bits
 take about as long as a step does, and a few steps hardly change which way a weight goes."""
 

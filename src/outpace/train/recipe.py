@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.core.proposal import AuxTokens
-from outpace.heads.base import Head, Shared
-from outpace.train.measures import AcceptanceLength, Measure
+from outpace.heads.base import Head, SharedModules
+from outpace.train.metrics import AcceptanceLength, Metric
 from outpace.train.teacher import TOP, Batch, Teacher
 
 DECAY = 0.8
@@ -31,7 +31,7 @@ class LossOutput:
     """``[B, P, D]`` bool, by text, place and depth: whether the head's first guess is the target's.
     While a head is measured, they are those of all places of a text, in their order. While it
     learns, they are those of some places or of none, and mean nothing. A classifier's hits are as
-    its `Measure` takes them."""
+    its `Metric` takes them."""
     first: int = 0
     """The place of the first of the hits; the root of place 0 is the second token."""
 
@@ -56,7 +56,7 @@ class Recipe(ABC):
     """Tokens that a block needs, at least, besides one for each depth."""
 
     @abstractmethod
-    def __init__(self, head: Any, shared: Shared) -> None:
+    def __init__(self, head: Any, shared: SharedModules) -> None:
         """head: of a kind that it trains (`Head.recipe`)."""
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Recipe(ABC):
         all that draft."""
 
 
-class AuxShared(Shared, Protocol):
+class AuxTarget(SharedModules, Protocol):
     """A target whose passes take auxiliary tokens."""
 
     def forward_aux(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
@@ -89,7 +89,7 @@ class DepthLosses:
             places = torch.arange(places, device=batch.tokens.device)
         self._places = places
         self._batch, self._d2t, self._decay = batch, head.d2t, decay
-        self._own = head.own_tokens()  # [V]
+        self._own = head.target_to_draft()  # [V]
         self._losses: list[Tensor] = []
         self._hits: list[Tensor] = []
 
@@ -162,11 +162,11 @@ class Student(ABC):
     top: int = TOP
     """How many of the target's likeliest tokens it is shown."""
 
-    has_learned: bool = False
+    is_pretrained: bool = False
     """Whether it begins as a drafter that has learned before."""
     drafts: bool = True
     """Whether it foresees the target's tokens; if not, all of a text is the same to it."""
-    measure: Measure = AcceptanceLength()
+    metric: Metric = AcceptanceLength()
     """The figure by which its checkpoints are compared."""
 
     def read(self, teacher: Teacher, tokens: Tensor) -> Any:

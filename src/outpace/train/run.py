@@ -16,21 +16,21 @@ from torch import Tensor
 from outpace.core.progress import silent
 from outpace.errors import ConfigError
 from outpace.heads.folder import saving
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.checkpoint import LOG, STATE, check_same, digest, reading
 from outpace.train.distributed import Ranks
 from outpace.train.draft_model import remove_unfinished
-from outpace.train.making import (
+from outpace.train.metrics import Progress
+from outpace.train.quantization import REROUND_EVERY, QuantizedWeights
+from outpace.train.recipe import LossOutput
+from outpace.train.settings import TrainSettings
+from outpace.train.state_cache import StateCache
+from outpace.train.students import (
     check_block,
     check_depths,
     student_for,
 )
-from outpace.train.measures import Progress
-from outpace.train.quantization import EVERY, QuantizedWeights
-from outpace.train.recipe import LossOutput
-from outpace.train.settings import TrainSettings
-from outpace.train.state_cache import StateCache
-from outpace.train.teacher import Teacher, answered, origin_of
+from outpace.train.teacher import Teacher, loss_mask_of, origin_of
 
 Report = Callable[[Progress], None]
 
@@ -40,7 +40,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         tokens: Tensor,
         settings: TrainSettings,
         out: Path,
@@ -103,7 +103,7 @@ class TrainingRun:
         """Returns how many blocks there are up to the first one with tokens that a drafter has to
         foresee; that one is held out, for else no report says anything. Raises ``ConfigError``
         where none is left to learn from."""
-        places = answered(own)[:, 1 : own.shape[1] - self._student.depths]
+        places = loss_mask_of(own)[:, 1 : own.shape[1] - self._student.depths]
         found = places.any(1).nonzero()
         if len(found) < 2:
             raise ConfigError(
@@ -128,7 +128,7 @@ class TrainingRun:
         """
         begun, losses = time.monotonic() - self._spent, []
         progress = None
-        if self._student.has_learned and not self.step and self.kept is None:  # as it is
+        if self._student.is_pretrained and not self.step and self.kept is None:  # as it is
             progress = self._evaluated(math.nan)
             self._keep(progress)
             report(progress)
@@ -185,7 +185,7 @@ class TrainingRun:
         mine = self._ranks.share(numbers)
         own, all_own = (None, None) if self._own is None else (self._own[mine], self._own[numbers])
         self._optimizer.zero_grad()
-        with self._weights.quantized(step % EVERY == 0):
+        with self._weights.quantized(step % REROUND_EVERY == 0):
             loss = self._loss(self._tokens[mine], own, all_own).loss
             loss.backward()  # type: ignore[no-untyped-call]
         self._ranks.average(self.network.parameters())
@@ -240,13 +240,13 @@ class TrainingRun:
         if own is not None:
             # The root of the first place, also of a rank that has had no batch.
             begin = self._ranks.largest([each.first for each in outputs]) + 1
-            own = answered(own)[:, begin : begin + hits.shape[1]].to(hits.device)
+            own = loss_mask_of(own)[:, begin : begin + hits.shape[1]].to(hits.device)
         return Progress(
             step=self.step,
             loss=loss,
-            measure=self._student.measure,
-            score=self._student.measure.score(hits, own),
-            shares=self._student.measure.shares(hits if own is None else hits[own]),
+            metric=self._student.metric,
+            score=self._student.metric.score(hits, own),
+            shares=self._student.metric.shares(hits if own is None else hits[own]),
             tokens=self.step * self.settings.batch * self.settings.block,
             seconds=self._spent,
         )
@@ -319,7 +319,7 @@ class TrainingRun:
             self._spent = float(state["seconds"])
             self.stale = int(state["stale"])
             if state["kept"] is not None:
-                self.kept = Progress(measure=self._student.measure, **state["kept"])
+                self.kept = Progress(metric=self._student.metric, **state["kept"])
 
 
 def held_out(blocks: int, settings: TrainSettings) -> int:

@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le
 from outpace.core.options import Options, Reads
 from outpace.core.values import shown
 from outpace.errors import ConfigError, did_you_mean
-from outpace.heads.base import Sizes, config_of
+from outpace.heads.base import Sizes, parse_config
 from outpace.targets.cpu.weights.quantize import Quantization
 from outpace.train.losses import FORWARD_KL, find_loss
 
@@ -90,6 +90,6 @@ def sizes_of(kind: type[Sizes], given: Mapping[str, Any]) -> Sizes:
         if counts and value == 0 and defaults[name] != 0 and name != "blocks":
             raise ConfigError(f"{name} must be at least 1, not 0.")
     try:
-        return config_of(kind, given)
+        return parse_config(kind, given)
     except ValueError as error:
         raise ConfigError(f"{error}, which this drafter does not take.") from error

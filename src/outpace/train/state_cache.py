@@ -25,14 +25,14 @@ from outpace.heads.classifiers import Origin
 from outpace.heads.folder import saving
 
 HEADER, PROBE, SUFFIX = "states.json", "probe_states.safetensors", ".states"
-KEPT = torch.bfloat16
+CACHE_DTYPE = torch.bfloat16
 """The type that states are kept in: it takes half the room, and holds the very large values that
 some layers have, which float16 does not."""
 UNFINISHED = ".part"
 """How the names of files end that are being written."""
 HOUR = 3600
 """Seconds after which nobody is still writing a file, which takes moments."""
-APART = 0.02
+MAX_DISTANCE = 0.02
 """The largest distance of two probe states of one model, as a share of their length: rounding in
 another order moves them by far less, other weights or other precision by more."""
 
@@ -97,7 +97,7 @@ class StateCache:
         """Adds to a block ``[T]`` the states ``[T, H]`` of some layers, and the likeliest tokens
         ``[T, TOP]``, if there are any. Returns what `find` returns for it, rounded in the same way
         even if nothing more is added."""
-        new = {_name(layer): value.to("cpu", KEPT) for layer, value in states.items()}
+        new = {_name(layer): value.to("cpu", CACHE_DTYPE) for layer, value in states.items()}
         top = top_tokens.shape[-1]
         if top:
             new["top_tokens"] = top_tokens.to("cpu", torch.int32)
@@ -138,7 +138,7 @@ class StateCache:
                 "delete it to begin anew."
             ) from error
         now = origin.probe_states.double().cpu()
-        if then.shape != now.shape or float((then - now).norm()) > APART * float(now.norm()):
+        if then.shape != now.shape or float((then - now).norm()) > MAX_DISTANCE * float(now.norm()):
             raise ConfigError(
                 f"{self._folder} keeps hidden states of {name}, which are others than those of "
                 f"{origin.shape.name} as it is loaded here: name another folder."

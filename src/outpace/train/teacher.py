@@ -15,7 +15,7 @@ from outpace.errors import UnsupportedModel
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers import Origin
 from outpace.targets.hf.kinds import is_encoder_decoder
-from outpace.targets.hf.loading.loaded import Loaded, probe_states
+from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows
 from outpace.targets.hf.partial.aux_tokens import AuxForward, frozen
 from outpace.train.state_cache import CachedBlock, StateCache
@@ -38,35 +38,34 @@ class Batch:
     top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
     learned: Tensor | None = None
     """``[B, T]`` bool: after which tokens the distribution is to be learned; None: after all."""
-    counted: Tensor | None = None
+    global_loss_mask: Tensor | None = None
     """``learned`` of all texts of a step, where other processes read some; None: of these. Losses
     are means over the places in all of them: each counts alike, whichever process reads it."""
 
     def of(self, own: Tensor, all_own: Tensor | None = None) -> Batch:
         """Returns what is to be learned of texts of which some tokens are the target's own,
         ``[B, T]`` bool: the distributions that these were drawn from. A drafter never drafts the
-        others.
-        all_own: the same of all texts of a step; None: of these."""
-        learned = answered(own).to(self.tokens.device)
-        counted = None if all_own is None else answered(all_own).to(self.tokens.device)
+        others. all_own: the same of all texts of a step; None: of these."""
+        learned = loss_mask_of(own).to(self.tokens.device)
+        mask = None if all_own is None else loss_mask_of(all_own).to(self.tokens.device)
         chances = self.top_chances * learned[..., None]
-        return replace(self, top_chances=chances, learned=learned, counted=counted)
+        return replace(self, top_chances=chances, learned=learned, global_loss_mask=mask)
 
     def share(self, where: Tensor) -> Tensor | float:
         """Returns the share of some places of all texts at which there is something to learn."""
-        counted = self._counted()
-        return 1.0 if counted is None else counted[:, where].float().mean().clamp_min(1e-9)
+        mask = self._mask()
+        return 1.0 if mask is None else mask[:, where].float().mean().clamp_min(1e-9)
 
     def count(self, where: slice = slice(None)) -> float:
         """Returns at how many of some places there is something to learn, at least 1: as many as
         in as many texts as these, on average over all of them."""
-        counted = self._counted()
-        if counted is None:
+        mask = self._mask()
+        if mask is None:
             return float(self.tokens[:, where].numel())
-        return max(1.0, int(counted[:, where].sum()) * len(self.tokens) / len(counted))
+        return max(1.0, int(mask[:, where].sum()) * len(self.tokens) / len(mask))
 
-    def _counted(self) -> Tensor | None:
-        return self.learned if self.counted is None else self.counted
+    def _mask(self) -> Tensor | None:
+        return self.learned if self.global_loss_mask is None else self.global_loss_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ class _Pass:
     top_chances: Tensor  # [B, T, TOP]
 
 
-def answered(own: Tensor) -> Tensor:
+def loss_mask_of(own: Tensor) -> Tensor:
     """Returns after which tokens ``[B, T]`` one follows that is the target's own. own: ``[B, T]``
     bool, which ones are; the last one is taken to go on."""
     return torch.cat([own[:, 1:], own[:, -1:]], 1)
@@ -89,13 +88,13 @@ class Teacher:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         layers: Sequence[int],
         top: int = TOP,
         state_cache: StateCache | None = None,
     ) -> None:
-        """layers: whose states are wanted, numbered as in `Needs.states`. top: how many of the
-        likeliest tokens a batch holds; 0 for a student that makes whole distributions from the
+        """layers: whose states are wanted, numbered as in `Needs.hidden_layers`. top: how many of
+        the likeliest tokens a batch holds; 0 for a student that makes whole distributions from the
         states.
         state_cache: where what was read is kept, and looked up before anything is read."""
         model: Any = loaded.model
@@ -112,7 +111,7 @@ class Teacher:
         self.vocabulary = loaded.vocabulary
         self._name, self._max_length = loaded.name, loaded.max_length
         self._aux_forward: AuxForward | None = None
-        self._readout = Readout(model, loaded.config, loaded.name)
+        self._lm_head = LMHead(model, loaded.config, loaded.name)
 
     @property
     def device(self) -> torch.device:
@@ -178,7 +177,7 @@ class Teacher:
     def logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states, for the tokens that the target can
         generate."""
-        return self._readout(states)[..., : self.vocabulary].float()
+        return self._lm_head(states)[..., : self.vocabulary].float()
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -186,15 +185,15 @@ class Teacher:
         found: Tensor = self._model.get_input_embeddings()(tokens)
         return found
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``. Gradients go through
         it, and leave none behind on the target's weights."""
-        return self._readout.with_gradients(states.to(self._dtype))
+        return self._lm_head.with_gradients(states.to(self._dtype))
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         """Returns logits ``[..., V']`` that a head's copy of output rows has made, with the soft
         bound of the target's."""
-        return self._readout.bounded(logits)
+        return self._lm_head.apply_soft_cap(logits)
 
     def forward_aux(self, tokens: Tensor, aux_tokens: AuxTokens) -> Tensor:
         """Returns the logits ``[B, R, V]`` of auxiliary tokens in texts ``[B, T]``, as `AuxForward`
@@ -229,7 +228,7 @@ TOLERANCE = 0.02
 """By how much of their spread the logits of the two ways may differ: 16-bit weights round."""
 
 
-class Readout:
+class LMHead:
     """Makes a model's logits piece by piece: over a large vocabulary those of a whole batch take
     more memory than its weights."""
 
@@ -251,9 +250,9 @@ class Readout:
         with frozen(self._head):
             return self(states)
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         """Returns scaled logits, of any tokens, with the soft bound of the model's."""
-        return self._scaling.bounded(logits)
+        return self._scaling.apply_soft_cap(logits)
 
     @property
     def learns(self) -> list[nn.Parameter]:
@@ -277,6 +276,6 @@ class Readout:
 # -- which model a head or a classifier belongs to -------------------------------------------------
 
 
-def origin_of(loaded: Loaded) -> Origin:
+def origin_of(loaded: LoadedModel) -> Origin:
     """Returns what a model is recognised by; takes one pass over a few tokens."""
     return Origin(TargetShape.of(loaded.config, loaded.name), probe_states(loaded))

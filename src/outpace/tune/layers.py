@@ -39,9 +39,9 @@ from outpace.draft.fingerprint import Fingerprint
 from outpace.engine.engine import Observer
 from outpace.errors import ConfigError
 from outpace.llm import LLM
-from outpace.methods.self_speculation.chosen import ChosenLayers, guessed_sub_layers
 from outpace.methods.self_speculation.layer_skip import LayerSkip
-from outpace.targets.base import NOTHING, SubLayers
+from outpace.methods.self_speculation.skipped_layers import SkippedLayers, default_skipped_layers
+from outpace.targets.base import NO_SUBLAYERS, SubLayers
 
 # -- trials ----------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class LayerSearch:
 
     def _guesses(self) -> Iterator[dict[str, bool]]:
         count = self._model.layers
-        yield self._booleans(guessed_sub_layers(count))
+        yield self._booleans(default_skipped_layers(count))
         generator = random.Random(self._seed)
         later = range(count // 4, count)
         for share in GUESSES:
@@ -316,7 +316,7 @@ class LayerSearch:
         skipped = self._suggested(trial)
         prediction = None
         # Without any part left out the drafter would be the target, and without all there is none.
-        if skipped != NOTHING and len(skipped.wholes) < self._model.layers:
+        if skipped != NO_SUBLAYERS and len(skipped.wholes) < self._model.layers:
             for step, prediction in enumerate(self._trials.play(skipped), 1):
                 trial.report(prediction.tokens_per_second / self.plain, step)
                 if step < self._trials.prompts and trial.should_prune():
@@ -348,7 +348,7 @@ class LayerSearch:
         best = self._best()
         return None if best is None or best.value is None else best.value * self.plain
 
-    def chosen(self) -> ChosenLayers | None:
+    def chosen(self) -> SkippedLayers | None:
         """Returns the best sub-layers so far, None before any trial has ended."""
         best = self._best()
         speed = self._best_speed()
@@ -366,7 +366,7 @@ class LayerSearch:
             frozenset(layer for layer in layers if f"{part} {layer}" in left_out)
             for part in ("attention", "mlp")
         )
-        return ChosenLayers(self._model, SubLayers(attention, mlp), found)
+        return SkippedLayers(self._model, SubLayers(attention, mlp), found)
 
 
 def _check_begun(path: Path) -> None:

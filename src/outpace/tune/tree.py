@@ -16,19 +16,18 @@ import numpy as np
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
 from outpace.core.trees.best_shape import BestShapes, best_shape
-from outpace.core.trees.tree_shape import Chances, TreeShape
+from outpace.core.trees.tree_shape import MAX_SIBLINGS, AcceptanceProbs, TreeShape
 from outpace.draft.base import Round
 from outpace.errors import ConfigError
 from outpace.llm import LLM
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.lengths.adaptive import Constant
-from outpace.policy.shapes import SIBLINGS
 
 FORKED = 8
 """Levels of the probe of which the nodes have siblings; deeper ones are hardly ever reached."""
 
 
-def probe(levels: int, siblings: int = SIBLINGS) -> TreeShape:
+def probe(levels: int, siblings: int = MAX_SIBLINGS) -> TreeShape:
     """Returns the tree that shows what becomes of all ranks at all depths: a chain of which each
     token, down to some depth, has siblings, and each of these two descendants.
 
@@ -72,14 +71,14 @@ class TreeTrials:
         """llm: with a drafter that can draft any tree. tokens: of each text. Raises
         ``ConfigError`` for another drafter."""
         drafter = llm.engine.drafter
-        if not drafter.capabilities.any_shape or drafter.choices:
+        if not drafter.capabilities.any_shape or drafter.candidate_drafters:
             raise ConfigError(
                 f"method {drafter.name!r} does not draft trees of any shape: use 'draft_tree', or "
                 "a trained head that drafts trees, with 'branching' left at 'auto'."
             )
         self._llm, self._prompts = llm, list(prompts)
         self._tokens, self._temperature = tokens, temperature
-        self._deepest = drafter.deepest
+        self._deepest = drafter.max_depth
         self._acceptance = Acceptance()
         self._seconds: dict[int, list[Seconds]] = defaultdict(list)  # by nodes
         self._levels: list[float] = []  # seconds of a level
@@ -117,9 +116,9 @@ class TreeTrials:
         tokens = 1 + sum(shape.reached(chances))
         return FoundTree(shape, tokens, speed(shape), speed(chain), 1 / cost(0, 0))
 
-    def chances(self, levels: int) -> Chances:
+    def chances(self, levels: int) -> AcceptanceProbs:
         """Returns the chances of siblings by depth and rank, as far as they were seen."""
-        return self._acceptance.typical(levels, SIBLINGS)
+        return self._acceptance.typical(levels, MAX_SIBLINGS)
 
     def _scored(self) -> Mapping[int, float]:
         """The seconds of a round without its drafting, by nodes, ascending and never falling."""
@@ -146,7 +145,7 @@ class TreeTrials:
                 self._levels.append(round.seconds.draft / shape.height)
                 self._acceptance.learn(request, shape.trail(outcome.path))
 
-        with engine.playing_with(controller=Constant(size, shape=shape)), engine.observing(note):
+        with engine.override_parts(controller=Constant(size, shape=shape)), engine.observing(note):
             for number in range(len(self._prompts)):
                 self._write(number, size)
         if not self._seconds[size]:

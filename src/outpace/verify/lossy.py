@@ -31,33 +31,32 @@ from annotated_types import Ge, Gt, Le
 from torch import Tensor
 
 from outpace.core.options import Reads
-from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_DISTRIBUTION, DraftSampling, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.core.values import shown
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import JudgeHead, Origin
-from outpace.verify.base import (
-    Rule,
-    RuleNeeds,
-    at_drafted,
+from outpace.verify.base import Rule, RuleNeeds
+from outpace.verify.lossless.token import residual_next
+from outpace.verify.probs import (
     deepest,
-    drafted_mass,
-    first_failure,
-    in_pieces,
-    of_token,
+    first_rejection_probs,
+    gather_probs,
+    map_in_chunks,
+    p_of_drafted,
+    q_of_drafted,
     ratio,
     reached,
     stop_at,
     target_probs,
 )
-from outpace.verify.lossless.token import residual_next
 
 
 class _LossyRule(Rule):
     """Draws the extra token from p."""
 
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
+    takes: ClassVar[frozenset[DraftSampling]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
@@ -73,7 +72,7 @@ class _OneByOne(_LossyRule):
         which probability."""
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        return first_failure(self.accept(p, proposal).double(), proposal)
+        return first_rejection_probs(self.accept(p, proposal).double(), proposal)
 
 
 class _WithResidual(_OneByOne):
@@ -104,8 +103,8 @@ class LenientRule(_WithResidual):
     name: ClassVar[str] = "lenient"
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
-        allowed = self.lenience * drafted_mass(proposal, torch.float64)
-        return ratio(at_drafted(p, proposal), allowed)
+        allowed = self.lenience * q_of_drafted(proposal, torch.float64)
+        return ratio(p_of_drafted(p, proposal), allowed)
 
 
 # Sun, Chen and Xu 2025, "Efficient adaptive rejection sampling for accelerating speculative
@@ -126,7 +125,7 @@ class EarsRule(_WithResidual):
     name: ClassVar[str] = "ears"
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
-        passes = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
+        passes = ratio(p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64))
         doubt = 1 - p.amax(-1).double()[:, :-1]  # [B, N], the rule takes chains
         return (passes + self.tolerance * doubt).clamp(max=1)
 
@@ -167,7 +166,7 @@ class JudgeRule(_WithResidual):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(states=(-1,))
+        return RuleNeeds(hidden_layers=(-1,))
 
     def check_target(self, model: Callable[[], Origin]) -> None:
         assert isinstance(self.head, JudgeHead)
@@ -181,7 +180,7 @@ class JudgeRule(_WithResidual):
                 "verify='judge' needs evidence.states in every round: rule.with_evidence(...)."
             )
         judged = self.head.score(self.evidence.states)[:, 1:] > self.threshold  # [B, N]
-        passes = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
+        passes = ratio(p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64))
         return torch.where(judged, 1.0, passes)
 
 
@@ -212,14 +211,14 @@ class BildRule(_OneByOne):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(soft=True, keeps_drafting=self.keeps_drafting)
+        return RuleNeeds(softmax_probs=True, continue_on_probs=self.continue_on_probs)
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
-        distribution = p if self.evidence.soft is None else self.evidence.soft
+        distribution = p if self.evidence.softmax_probs is None else self.evidence.softmax_probs
         best = p.argmax(-1)[:, :-1] == proposal.tokens  # [B, N]
-        return (-at_drafted(distribution, proposal).log() <= self.rollback) | best
+        return (-p_of_drafted(distribution, proposal).log() <= self.rollback) | best
 
-    def keeps_drafting(self, q: Tensor) -> Tensor:
+    def continue_on_probs(self, q: Tensor) -> Tensor:
         """Returns ``[B]`` bool: whether the drafter is sure enough of its next distribution q [B,
         V]."""
         return torch.ge(q.amax(-1), self.fallback)
@@ -263,8 +262,8 @@ class ConfidenceRule(_OneByOne):
         q = self.evidence.draft
         if q is None and isinstance(proposal.distribution, Sampled):
             q = proposal.distribution.q
-        sure = 1.0 if q is None else in_pieces(confidence, q)  # [B, N]
-        return at_drafted(p, proposal) >= self.strict + (self.loose - self.strict) * sure
+        sure = 1.0 if q is None else map_in_chunks(confidence, q)  # [B, N]
+        return p_of_drafted(p, proposal) >= self.strict + (self.loose - self.strict) * sure
 
 
 def confidence(q: Tensor) -> Tensor:
@@ -300,14 +299,16 @@ class TypicalRule(_LossyRule):
     """Above this times exp(-entropy of p), too: less where the target is uncertain."""
 
     name: ClassVar[str] = "typical"
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(DraftSampling)
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
-        entropy = in_pieces(lambda probs: torch.special.entr(probs).sum(-1), p).double()  # [B, M]
+        entropy = map_in_chunks(
+            lambda probs: torch.special.entr(probs).sum(-1), p
+        ).double()  # [B, M]
         level = (self.posterior_alpha * (-entropy).exp()).clamp(max=self.posterior_threshold)
-        at = at_drafted(p, proposal)
+        at = p_of_drafted(p, proposal)
         passes = (at > level.gather(1, tree.parents)) & proposal.valid
         return stop_at(_likeliest(passes, at, tree), p.shape[1], torch.float64)
 
@@ -347,15 +348,15 @@ class JointRule(_LossyRule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(soft=True, draft_probs=True)
+        return RuleNeeds(softmax_probs=True, draft_probs=True)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        distribution = p if self.evidence.soft is None else self.evidence.soft
+        distribution = p if self.evidence.softmax_probs is None else self.evidence.softmax_probs
         draft = self.evidence.draft
-        q = drafted_mass(proposal, torch.float64)
+        q = q_of_drafted(proposal, torch.float64)
         if draft is not None:
-            q = of_token(draft, proposal.tokens).double()
-        gain = (at_drafted(distribution, proposal).log() - q.log()).nan_to_num(nan=float("-inf"))
+            q = gather_probs(draft, proposal.tokens).double()
+        gain = (p_of_drafted(distribution, proposal).log() - q.log()).nan_to_num(nan=float("-inf"))
         likely = gain.cumsum(1).exp() > self.threshold
         lengths = torch.arange(1, gain.shape[1] + 1, device=p.device)
         longest = torch.where(likely & proposal.valid, lengths, 0)
@@ -384,7 +385,9 @@ class LudRule(_LossyRule):
     """A token passes if max q is at least this."""
 
     name: ClassVar[str] = "lud"
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.IID, Drawn.WITHOUT})
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(
+        {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT}
+    )
     trees: ClassVar[bool] = True
 
     @property

@@ -11,19 +11,18 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
+from outpace.core.proposal import ONE_DISTRIBUTION, DraftSampling, Proposal, Sampled
 from outpace.errors import ConfigError
-from outpace.verify.base import (
-    Rule,
-    RuleNeeds,
-    in_pieces,
-    normalised,
-    of_token,
-    proposed_at,
-    rows_of,
-)
+from outpace.verify.base import Rule, RuleNeeds
 from outpace.verify.lossless.token import TokenRule, residual, stop_where_one_fails
-from outpace.verify.siblings import as_match
+from outpace.verify.probs import (
+    draft_probs_at,
+    gather_probs,
+    map_in_chunks,
+    normalize,
+    select_node,
+)
+from outpace.verify.siblings import is_deterministic
 
 
 # Wang et al. 2025, "Think before you accept: semantic reflective verification for faster
@@ -49,40 +48,40 @@ class ReflectiveRule(Rule):
 
     name: ClassVar[str] = "reflective"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
+    takes: ClassVar[frozenset[DraftSampling]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(second_pass=self.prompt, soft=True)
+        return RuleNeeds(second_pass=self.prompt, softmax_probs=True)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        def at(p: Tensor, second: Tensor, soft: Tensor, tokens: Tensor) -> Tensor:
-            return of_token(self.fused(p, second, soft), tokens)
+        def at(p: Tensor, second: Tensor, softmax_probs: Tensor, tokens: Tensor) -> Tensor:
+            return gather_probs(self.fused(p, second, softmax_probs), tokens)
 
         before = [probs[:, :-1] for probs in (p, *self._seen(p))]  # the rule takes chains
-        return stop_where_one_fails(in_pieces(at, *before, proposal.tokens).double(), proposal)
+        return stop_where_one_fails(map_in_chunks(at, *before, proposal.tokens).double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = [rows_of(probs, node) for probs in (p, *self._seen(p))]
+        here = [select_node(probs, node) for probs in (p, *self._seen(p))]
         return residual(self.fused(*here), proposal, node)
 
     def _seen(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The distributions at the second copy, and those at the first before any argmax, if they
         are there."""
-        second, soft = self.evidence.second, self.evidence.soft
+        second, softmax_probs = self.evidence.second, self.evidence.softmax_probs
         if second is None:
             raise ConfigError("verify='reflective' needs evidence.second in every round.")
-        return second, p if soft is None else soft
+        return second, p if softmax_probs is None else softmax_probs
 
-    def fused(self, p: Tensor, second: Tensor, soft: Tensor) -> Tensor:
+    def fused(self, p: Tensor, second: Tensor, softmax_probs: Tensor) -> Tensor:
         """Returns the distribution that is sampled from.
 
-        p, second, soft: ``[..., V]``, the target's distributions at the first and at the second
-        copy, and at the first before any argmax.
+        p, second, softmax_probs: ``[..., V]``, the target's distributions at the first and at the
+        second copy, and at the first before any argmax.
         """
-        distribution = _between(soft, second, self.weight)
+        distribution = _between(softmax_probs, second, self.weight)
         best = torch.zeros_like(distribution).scatter(
             -1, distribution.argmax(-1, keepdim=True), 1.0
         )
@@ -93,7 +92,7 @@ def _between(first: Tensor, second: Tensor, weight: float) -> Tensor:
     """norm(first^(1 - weight) second^weight), the first where they have no token in common."""
     if weight == 0:
         return first
-    return normalised(first ** (1 - weight) * second.to(first) ** weight, fallback=first)
+    return normalize(first ** (1 - weight) * second.to(first) ** weight, fallback=first)
 
 
 # Narasimhan et al. 2024, "Faster cascades via speculative decoding" (arXiv 2405.19261).
@@ -120,7 +119,9 @@ class CascadeRule(Rule):
 
     name: ClassVar[str] = "cascade"
     lossless: ClassVar[bool] = False
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.IID, Drawn.WITHOUT})
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(
+        {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT}
+    )
     trees: ClassVar[bool] = False
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
@@ -130,17 +131,17 @@ class CascadeRule(Rule):
             return TokenRule().stop(p, proposal)
 
         def at(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
-            return of_token(self.mixture(p, q), tokens)
+            return gather_probs(self.mixture(p, q), tokens)
 
-        mixed = in_pieces(at, p[:, :-1], proposal.distribution.q, proposal.tokens)  # [B, N]
+        mixed = map_in_chunks(at, p[:, :-1], proposal.distribution.q, proposal.tokens)  # [B, N]
         return stop_where_one_fails(mixed.double(), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
-        if as_match(proposal):
+        here = select_node(p, node)
+        if is_deterministic(proposal):
             return here
         following = node.clamp(max=proposal.tokens.shape[1] - 1)
-        mixed = self.mixture(here, proposed_at(proposal, following, here))
+        mixed = self.mixture(here, draft_probs_at(proposal, following, here))
         here = torch.where((node < proposal.counts)[:, None], mixed, here)
         return residual(here, proposal, node)
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from outpace.core.logits.pieces import pieces
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.verify.base import rows_of
+from outpace.verify.probs import select_node
 
 TINY = 1e-300
 """Smallest divisor: keeps quotients finite where the case they belong to has probability 0."""
 
 
-def as_match(proposal: Proposal) -> bool:
+def is_deterministic(proposal: Proposal) -> bool:
     """Returns whether nothing was sampled, so that the match rule is the whole answer."""
     return isinstance(proposal.distribution, Deterministic) or proposal.tokens.shape[1] == 0
 
@@ -73,7 +73,7 @@ def children_probs_at(proposal: Proposal, node: Tensor) -> Tensor:
     """
     assert isinstance(proposal.distribution, Sampled)
     first = child(proposal, 0).gather(1, node[:, None])  # [B, 1]
-    return rows_of(proposal.distribution.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
+    return select_node(proposal.distribution.q, first[:, 0].clamp(min=0)).double().mul_(first >= 0)
 
 
 def excess(p: Tensor, q: Tensor, t: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def in_turn(accept: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     return (1 - fail) * before, stay
 
 
-def reach(step: Tensor, tree: Tree) -> Tensor:
+def reach_probs(step: Tensor, tree: Tree) -> Tensor:
     """Returns ``[B, M]``: the chance to come to each node. step: ``[B, N]``, to each child."""
     full = torch.cat([torch.ones_like(step[:, :1]), step], 1) if tree.size else step.new_ones(1)
     return torch.where(tree.ancestors, full[..., None, :], 1.0).prod(-1)
@@ -176,7 +176,7 @@ def _alike(proposal: Proposal) -> Tensor:
 
 
 def reach_merged(step: Tensor, tree: Tree, stands: Tensor) -> Tensor:
-    """Returns ``[B, M]``: as `reach`, where going to a node means going to who stands for it."""
+    """Returns ``[B, M]``: as `reach_probs`, where going to a node is going to who stands for it."""
     total = torch.zeros(stands.shape, dtype=step.dtype, device=step.device)
     total[:, 0].fill_(1)
     depth = tree.depth[:, 1:]

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from outpace import LLM
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.methods.models.specimen import noisy_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.weights.blocks import (

@@ -11,7 +11,7 @@ from transformers.models.llama import modeling_llama
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf import trials
-from outpace.targets.hf.gguf.building import likeness_of, small_config
+from outpace.targets.hf.gguf.building import small_config, tiny_model_of
 from outpace.targets.hf.loading.load import load
 from targets.gguf.files import tiny, write
 from targets.gguf.tiny_families import FAMILIES
@@ -36,7 +36,7 @@ def test_it_is_small_and_of_the_same_kind(arch: str) -> None:
             assert less[name] == large[name]
     attention = "eager" if arch == "gemma2" else None
     before = torch.get_rng_state()
-    trials.probe(likeness_of(config, torch.float32, attention))
+    trials.probe(tiny_model_of(config, torch.float32, attention))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -45,7 +45,7 @@ def test_heads_need_not_divide_the_hidden_size() -> None:
     config = tiny("deepseek2").config
     config.hidden_size, config.num_attention_heads, config.num_key_value_heads = 408, 20, 20
     assert small_config(config).hidden_size == 32
-    trials.probe(likeness_of(config, torch.float32, None))
+    trials.probe(tiny_model_of(config, torch.float32, None))
 
 
 def test_packed_models_are_tried_on_it_and_read_once(

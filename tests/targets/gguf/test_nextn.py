@@ -114,7 +114,7 @@ def test_modules_of_files_draft(
         config["check"] = False  # a random module is right next to never
     seen: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
     states: dict[Any, torch.Tensor] = {}
-    walk, read = MtpDrafter.walk, MtpDrafter.read
+    walk, read = MtpDrafter.draft_steps, MtpDrafter.read
 
     def watched_read(drafter: Any, requests: Any, tokens: Any, found: torch.Tensor) -> None:
         for request, new, own in zip(requests, tokens, found, strict=True):
@@ -133,7 +133,7 @@ def test_modules_of_files_draft(
     wanted = ids(plain.generate(PROMPTS, greedy(LENGTH)))
     llm = LLM(str(path), speculative_config=config, enable_prefix_caching=False, **limits)
     monkeypatch.setattr(MtpDrafter, "read", watched_read)
-    monkeypatch.setattr(MtpDrafter, "walk", watched)
+    monkeypatch.setattr(MtpDrafter, "draft_steps", watched)
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == wanted
     assert len(seen) > 12
     for text, known, logits in seen[::6]:

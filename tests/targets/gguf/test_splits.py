@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from outpace.bench.peers.llamacpp import LLAMA_CPP, LlamaServer
-from outpace.targets.hf.gguf.splits import SPLITS
+from outpace.targets.hf.gguf.pretokenizers import SPLITS
 from outpace.targets.hf.gguf.tokenizers import SPELLING, splitter
 from outpace.targets.hf.loading.reading import read_tokenizer
 from targets.gguf.files import tiny, write

@@ -85,7 +85,7 @@ def several(world: World, parents: list[int]) -> Drafts:
     every = of_siblings(q, max(ranks) + 1)
     q = torch.stack([every[rank, :, :, node] for node, rank in enumerate(ranks)], 2)
     drawn = q.gather(-1, tokens[None, :, :, None].expand(*q.shape[:-1], 1))[..., 0]
-    return Drafts(tokens, drawn.prod(-1), Sampled(q.flatten(0, 1), several=True))
+    return Drafts(tokens, drawn.prod(-1), Sampled(q.flatten(0, 1), per_drafter=True))
 
 
 def of_siblings(q: Tensor, count: int) -> Tensor:
@@ -118,10 +118,10 @@ def doubting(world: World, parents: list[int]) -> Drafts:
     at the drafted tokens, which the target has not seen yet, finds it likely that one is wrong."""
     drafts = iid(world, parents)
     states = world.draft_states[:, world.contexts(drafts.tokens, parents)]  # [G, R, M, H]
-    goes_on = _stop_head(states.shape[-1]).terms([], DraftingTerms()).goes_on
-    assert goes_on is not None
+    continue_on_hidden = _stop_head(states.shape[-1]).terms([], DraftingTerms()).continue_on_hidden
+    assert continue_on_hidden is not None
     # In the order of a draft: at the root, then at each token before the next one is drawn.
-    wanted = [goes_on(states[:, :, node].flatten(0, 1)) for node in range(len(parents))]
+    wanted = [continue_on_hidden(states[:, :, node].flatten(0, 1)) for node in range(len(parents))]
     kept = torch.stack(wanted, -1).long().cumprod(-1).sum(-1)
     return _ended(world, drafts, kept.view(world.pairs, -1))
 

@@ -19,7 +19,7 @@ from outpace.audit.gate.drafting import BUILT_IN, ENDING, Drafting, Drafts, of_s
 from outpace.audit.gate.gate_trees import FAST, FULL, GateTree
 from outpace.audit.gate.oracle import best_acceptance, best_of_several, deterministic_acceptance
 from outpace.audit.gate.world import World, make_world, with_small_numbers
-from outpace.core.proposal import Deterministic, Drawn, Proposal, Sampled
+from outpace.core.proposal import Deterministic, DraftSampling, Proposal, Sampled
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, IncompatibleRule, did_you_mean
 from outpace.heads.classifiers import JudgeHead
@@ -132,7 +132,7 @@ def audit_distributions(
             drafts, of_small = (way(each, list(shape.parents)) for each in (world, small))
             for rule in chosen:
                 try:
-                    rule.check(Drawn.by(drafts.distribution), tree=not shape.is_chain)
+                    rule.check(DraftSampling.by(drafts.distribution), tree=not shape.is_chain)
                 except IncompatibleRule as error:
                     refusal = error
                     continue
@@ -235,7 +235,7 @@ class _Case:
             Evidence(
                 states=world.states[pair[:, None], seen],
                 second=world.second[pair[:, None], seen],
-                soft=None,
+                softmax_probs=None,
                 draft=draft,
             )
         )
@@ -314,7 +314,7 @@ class _Case:
             offered = self.drafts.tokens[:, root].expand(self.world.pairs, -1, -1)
             each = deterministic_acceptance(p[:, None].expand(*offered.shape[:2], -1), offered)
             return each.mean(-1)
-        if distribution.several:
+        if distribution.per_drafter:
             return best_of_several(p, of_siblings(q, len(root)))
         return best_acceptance(p, q, len(root), replacement=distribution.with_replacement)
 

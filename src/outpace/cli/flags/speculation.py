@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.trees.tree_shape import MAX_TREE_NODES
 from outpace.errors import ConfigError, OutpaceError
 from outpace.files import read_text
 
@@ -55,8 +55,8 @@ def _tokens(count: str) -> int | str:
         raise ConfigError(
             f"-k must be at least 1, not {found}: for plain decoding use --method none."
         )
-    if found > LARGEST:
-        raise ConfigError(f"-k must be at most {LARGEST}, not {found}.")
+    if found > MAX_TREE_NODES:
+        raise ConfigError(f"-k must be at most {MAX_TREE_NODES}, not {found}.")
     return found
 
 

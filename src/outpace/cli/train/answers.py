@@ -20,8 +20,8 @@ from outpace.cli.train.flags import DrafterFlags, OnlineFlags, RunFlags, TextFla
 from outpace.errors import ConfigError, PromptError
 
 if TYPE_CHECKING:
-    from outpace.targets.hf.loading.loaded import Loaded
-    from outpace.train.data import Written
+    from outpace.targets.hf.loading.loaded import LoadedModel
+    from outpace.train.data import PromptAnswer
     from outpace.train.distributed import Ranks
 
 GIGABYTE = 10**9
@@ -36,8 +36,8 @@ KEPT = ("learning_rate",)
 
 
 def written(
-    console: Console, target: Loaded, text: TextFlags, seed: int, out: Path, ranks: Ranks
-) -> Iterator[Written]:
+    console: Console, target: LoadedModel, text: TextFlags, seed: int, out: Path, ranks: Ranks
+) -> Iterator[PromptAnswer]:
     """Has the target write what is still missing of its answers; returns them all. ranks: the first
     of them writes, and the others wait and read what it has written."""
     from outpace.core.params import SamplingParams
@@ -75,7 +75,7 @@ def written(
     return iter(answers)
 
 
-def _check_whole(target: Loaded, ranks: Ranks) -> None:
+def _check_whole(target: LoadedModel, ranks: Ranks) -> None:
     """Raises ``ConfigError`` on all ranks where none holds the whole target."""
     if ranks.count == 1:
         return
@@ -90,7 +90,7 @@ def _check_whole(target: Loaded, ranks: Ranks) -> None:
         )
 
 
-def _writer(target: Loaded, text: TextFlags) -> Any:
+def _writer(target: LoadedModel, text: TextFlags) -> Any:
     """Returns what writes answers with the target, many at once."""
     from outpace.core.params import SamplingParams
     from outpace.llm import LLM

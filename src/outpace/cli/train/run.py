@@ -24,9 +24,9 @@ from outpace.cli.train.flags import EVERY, DrafterFlags, RunFlags, TextFlags
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from outpace.targets.hf.loading.loaded import Loaded
+    from outpace.targets.hf.loading.loaded import LoadedModel
     from outpace.train.distributed import Ranks
-    from outpace.train.measures import Measure, Progress
+    from outpace.train.metrics import Metric, Progress
     from outpace.train.run import TrainingRun
     from outpace.train.settings import TrainSettings
     from outpace.train.state_cache import StateCache
@@ -37,7 +37,7 @@ class Training:
     """What the runs of one command share."""
 
     console: Console
-    target: Loaded
+    target: LoadedModel
     settings: TrainSettings
     flags: RunFlags
     curves: Curves
@@ -47,7 +47,7 @@ class Training:
         """Raises ``ConfigError`` for settings that do not fit the target, or a run that is to go
         on, before anything is read. thorough: also where that takes some seconds."""
         from outpace.train.checkpoint import check_goes_on
-        from outpace.train.making import check_made
+        from outpace.train.students import check_made
 
         for folder in folders:
             check_goes_on(folder, self.settings, self.target)
@@ -57,7 +57,7 @@ class Training:
     def read(self, text: TextFlags, drafter: DrafterFlags) -> tuple[Tensor, Tensor | None]:
         """Returns the blocks that a drafter learns from, written before if they are the target's
         own, and which tokens are the target's, where that is known."""
-        from outpace.train.data import blocks, cut_written, documents
+        from outpace.train.data import blocks, cut_answers, documents
         from outpace.train.run import held_out
 
         target, settings = self.target, self.settings
@@ -65,7 +65,7 @@ class Training:
         if text.self_distill:
             answers = written(self.console, target, text, settings.seed, drafter.out, self.ranks)
             end = target.tokenizer.eos_token_id
-            found = cut_written(answers, end, settings.block, text.tokens)
+            found = cut_answers(answers, end, settings.block, text.tokens)
         else:
             with working(self.console, "reading the text"):
                 given = documents(text.data or [], target.tokenizer, target.name)
@@ -127,16 +127,16 @@ class Training:
 
             def report(reached: Progress) -> None:
                 loss = f"loss {reached.loss:.3f}, " if reached.step else ""
-                figure = f"{reached.measure.name} {reached.score:.2f}"
+                figure = f"{reached.metric.name} {reached.score:.2f}"
                 steps.say(f"step {reached.step:,}: {loss}{figure}")
-                self.curves.draw(name, log, reached.measure)
+                self.curves.draw(name, log, reached.metric)
 
             def stop() -> bool:
                 steps.at(run.step, "training")
                 return end is not None and time.monotonic() > end
 
             reached = run.play(report, self.flags.every or EVERY, stop, self.flags.patience)
-        self.curves.draw(name, log, reached.measure)  # also where there was nothing left to learn
+        self.curves.draw(name, log, reached.metric)  # also where there was nothing left to learn
         return reached
 
     def _state_cache(self, text: TextFlags) -> StateCache | None:
@@ -149,7 +149,7 @@ class Training:
         return StateCache(text.hidden_states, origin_of(self.target), int(text.cache * GIGABYTE))
 
 
-def load_target(console: Console, model: ModelFlags, sharing: Ranks | None) -> Loaded:
+def load_target(console: Console, model: ModelFlags, sharing: Ranks | None) -> LoadedModel:
     """Returns the target, with a tokenizer. sharing: the processes that it is split over, if it
     is."""
     with starting(console):
@@ -224,15 +224,15 @@ class Curves:
             check_file("--png", png)
             require_matplotlib()
 
-    def draw(self, name: str, log: Path, measure: Measure) -> None:
+    def draw(self, name: str, log: Path, metric: Metric) -> None:
         """Draws the curves of a run as far as it is, with those of the runs drawn before."""
         if self._png is None or not log.exists():
             return
         from outpace.bench.plots import training_figure
 
         try:
-            self._reports[name] = list(_reports(log, measure.key))
-            self._png.write_bytes(training_figure(self._reports, measure.key))
+            self._reports[name] = list(_reports(log, metric.key))
+            self._png.write_bytes(training_figure(self._reports, metric.key))
         except OSError as error:  # which is no reason to end what has learned for hours
             self._console.print(f"--png: {error}; no more curves are drawn.", markup=False)
             self._png = None
@@ -240,7 +240,7 @@ class Curves:
 
 def _reports(log: Path, key: str) -> Iterator[dict[str, Any]]:
     """Yields the reports of a log, but for a line that a killed run has left unfinished. key: the
-    measure that each has."""
+    metric that each has."""
     for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
         with suppress(ValueError):
             report = json.loads(line)

@@ -142,8 +142,8 @@ def _settings(
     console: Console, method: str, model: ModelFlags, drafter: DrafterFlags, run: dict[str, Any]
 ) -> TrainSettings:
     with starting(console):
-        from outpace.train.making import check_sizes
         from outpace.train.settings import TrainSettings
+        from outpace.train.students import check_sizes
     given: dict[str, Any] = {"start": _start(method, drafter), "loss": _loss(method, drafter)}
     named = {name: value for name, value in given.items() if value is not None}
     named["draft"] = _draft(method, model, drafter)
@@ -162,7 +162,7 @@ def _have_begun(settings: TrainSettings, folders: Iterable[Path]) -> bool:
     """Whether all runs go on, which then need not read what they began as; raises where one that
     begins could not."""
     from outpace.train.checkpoint import STATE
-    from outpace.train.making import check_begin
+    from outpace.train.students import check_begin
 
     begun = all((folder / STATE).exists() for folder in folders)
     if not begun:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.faults import MaskFault, ProcessorFault, RowFault
 from outpace.core.logits.masks import TokenMask
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 from outpace.core.params import LogitsProcessor, SamplingParams
 
 
@@ -101,7 +101,7 @@ class Constraints:
         paths: the drafted tokens that lead to each node.
         """
         faults: dict[int, RowFault] = {}
-        scores.masked_fill_(self.banned(paths, history, faults), NEVER)
+        scores.masked_fill_(self.banned(paths, history, faults), NEG_INF)
         for node in faults:
             scores[node] = 0.0
         if not self._processors:

@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core.faults import Contradiction, NotFinite, RowFault
 from outpace.core.logits.branches import Branches
 from outpace.core.logits.constraints import RowOptions
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 
 _OFF: Mapping[str, Sequence[float | None]] = {
     "temperature": (0, 1),
@@ -84,7 +84,7 @@ class DeadEnds:
         """Takes the distributions made inside for one drafter's.
 
         Its vocabulary may lack every token that a row's options allow. That is no fault of the row:
-        the target can go on, and the row has nothing to draft (`silenced`).
+        the target can go on, and the row has nothing to draft (`limit_draft_counts`).
         """
         before, self._silent = self._silent, set()
         try:
@@ -92,7 +92,7 @@ class DeadEnds:
         finally:
             self._silent = before
 
-    def silenced(self, counts: Sequence[int]) -> list[int]:
+    def limit_draft_counts(self, counts: Sequence[int]) -> list[int]:
         """Returns how many tokens each row drafts: ``counts``, but 0 where the drafter's root has
         no distribution, as far as that is known without waiting for the device."""
         silent = self._silent or ()
@@ -119,7 +119,7 @@ class DeadEnds:
                 f"the model's scores of the next token are not finite numbers (the highest is "
                 f"{top}): its weights are damaged, or its dtype overflows; try dtype='float32'.",
             )
-        if peak == NEVER:
+        if peak == NEG_INF:
             return Contradiction(row)
         params = self._rows[row].params
         values = {name: getattr(params, name) for name in _OFF}

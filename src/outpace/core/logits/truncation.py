@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-NEVER = float("-inf")
+NEG_INF = float("-inf")
 """The score of a token that has probability 0."""
 
 FIRST = (64, 1024, 16384)
@@ -33,11 +33,11 @@ def keep_top_k(scores: Tensor, k: Tensor, largest: int, waits: bool = True) -> T
     rank = (k.clamp(max=largest) - 1).expand(*top.shape[:-1], 1)
     kth = top.gather(-1, rank)
     # Whether no token beyond these ties with the last, or can be drawn at all.
-    complete = (top[..., -1:] < kth) | (kth == NEVER) | (k > largest)
+    complete = (top[..., -1:] < kth) | (kth == NEG_INF) | (k > largest)
     if waits and bool(complete.all()):
-        kept = _alone(scores, index, top.masked_fill(top < kth, NEVER))
+        kept = _alone(scores, index, top.masked_fill(top < kth, NEG_INF))
         return torch.where(k > largest, scores, kept) if bool((k > largest).any()) else kept
-    return scores.masked_fill(scores < kth.masked_fill(k > largest, NEVER), NEVER)
+    return scores.masked_fill(scores < kth.masked_fill(k > largest, NEG_INF), NEG_INF)
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor, waits: bool = True) -> Tensor:
@@ -83,7 +83,7 @@ def _keep_top_p_among(scores: Tensor, top_p: Tensor, count: int) -> tuple[Tensor
     # What is not among them is dropped, and ties with nothing that is kept.
     enough = through[:, -1] > top_p + margin
     apart = top.masked_fill(~keep, float("inf")).amin(-1) > top[:, -1]
-    found = _alone(scores, index, top.masked_fill(~keep, NEVER))
+    found = _alone(scores, index, top.masked_fill(~keep, NEG_INF))
     return found, clear & enough & apart, through[:, -1], each[:, -1]
 
 
@@ -93,14 +93,14 @@ def _keep_top_p_sorted(scores: Tensor, top_p: Tensor) -> Tensor:
     drop = tail <= (1 - top_p).to(tail.dtype)
     drop[..., -1].fill_(False)
     drop &= (top_p < 1).expand_as(drop)
-    return scores.masked_fill(drop.scatter(-1, order, drop), NEVER)
+    return scores.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
     """Keeps the tokens with at least min_p times the mass of the most probable one."""
     distribution = scores.softmax(-1)
     floor = min_p.to(distribution.dtype) * distribution.amax(-1, keepdim=True)
-    return scores.masked_fill(distribution < floor, NEVER)
+    return scores.masked_fill(distribution < floor, NEG_INF)
 
 
 def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:
@@ -113,9 +113,9 @@ def keep_typical(scores: Tensor, mass: Tensor) -> Tensor:
     limit = surprise.gather(-1, last.clamp(max=surprise.shape[-1] - 1))
     drop = (surprise > limit) & (mass < 1)
     drop[..., 0].fill_(False)
-    return scores.masked_fill(drop.scatter(-1, order, drop), NEVER)
+    return scores.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
 
 
 def _alone(scores: Tensor, index: Tensor, values: Tensor) -> Tensor:
     """The scores of the tokens ``index`` [..., k], and minus infinity for all others."""
-    return torch.full_like(scores, NEVER).scatter_(-1, index, values)
+    return torch.full_like(scores, NEG_INF).scatter_(-1, index, values)

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.core.trees.tree_shape import Chances, TreeShape
+from outpace.core.trees.tree_shape import AcceptanceProbs, TreeShape
 
 Cost = Callable[[int, int], float]
 """What a round costs, by its nodes and its levels."""
@@ -25,7 +25,7 @@ class BestShapes:
 
     nodes: int
     levels: int
-    chances: Chances
+    chances: AcceptanceProbs
 
     @cached_property
     def _tables(self) -> list[list[tuple[NDArray[np.float64], NDArray[np.int64]]]]:
@@ -93,7 +93,7 @@ def _best_split(
     return worth[chosen, totals], chosen
 
 
-def best_shape(nodes: int, chances: Chances, cost: Cost) -> TreeShape:
+def best_shape(nodes: int, chances: AcceptanceProbs, cost: Cost) -> TreeShape:
     """Returns the shape with most tokens for its cost, of up to n nodes; the chances bound
     its depth and its siblings.
 

@@ -23,7 +23,7 @@ class Fork:
 
 
 @dataclass(frozen=True, eq=False)
-class Generation:
+class SiblingGroup:
     """The F drafted nodes, over all rows, that have the same depth and the same sibling rank."""
 
     row: Tensor  # [F]
@@ -123,7 +123,7 @@ class Tree:
     # -- what waits for the device, once for a tree, unless it is a chain ------------------------
 
     @cached_property
-    def most_siblings(self) -> int:
+    def max_siblings(self) -> int:
         """The largest number of children of a node."""
         if self.is_chain or not self.size:
             return min(1, self.size)
@@ -137,12 +137,12 @@ class Tree:
     @cached_property
     def child(self) -> Tensor:
         """``[W, B, M]``: the drafted index (node - 1) of each node's child of each rank, or -1."""
-        ranks = torch.arange(self.most_siblings, device=self.parents.device)[:, None, None, None]
+        ranks = torch.arange(self.max_siblings, device=self.parents.device)[:, None, None, None]
         chosen = self.child_of & (self.sibling_rank[:, None, :] == ranks)  # [W, B, M, N]
         return torch.where(chosen.any(-1), chosen.int().argmax(-1), -1)
 
     @cached_property
-    def generations(self) -> list[Generation]:
+    def sibling_groups(self) -> list[SiblingGroup]:
         """The drafted nodes by depth and, among those of one depth, by sibling rank."""
         key = (self.depth[:, 1:] * self.size + self.sibling_rank).flatten()
         kinds, order = key.sort(stable=True)
@@ -153,7 +153,7 @@ class Tree:
         found = []
         for kind, part in zip(sizes, parts, strict=True):
             row, parent, child = part.unbind()
-            found.append(Generation(row, parent, child, has_younger=kind + 1 in sizes))
+            found.append(SiblingGroup(row, parent, child, has_younger=kind + 1 in sizes))
         return found
 
     @cached_property
@@ -179,7 +179,7 @@ class Tree:
         count = self.child_of.sum(-1)  # [B, M]
         row, node = (count > 1).nonzero(as_tuple=True)
         found = [Fork(row, node)]
-        for rank in range(2, self.most_siblings):
+        for rank in range(2, self.max_siblings):
             last = found[-1]
             (among,) = (count[last.row, last.node] > rank).nonzero(as_tuple=True)
             found.append(Fork(last.row[among], last.node[among]))

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-LARGEST = 256
+MAX_TREE_NODES = 256
 """Nodes that are scored at once, at most."""
 
-Chances = Sequence[Sequence[float]]
+MAX_SIBLINGS = 4
+"""Children of a node, at most, in trees that are grown: a fifth is hardly ever accepted."""
+
+AcceptanceProbs = Sequence[Sequence[float]]
 """``chances[d][r]``: how likely the child of rank r (0: the eldest) of an accepted node at depth d
 is to be accepted once its elder siblings are rejected."""
 
@@ -90,7 +93,7 @@ class TreeShape:
         return tuple(found[1:])
 
     @classmethod
-    def grown(cls, nodes: int, chances: Chances, level: float, node: float) -> TreeShape:
+    def grown(cls, nodes: int, chances: AcceptanceProbs, level: float, node: float) -> TreeShape:
         """Returns the shape to which, time and again, the node was added that promises most for its
         cost: its first n nodes are then about the best n.
 
@@ -181,7 +184,7 @@ class TreeShape:
         return tuple(map(tuple, found))
 
     @cached_property
-    def most_siblings(self) -> int:
+    def max_siblings(self) -> int:
         """The largest number of children of a node."""
         return max(map(len, self.children))
 
@@ -195,7 +198,7 @@ class TreeShape:
             above = below
         return tuple(found)
 
-    def reached(self, chances: Chances) -> list[float]:
+    def reached(self, chances: AcceptanceProbs) -> list[float]:
         """Returns how likely each of nodes 1..N is to be accepted.
 
         >>> TreeShape((0, 0, 1)).reached([[0.5, 0.5], [0.5]])

@@ -9,18 +9,18 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from outpace.core.options import options_of
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import DraftSampling, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.registry import drafter_names, find_drafter
-from outpace.draft.rounds import LookupDraft, Pick
+from outpace.draft.rounds import DrafterChoice, LookupDraft
 from outpace.draft.state import FileName
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import kind_in
+from outpace.heads.checkpoint import find_head_kind
 from outpace.methods.choosers.base import (
-    Asked,
+    ChildProposal,
     Children,
-    Several,
+    CompositeDrafter,
     check_config,
     check_configs,
     check_look_up,
@@ -29,8 +29,8 @@ from outpace.methods.choosers.base import (
 from outpace.methods.choosers.joining import cut
 from outpace.methods.models.options import DraftModelOptions, draft_model
 from outpace.methods.online.options import WeightsOptions
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.nextn import brings_modules
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.loading.nextn import has_mtp_modules
 
 LOGGER = logging.getLogger("outpace")
 
@@ -84,7 +84,7 @@ class AutoOptions(DraftModelOptions):
 
     def _check_drafter(self) -> None:
         method = check_config("auto", self.drafter).method
-        if issubclass(find_drafter(method), Several):
+        if issubclass(find_drafter(method), CompositeDrafter):
             raise ConfigError(
                 f"drafter cannot be {method!r}, which stands for several drafters: use it as the "
                 "method."
@@ -110,7 +110,7 @@ class AutoOptions(DraftModelOptions):
     @property
     def _kind(self) -> str | None:
         """The kind of the head that ``model`` is; None if it is none."""
-        return self.model.kind if isinstance(self.model, Head) else kind_in(self.model)
+        return self.model.kind if isinstance(self.model, Head) else find_head_kind(self.model)
 
     @property
     def model_configs(self) -> list[dict[str, Any]]:
@@ -126,7 +126,7 @@ class AutoOptions(DraftModelOptions):
         return [{"method": "draft_tree" if self.trees else "draft_model", **given}]
 
 
-class AutoDrafter(Several):
+class AutoDrafter(CompositeDrafter):
     """Asks the look-ups in every round. The controller then chooses among their drafts, the draft
     model or trained head, and plain decoding, by what each brings and costs
     (`outpace.policy.auto`).
@@ -137,32 +137,34 @@ class AutoDrafter(Several):
 
     name: ClassVar[str] = "auto"
     Options: ClassVar[type[Any]] = AutoOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset(
+        {DraftSampling.DETERMINISTIC, DraftSampling.IID}
+    )
 
     def __init__(self, given: Children) -> None:
         super().__init__(given)
         children = self.children
-        self.choices = dict(zip(self.names, children, strict=True))
+        self.candidate_drafters = dict(zip(self.names, children, strict=True))
         self._look_ups = [n for n, child in enumerate(children) if not child.pass_bytes]
         self._models = [n for n, child in enumerate(children) if child.pass_bytes]
         any_shape = any(child.capabilities.any_shape for child in children)
         self.capabilities = replace(self.capabilities, any_shape=any_shape)
 
     @property
-    def deepest(self) -> int | None:
-        known = [child.deepest for child in self.children if child.capabilities.any_shape]
+    def max_depth(self) -> int | None:
+        known = [child.max_depth for child in self.children if child.capabilities.any_shape]
         return min((levels for levels in known if levels is not None), default=None)
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         return rule_of([*options.look_ups, *options.model_configs])
 
     @classmethod
     def for_target(
-        cls, options: Any, loaded: Loaded, verified: Callable[[type[Drafter]], bool]
+        cls, options: Any, loaded: LoadedModel, verified: Callable[[type[Drafter]], bool]
     ) -> Any:
         left_open = options.model is None and options.drafter is None
-        if left_open and verified(find_drafter(OF_TARGET["method"])) and brings_modules(loaded):
+        if left_open and verified(find_drafter(OF_TARGET["method"])) and has_mtp_modules(loaded):
             return replace(options, drafter=OF_TARGET)
         return options
 
@@ -198,7 +200,7 @@ class AutoDrafter(Several):
         return made
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         model = find_drafter("draft_model").specimen(loaded)["model"]
         return {"model": model, "lookups": [{"method": "ngram", "prompt_lookup_min": 1}]}
 
@@ -223,16 +225,16 @@ class AutoDrafter(Several):
 
     def _first(
         self, found: Mapping[str, Sequence[LookupDraft]], budgets: Sequence[int]
-    ) -> list[Pick]:
+    ) -> list[DrafterChoice]:
         """The first look-up that found something in a row, or the draft model."""
         model = self.names[self._models[0]] if self._models else ""
         return [
-            Pick(next((name for name in found if found[name][row].tokens), model), budget)
+            DrafterChoice(next((name for name in found if found[name][row].tokens), model), budget)
             for row, budget in enumerate(budgets)
         ]
 
 
-def _lookup_drafts(asked: Asked) -> list[LookupDraft]:
+def _lookup_drafts(asked: ChildProposal) -> list[LookupDraft]:
     """What a look-up found in each row."""
     pairs = zip(asked.nodes, asked.proposal.confidence or [()] * len(asked.nodes), strict=True)
     return [LookupDraft(nodes.eldest_chain(), confidence) for nodes, confidence in pairs]

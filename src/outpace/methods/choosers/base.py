@@ -16,7 +16,7 @@ from outpace.core.proposal import (
     AuxTokens,
     Capabilities,
     Deterministic,
-    Drawn,
+    DraftSampling,
     Needs,
     Proposal,
     Verdict,
@@ -26,22 +26,22 @@ from outpace.core.values import shown
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.fingerprint import digest_of
-from outpace.draft.guesses import Guess, guesses_of
 from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
+from outpace.draft.token_trees import TokenTree, token_trees_of
 from outpace.errors import ConfigError
 from outpace.methods.choosers.joining import row_by_row
 from outpace.methods.models.loading import OF_LOADING
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ChildProposal:
     """What one child proposed in the present round."""
 
     child: int
     proposal: Proposal
-    nodes: list[Guess]  # by row
+    nodes: list[TokenTree]  # by row
 
     @property
     def counts(self) -> list[int]:
@@ -50,14 +50,14 @@ class Asked:
 
 
 @dataclass
-class Turn:
+class ChildrenRound:
     """What children were asked in one round."""
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[ChildProposal] = field(default_factory=list)
     """The proposals of the children that proposed anything."""
     aux_tokens: dict[int, AuxTokens | None] = field(default_factory=dict)
     """The auxiliary tokens of each child that was asked, by its number."""
-    found: Sequence[Asked] = ()
+    found: Sequence[ChildProposal] = ()
     """What look-ups found before a child was chosen."""
     budgets: Sequence[int] = ()
     """How much each row may draft; empty where nothing is drafted."""
@@ -66,7 +66,7 @@ class Turn:
     wanted: Sequence[Sequence[int]] = ()
     """By child, how much it drafts in each row, whether or not that is scored."""
 
-    def of(self, child: int) -> Asked | None:
+    def of(self, child: int) -> ChildProposal | None:
         """Returns what a child proposed, if it proposed anything."""
         return next((each for each in reversed(self.asked) if each.child == child), None)
 
@@ -82,7 +82,7 @@ class Children:
     drafters: Sequence[Drafter]
     names: Sequence[str]
     """Their names, as `Proposal.methods` will say."""
-    target: Loaded
+    target: LoadedModel
 
     @classmethod
     def of(cls, setup: Setup, configs: Sequence[Mapping[str, Any]]) -> Children:
@@ -114,7 +114,7 @@ class Children:
         return StateFile(path, method, whose, digests)
 
 
-class Several(Drafter):
+class CompositeDrafter(Drafter):
     """A drafter that stands for others, its children.
 
     Each child draws from a random stream of its own, sees every committed token, and observes every
@@ -127,41 +127,52 @@ class Several(Drafter):
     def __init__(self, given: Children) -> None:
         children = self.children = list(given.drafters)
         self.names, self._vocabulary = list(given.names), given.target.vocabulary
-        kinds = frozenset().union(*(child.draws for child in children))
-        if Drawn.WITHOUT in kinds and kinds & {Drawn.IID, Drawn.SEVERAL}:
-            if any(child.trees and child.draws & {Drawn.IID, Drawn.SEVERAL} for child in children):
+        kinds = frozenset().union(*(child.sampling_kinds for child in children))
+        if DraftSampling.WITHOUT_REPLACEMENT in kinds and kinds & {
+            DraftSampling.IID,
+            DraftSampling.PER_DRAFTER,
+        }:
+            if any(
+                child.trees
+                and child.sampling_kinds & {DraftSampling.IID, DraftSampling.PER_DRAFTER}
+                for child in children
+            ):
                 raise ConfigError(
                     "one of the drafters draws siblings with replacement and another one without: "
                     "choose one of the two for all."
                 )
-            kinds -= {Drawn.IID}  # a chain has no siblings, and is drawn either way
-        self.draws = kinds
-        self._samples = kinds != {Drawn.DETERMINISTIC}
+            kinds -= {DraftSampling.IID}  # a chain has no siblings, and is drawn either way
+        self.sampling_kinds = kinds
+        self._samples = kinds != {DraftSampling.DETERMINISTIC}
         self.trees = any(self._makes_trees(child) for child in children)
-        layers = sorted({layer for child in children for layer in child.needs.states})
+        layers = sorted({layer for child in children for layer in child.needs.hidden_layers})
         probs = any(child.needs.probs for child in children)
         images = any(child.needs.images for child in children)
         prompts = any(child.needs.prompts for child in children)
         self.needs = Needs(tuple(layers), probs, images, prompts)
-        self.longest = max(child.longest for child in children)
+        self.max_draft_tokens = max(child.max_draft_tokens for child in children)
         own = {id(child.loaded.model if child.loaded else child): child for child in children}
         self.weight_bytes = sum(child.weight_bytes for child in own.values())
         self.pass_bytes = max(child.pass_bytes for child in children)
         self.aux_per_row = max(child.aux_per_row for child in children)
         can = [child.capabilities for child in children]
-        readers = [child.capabilities for child in children if child.needs.states]
+        readers = [child.capabilities for child in children if child.needs.hidden_layers]
         self.capabilities = Capabilities(
-            ends_chains=any(one.ends_chains for one in can),
+            supports_early_stop=any(one.supports_early_stop for one in can),
             uses_aux_tokens=any(one.uses_aux_tokens for one in can),
             joins_drafts=any(one.joins_drafts for one in can),
             copies_prompts=bool(layers) and all(one.copies_prompts for one in readers),
             takes_predictions=any(one.takes_predictions for one in can),
         )
         self.loaded = next((child.loaded for child in children if child.loaded), None)
-        self.of_target = next((child.of_target for child in children if child.of_target), "")
+        self.target_module = next(
+            (child.target_module for child in children if child.target_module), ""
+        )
 
     def _makes_trees(self, child: Drafter) -> bool:
-        return child.trees and not (self._samples and child.draws == {Drawn.DETERMINISTIC})
+        return child.trees and not (
+            self._samples and child.sampling_kinds == {DraftSampling.DETERMINISTIC}
+        )
 
     @property
     def nbytes(self) -> int:
@@ -233,30 +244,32 @@ class Several(Drafter):
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
     ) -> None:
-        layers = self.needs.states
+        layers = self.needs.hidden_layers
         parts = dict(zip(layers, states.chunk(len(layers), -1), strict=True))
         for child in self.children:
-            if child.needs.states:
-                own = torch.cat([parts[layer] for layer in child.needs.states], -1)
+            if child.needs.hidden_layers:
+                own = torch.cat([parts[layer] for layer in child.needs.hidden_layers], -1)
                 child.read(requests, tokens, own)
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def turn(self, rows: Rows) -> Turn:
+    def turn(self, rows: Rows) -> ChildrenRound:
         """Returns what children were asked in this round so far."""
-        turn: Turn = rows.state.setdefault(self, Turn())
+        turn: ChildrenRound = rows.state.setdefault(self, ChildrenRound())
         return turn
 
-    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
+    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> ChildProposal:
         """Returns what a child proposes, and keeps it until the round is over."""
         made, nodes = self.made(child, rows, budgets)
-        asked, turn = Asked(child, made, nodes), self.turn(rows)
+        asked, turn = ChildProposal(child, made, nodes), self.turn(rows)
         turn.aux_tokens[child] = made.aux_tokens
         if any(asked.counts):
             turn.asked.append(asked)
         return asked
 
-    def made(self, child: int, rows: Rows, budgets: Sequence[int]) -> tuple[Proposal, list[Guess]]:
+    def made(
+        self, child: int, rows: Rows, budgets: Sequence[int]
+    ) -> tuple[Proposal, list[TokenTree]]:
         """Returns what a child proposes, and its nodes by row.
 
         Auxiliary tokens join the target's pass only if one child drafts in all rows. So a child
@@ -264,23 +277,25 @@ class Several(Drafter):
         others.
         """
         if self.children[child].aux_per_node:
-            budgets = rows.for_others(budgets)
+            budgets = rows.without_reproducible(budgets)
         if any(budgets):
             with rows.pipeline.drafting():  # what one child lacks, another one may have
                 made = self.children[child].propose(rows, budgets).within(rows.pipeline.vocabulary)
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
-        nodes = guesses_of(made)
+        nodes = token_trees_of(made)
         with_drawn = self._samples and not (rows.coupled or rows.pipeline.all_greedy)
-        guessed = self._samples and self.children[child].draws == {Drawn.DETERMINISTIC}
+        guessed = self._samples and self.children[child].sampling_kinds == {
+            DraftSampling.DETERMINISTIC
+        }
         fixed = isinstance(made.distribution, Deterministic) and not made.tree.is_chain
         if fixed and (guessed or with_drawn):
             chains = deterministic_chains([row.eldest_chain() for row in nodes], rows.seeds.device)
             made = replace(chains, predicted=made.predicted)
-            nodes = guesses_of(made)
+            nodes = token_trees_of(made)
         return made, nodes
 
-    def join(self, asked: Sequence[Asked], chosen: Sequence[int]) -> Proposal:
+    def join(self, asked: Sequence[ChildProposal], chosen: Sequence[int]) -> Proposal:
         """Returns one proposal that has each row from one child. chosen: places in ``asked``, by
         row."""
         made = row_by_row([each.proposal for each in asked], chosen, self._vocabulary)
@@ -298,9 +313,9 @@ class Several(Drafter):
                 child.observe(_as_its_own(own, round))
 
 
-def _as_its_own(asked: Asked, round: Round) -> Round:
+def _as_its_own(asked: ChildProposal, round: Round) -> Round:
     """The round as if the child's proposal had been scored: its tokens count as accepted as far as
-    they are the committed ones. The target's distributions are in the round that was played."""
+    they are the committed ones. The target's distributions are in the round that was run."""
     outcomes = [
         replace(
             outcome,
@@ -309,7 +324,7 @@ def _as_its_own(asked: Asked, round: Round) -> Round:
             path=(path := nodes.follow(outcome.tokens[:-1])),
             accepted=min(len(path), outcome.emitted),
         )
-        for nodes, outcome in zip(asked.nodes, round.played.outcomes, strict=True)
+        for nodes, outcome in zip(asked.nodes, round.scored.outcomes, strict=True)
     ]
     ends = [outcome.path[-1] if outcome.path else 0 for outcome in outcomes]
     following = [outcome.tokens[len(outcome.path)] for outcome in outcomes]
@@ -323,7 +338,7 @@ def _as_its_own(asked: Asked, round: Round) -> Round:
         outcomes=outcomes,
         probs=None,
         aux_logits=round.aux_logits if rode else None,
-        played_as=round.played,
+        scored_as=round.scored,
     )
 
 
@@ -380,16 +395,16 @@ def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     trees. If all drafts are fixed, "match" takes them all and accepts as much as any rule."""
     wanted = (SpeculativeConfig.of_child(config) for config in configs)
     kinds = [(find_drafter(each.method), each) for each in wanted]
-    rules = [kind.usual_rule(kind.configure(each.options)) for kind, each in kinds]
+    rules = [kind.default_rule_for(kind.configure(each.options)) for kind, each in kinds]
     if "recursive" in rules:
         return "recursive"
     fixed = all(
-        rule == "match" or kind.draws == {Drawn.DETERMINISTIC}
+        rule == "match" or kind.sampling_kinds == {DraftSampling.DETERMINISTIC}
         for rule, (kind, _) in zip(rules, kinds, strict=True)
     )
     return "match" if fixed and "match" in rules else "token"
 
 
-def specimen_configs(loaded: Loaded, *methods: str) -> list[dict[str, Any]]:
+def specimen_configs(loaded: LoadedModel, *methods: str) -> list[dict[str, Any]]:
     """Returns configs of tiny instances of these drafters, for gate and contract tests."""
     return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]

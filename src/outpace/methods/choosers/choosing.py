@@ -10,8 +10,13 @@ from typing import Any, ClassVar
 from outpace.core.options import Options
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
-from outpace.methods.choosers.base import Asked, Several, check_configs, specimen_configs
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.choosers.base import (
+    ChildProposal,
+    CompositeDrafter,
+    check_configs,
+    specimen_configs,
+)
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +33,7 @@ class DraftersOptions(Options):
         check_configs(self.method, "drafters", self.drafters, least=2)
 
 
-class Choosing(Several):
+class SelectingDrafter(CompositeDrafter):
     """Lets one child draft for each row. The choice is made before the child draws anything, so the
     drawn tokens keep their distribution."""
 
@@ -37,7 +42,7 @@ class Choosing(Several):
         """Returns the number of each row's child."""
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"drafters": specimen_configs(loaded, "draft_model", "ngram")}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
@@ -49,7 +54,7 @@ class Choosing(Several):
 
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
-    ) -> Asked:
+    ) -> ChildProposal:
         """Returns what a child proposes in the rows for which it was chosen. chosen: each row's
         child."""
         own = [budget if who == number else 0 for who, budget in zip(chosen, budgets, strict=True)]

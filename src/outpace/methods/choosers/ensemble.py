@@ -11,16 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import DraftSampling, Proposal
 from outpace.core.request import PerRequest
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
-from outpace.draft.guesses import deterministic_trees, merged
-from outpace.methods.choosers.base import Asked, Children, Several, rule_of, specimen_configs
+from outpace.draft.token_trees import deterministic_trees, merged
+from outpace.methods.choosers.base import (
+    ChildProposal,
+    Children,
+    CompositeDrafter,
+    rule_of,
+    specimen_configs,
+)
 from outpace.methods.choosers.choosing import DraftersOptions
 from outpace.methods.choosers.joining import side_by_side
-from outpace.methods.models.chain import DraftModel
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.models.draft_model import DraftModel
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 VOTE_MEMORY = 0.9
 """The share of a drafter's weight in votes that is kept in each round; the rest is the share of its
@@ -39,7 +45,7 @@ class EnsembleOptions(DraftersOptions):
     that most of them agree on)."""
 
 
-class Ensemble(Several):
+class Ensemble(CompositeDrafter):
     """Several drafters, joined in one of three ways.
 
     precedence: for each row the first drafter of the list that proposes anything; look-ups should
@@ -53,7 +59,9 @@ class Ensemble(Several):
 
     name: ClassVar[str] = "ensemble"
     Options: ClassVar[type[Any]] = EnsembleOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset(
+        {DraftSampling.DETERMINISTIC, DraftSampling.IID}
+    )
 
     def __init__(self, given: Children, combine: str, alike: bool = False) -> None:
         """alike: the children draw from the same distribution."""
@@ -62,7 +70,9 @@ class Ensemble(Several):
         if combine != "precedence":
             self.capabilities = replace(self.capabilities, joins_drafts=True)
             self.trees = combine == "merge"
-            self.draws = frozenset({self._merges(alike) if self.trees else Drawn.DETERMINISTIC})
+            self.sampling_kinds = frozenset(
+                {self._merges(alike) if self.trees else DraftSampling.DETERMINISTIC}
+            )
         self._votes = PerRequest(
             lambda request: [0.5] * len(self.children),
             lasting=True,
@@ -71,7 +81,7 @@ class Ensemble(Several):
         """What each drafter's vote weighs: the share of its tokens that was accepted lately."""
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         return "recursive" if options.combine == "merge" else rule_of(options.drafters)
 
     @classmethod
@@ -82,7 +92,7 @@ class Ensemble(Several):
         return cls(given, setup.options.combine, alike)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"drafters": specimen_configs(loaded, "ngram", "draft_model")}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
@@ -95,7 +105,7 @@ class Ensemble(Several):
     def observe(self, round: Round) -> None:
         turn = self.turn(round.rows)
         if self._combine == "vote" and turn.asked:
-            for row, outcome in enumerate(round.played.outcomes):
+            for row, outcome in enumerate(round.scored.outcomes):
                 weights = self._votes[round.requests[row]]
                 for asked in turn.asked:
                     if nodes := asked.nodes[row]:
@@ -108,7 +118,7 @@ class Ensemble(Several):
     # -- precedence ----------------------------------------------------------------------------
 
     def _first(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        asked: list[Asked] = []
+        asked: list[ChildProposal] = []
         chosen, open_budgets = [0] * len(rows), list(budgets)
         for child in range(len(self.children)):
             asked.append(self.ask(child, rows, open_budgets))
@@ -121,21 +131,25 @@ class Ensemble(Several):
 
     # -- merge ---------------------------------------------------------------------------------
 
-    def _merges(self, alike: bool) -> Drawn:
+    def _merges(self, alike: bool) -> DraftSampling:
         """How merged tokens were drawn. Only chains can stand side by side as independent draws;
         anything else makes them fixed."""
-        kinds = frozenset().union(*(child.draws for child in self.children))
-        drawn = [child for child in self.children if child.draws != {Drawn.DETERMINISTIC}]
+        kinds = frozenset().union(*(child.sampling_kinds for child in self.children))
+        drawn = [
+            child
+            for child in self.children
+            if child.sampling_kinds != {DraftSampling.DETERMINISTIC}
+        ]
         if (
             not drawn
-            or not kinds <= {Drawn.DETERMINISTIC, Drawn.IID}
+            or not kinds <= {DraftSampling.DETERMINISTIC, DraftSampling.IID}
             or any(c.trees for c in drawn)
         ):
-            return Drawn.DETERMINISTIC
-        return Drawn.IID if alike else Drawn.SEVERAL
+            return DraftSampling.DETERMINISTIC
+        return DraftSampling.IID if alike else DraftSampling.PER_DRAFTER
 
     def _merged(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        asked: list[Asked] = []
+        asked: list[ChildProposal] = []
         for number in range(len(self.children)):
             left = len(self.children) - number
             # The next drafters may have what one leaves of its share.
@@ -144,10 +158,16 @@ class Ensemble(Several):
             asked.append(self.ask(number, rows, shares))
         # A sampled row must get the same whatever else is in the batch. A greedy row, whose tokens
         # are fixed only if all rows are greedy, gets the same text either way.
-        chosen = self.draws == {Drawn.DETERMINISTIC} or rows.coupled or rows.pipeline.all_greedy
+        chosen = (
+            self.sampling_kinds == {DraftSampling.DETERMINISTIC}
+            or rows.coupled
+            or rows.pipeline.all_greedy
+        )
         if not chosen and any(any(each.counts) for each in asked):
             made, counts = [each.proposal for each in asked], [each.counts for each in asked]
-            return side_by_side(made, counts, self._vocabulary, Drawn.SEVERAL in self.draws)
+            return side_by_side(
+                made, counts, self._vocabulary, DraftSampling.PER_DRAFTER in self.sampling_kinds
+            )
         trees = [merged(each.nodes[row] for each in asked) for row in range(len(rows))]
         return deterministic_trees(trees, rows.seeds.device)
 

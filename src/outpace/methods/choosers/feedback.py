@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.core.proposal import Sampled
 from outpace.draft.base import Round
-from outpace.methods.choosers.base import Asked
+from outpace.methods.choosers.base import ChildProposal
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,14 +25,14 @@ class Committed:
     def of(cls, round: Round) -> Committed:
         """Returns what a round committed; its distributions must have been asked for
         (`Needs.probs`)."""
-        round = round.played
+        round = round.scored
         assert round.probs is not None
         tokens = [list(outcome.tokens) for outcome in round.outcomes]
         nodes = [[0, *outcome.path] for outcome in round.outcomes]
         greedy = [options.params.greedy for options in round.rows.pipeline.rows]
         return cls(tokens, nodes, round.probs, greedy)
 
-    def of_draft(self, asked: Asked, row: int) -> list[float]:
+    def of_draft(self, asked: ChildProposal, row: int) -> list[float]:
         """Returns, for each committed token, the chance that the child's draft was accepted there:
         the overlap of both distributions if the draft was sampled, else whether it was that token.
         It is 0 after the draft's first other token, or its end."""

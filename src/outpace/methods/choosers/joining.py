@@ -33,9 +33,9 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     proposal = Proposal(tokens, tree, counts, Deterministic(), predicted=predicted)
     probs = [made[which].distribution for which in chosen]
     sampled = [distribution for distribution in probs if isinstance(distribution, Sampled)]
-    soft = _stacked([made[which].soft for which in chosen], proposal, vocabulary)
+    softmax_probs = _stacked([made[which].softmax_probs for which in chosen], proposal, vocabulary)
     if not sampled:
-        return replace(proposal, soft=soft)
+        return replace(proposal, softmax_probs=softmax_probs)
     q = _stacked(
         [distribution.q if isinstance(distribution, Sampled) else None for distribution in probs],
         proposal,
@@ -44,8 +44,12 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     assert q is not None
     fixed = _fixed_rows(made, chosen, proposal)
     replacement = all(distribution.with_replacement for distribution in sampled)
-    several = any(distribution.several for distribution in sampled)
-    return replace(proposal, distribution=Sampled(q, replacement, fixed, several), soft=soft)
+    per_drafter = any(distribution.per_drafter for distribution in sampled)
+    return replace(
+        proposal,
+        distribution=Sampled(q, replacement, fixed, per_drafter),
+        softmax_probs=softmax_probs,
+    )
 
 
 def _fixed_rows(
@@ -100,16 +104,16 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
         distribution=distribution,
         aux_tokens=None,  # which follow nodes that may be gone
         precomputed=proposal.precomputed if width == proposal.tokens.shape[1] else None,
-        soft=None if proposal.soft is None else proposal.soft[:, :width],
+        softmax_probs=None if proposal.softmax_probs is None else proposal.softmax_probs[:, :width],
     )
 
 
 def side_by_side(
-    made: Sequence[Proposal], counts: Sequence[Sequence[int]], vocabulary: int, several: bool
+    made: Sequence[Proposal], counts: Sequence[Sequence[int]], vocabulary: int, per_drafter: bool
 ) -> Proposal:
     """Returns chains that were drawn independently, as a tree that forks at the root only.
 
-    counts: nodes of each drafter, by row. several: whether their distributions differ; a fixed
+    counts: nodes of each drafter, by row. per_drafter: whether their distributions differ; a fixed
     token has all the probability in its own.
     """
     rows, device = len(made[0].counts), made[0].tokens.device
@@ -131,7 +135,9 @@ def side_by_side(
     q = torch.cat([_distribution_of(one, vocabulary) for one in made], 1)
     q = q.gather(1, at[..., None].expand(-1, -1, vocabulary))
     fixed = torch.cat([_fixed(one) for one in made], 1).gather(1, at)
-    distribution = Sampled(q, fixed=fixed if any(map(_some_fixed, made)) else None, several=several)
+    distribution = Sampled(
+        q, fixed=fixed if any(map(_some_fixed, made)) else None, per_drafter=per_drafter
+    )
     return Proposal(tokens, Tree(to_device(parents, device)), sizes, distribution)
 
 

@@ -18,14 +18,14 @@ from outpace.core.proposal import Proposal
 from outpace.core.request import Request
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
-from outpace.draft.guesses import guesses_of
 from outpace.draft.state import StateFile
+from outpace.draft.token_trees import token_trees_of
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
 from outpace.methods.choosers.base import check_config, check_look_up
-from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.draft_model import DraftModel
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Staged(DraftModel):
         assert isinstance(drafter, Staged)
         drafter.lookup = setup.child(setup.options.lookup)
         check_look_up("lookup", drafter.lookup)
-        if drafter.lookup.needs.states:
+        if drafter.lookup.needs.hidden_layers:
             raise ConfigError(
                 f"lookup cannot be {drafter.lookup.name!r}, which reads the target's states, and "
                 "a look-up of method 'staged' is not given them: choose another one."
@@ -78,7 +78,7 @@ class Staged(DraftModel):
         return drafter
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
 
     def check(self, request: Request) -> None:
@@ -141,7 +141,7 @@ class Staged(DraftModel):
     def _guesses(self, rows: Rows, budgets: Sequence[int]) -> list[list[int]]:
         if not any(budgets):
             return [[] for _ in budgets]
-        guessed = guesses_of(self.lookup.propose(rows, budgets))
+        guessed = token_trees_of(self.lookup.propose(rows, budgets))
         # A look-up may find tokens that the draft model does not have.
         chains = [nodes.eldest_chain() for nodes in guessed]
         return [list(itertools.takewhile(lambda t: t < self._own_size, one)) for one in chains]

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from outpace.core.options import Options
-from outpace.core.proposal import Drawn
+from outpace.core.proposal import DraftSampling
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.errors import ConfigError
 from outpace.methods.choosers.base import Children, check_config, rule_of, specimen_configs
-from outpace.methods.choosers.choosing import Choosing
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.choosers.choosing import SelectingDrafter
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,14 @@ class RoutesOptions(Options):
         return [default, *self.routes.values()]
 
 
-class Tagged(Choosing):
+class Tagged(SelectingDrafter):
     """Drafts for each row with the child of its tag (`SamplingParams.tag`)."""
 
     name: ClassVar[str] = "tagged"
     Options: ClassVar[type[Any]] = RoutesOptions
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset(
+        {DraftSampling.DETERMINISTIC, DraftSampling.IID}
+    )
 
     def __init__(self, given: Children, tags: Sequence[str]) -> None:
         """given: the default drafter, then those of the tags."""
@@ -64,7 +66,7 @@ class Tagged(Choosing):
         self._routes = PerRequest(self.route, lasting=True)
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         return rule_of(options.configs)
 
     @classmethod
@@ -72,7 +74,7 @@ class Tagged(Choosing):
         return cls(Children.of(setup, setup.options.configs), list(setup.options.routes))
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         model, ngram = specimen_configs(loaded, "draft_model", "ngram")
         return {"routes": {"copying": ngram}, "default": model}
 

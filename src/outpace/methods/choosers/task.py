@@ -18,7 +18,7 @@ from outpace.errors import ConfigError, PromptError
 from outpace.methods.choosers.base import Children, specimen_configs
 from outpace.methods.choosers.classifier import TaskClassifier
 from outpace.methods.choosers.tagged import RoutesOptions, Tagged
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class Task(Tagged):
         return cls(given, list(options.routes), router, options.threshold)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         model, ngram = specimen_configs(loaded, "draft_model", "ngram")
         routes = {"copying": ngram, "else": model}
         return {"routes": routes, "default": ngram, "router": _by_repetition}
@@ -99,7 +99,7 @@ class Task(Tagged):
             ) from error
 
 
-def _reader(classifier: TaskClassifier, loaded: Loaded) -> TaskRouter:
+def _reader(classifier: TaskClassifier, loaded: LoadedModel) -> TaskRouter:
     """A router that decodes a prompt and classifies its text."""
     tokenizer = loaded.tokenizer
     if tokenizer is None:

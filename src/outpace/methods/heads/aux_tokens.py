@@ -20,9 +20,9 @@ from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.heads.base import Head
-from outpace.methods.heads.base import ByDepth, HeadDrafter
+from outpace.methods.heads.base import HeadDrafter, ParallelDraftSteps
 from outpace.targets.base import Target
-from outpace.train.recipe import AuxShared, DepthLosses, LossOutput, Recipe, joined
+from outpace.train.recipe import AuxTarget, DepthLosses, LossOutput, Recipe, joined
 from outpace.train.teacher import Batch
 
 # -- the network -----------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class AuxHead(Head):
         return ()
 
     @property
-    def enter(self) -> int:
+    def entry_layer(self) -> int:
         """The target's layer at which the columns join."""
         return 0
 
@@ -69,10 +69,10 @@ class AuxHead(Head):
         number = first + torch.arange(places * depths, device=after.device).view(places, depths)
         parents = torch.cat([after[:, None], number[:, :-1]], 1)
         parents = parents.flatten().expand(rows, -1)
-        if self.enter:
+        if self.entry_layer:
             return AuxTokens(
                 parents,
-                enter=self.enter,
+                entry_layer=self.entry_layer,
                 made=lambda states: self.columns(states[:, after]).flatten(1, 2),
             )
         nowhere = torch.empty(rows, places, 0, device=after.device)
@@ -93,7 +93,7 @@ class AuxRecipe(Recipe):
     While it is measured, they ride after all places but the first, some at a time.
     """
 
-    def __init__(self, head: AuxHead, target: AuxShared) -> None:
+    def __init__(self, head: AuxHead, target: AuxTarget) -> None:
         self._head, self._target = head, target
 
     def compute_loss(self, batch: Batch) -> LossOutput:
@@ -149,7 +149,7 @@ class AuxHeadDrafter(HeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(AuxHead, self._head)
-        self.aux_per_node = self.longest = head.config.depths
+        self.aux_per_node = self.max_draft_tokens = head.config.depths
         self.pass_bytes = 0  # there is no pass but the target's
         self._guesses: PerRequest[_Guesses | None] = PerRequest(lambda request: None, lasting=True)
         self._rode: PerRequest[int | None] = PerRequest(lambda request: None, lasting=True)
@@ -171,10 +171,10 @@ class AuxHeadDrafter(HeadDrafter):
             self._target.forward_aux([0], self.head.aux_tokens(at, 1, 1))
 
     @property
-    def deepest(self) -> int:
+    def max_depth(self) -> int:
         return self.head.config.depths
 
-    def knows(self, rows: Rows, row: int) -> bool:
+    def can_draft(self, rows: Rows, row: int) -> bool:
         return self._found(rows, row) is not None
 
     def _found(self, rows: Rows, row: int) -> Tensor | None:
@@ -182,10 +182,10 @@ class AuxHeadDrafter(HeadDrafter):
         guesses = self._guesses[rows.requests[row]]
         return guesses.logits if guesses and guesses.end == rows.lengths[row] else None
 
-    def walk(self, rows: Rows) -> ByDepth:
+    def draft_steps(self, rows: Rows) -> ParallelDraftSteps:
         found = [self._found(rows, row) for row in range(len(rows))]
         blank = torch.zeros_like(next(each for each in found if each is not None))
-        return ByDepth(torch.stack([blank if each is None else each for each in found]))
+        return ParallelDraftSteps(torch.stack([blank if each is None else each for each in found]))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         for row, (request, budget) in enumerate(zip(rows.requests, budgets, strict=True)):

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.options import Reads
-from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Needs, Proposal
 from outpace.core.request import Request, RowNumbers
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
-from outpace.draft.dynamic import NODES, Growth
+from outpace.draft.dynamic import MAX_DYNAMIC_NODES, Growth
 from outpace.draft.prefix_cache import PrefixCache
 from outpace.draft.trees import TreePlan, TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
@@ -29,16 +29,16 @@ from outpace.heads.base import Head, TargetShape
 from outpace.heads.checkpoint import fit, load_head
 from outpace.heads.native import NativeLayers
 from outpace.heads.registry import find_head
-from outpace.methods.heads.text_cache import TextCache
+from outpace.methods.heads.head_kv_cache import HeadKVCache
 from outpace.methods.online.options import WeightsOptions
 from outpace.targets.base import Target
 from outpace.targets.cpu.kernels import LEFT_OPEN, NATIVE
 from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
-from outpace.targets.cpu.native_layers.linear import lay_out_weights
+from outpace.targets.cpu.native_layers.linear import prepack_weights
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.layers import linear_layers
 from outpace.targets.cpu.weights.quantize import Quantization, check, pays, quantize
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.logits import output_rows
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
@@ -72,14 +72,15 @@ class TreeHeadOptions(TreeOptions, HeadOptions):
     """The options of a head that drafts trees of any kind."""
 
 
-class Walk(Protocol):
+class DraftSteps(Protocol):
     """The steps of a head through one draft."""
 
     def first(self) -> Tensor:
         """Returns the logits ``[B, V]`` after the roots."""
 
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """As `draft.trees.Deeper`; rows have trees of their own where it has `TreeHeadOptions`."""
+    def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """As `draft.trees.NextLogits`; rows have trees of their own where it has
+        `TreeHeadOptions`."""
 
 
 class TrainedDrafter(Drafter):
@@ -94,12 +95,10 @@ class TrainedDrafter(Drafter):
     default_rule: ClassVar[str] = "recursive"
     Options: ClassVar[type[Any]] = HeadOptions
     capabilities: Capabilities = Capabilities(copies_prompts=True, needs_no_prefill=True)
-    specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
+    dummy_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
     """The sizes of the head that its `specimen` has."""
-    _cache: TextCache | None = None
+    _cache: HeadKVCache | None = None
     """What it keeps of the texts in the batch; None where nothing but their latest states."""
-    cached_layers: Sequence[nn.Module] = ()
-    """The layers whose entries it keeps, if they follow one another and do nothing else."""
     _prefixes: PrefixCache | None = None
     """What it keeps of ended texts."""
 
@@ -110,10 +109,10 @@ class TrainedDrafter(Drafter):
         self._vocabulary = _known(head.d2t, vocabulary)
         self._plans = TreePlans(target.device)
         self._rows = RowNumbers()
-        self.needs = Needs(states=head.layers)
+        self.needs = Needs(hidden_layers=head.layers)
         self.weight_bytes = weight_bytes(head)
-        output = target.head_bytes if head.shares_output else 0
-        self.pass_bytes = (pass_bytes(head) + output) // head.depths_at_once
+        output = target.head_bytes if head.shares_lm_head else 0
+        self.pass_bytes = (pass_bytes(head) + output) // head.num_parallel_depths
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
@@ -134,7 +133,7 @@ class TrainedDrafter(Drafter):
         drafter.take(setup.options)
         if drafter._cache is not None:
             if setup.cpu_kernels in NATIVE and setup.target.device.type == "cpu":
-                drafter._cache.native = NativeLayers.of(drafter.cached_layers)
+                drafter._cache.native = NativeLayers.of(head.decoder_layers)
             drafter._prefixes = PrefixCache(
                 drafter._cache, setup.max_length, setup.saved_texts, setup.saved_tokens
             )
@@ -162,12 +161,12 @@ class TrainedDrafter(Drafter):
         return head if isinstance(given, Head) else head.to(setup.target.dtype)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         kind = find_head(cls.name)
         torch.manual_seed(0)
-        head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(**cls.specimen_sizes))
+        head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(**cls.dummy_sizes))
         head = head.to(loaded.dtype).eval().requires_grad_(False)
-        head.begin_from(output_rows(loaded.model, head.d2t))
+        head.init_from_lm_head(output_rows(loaded.model, head.d2t))
         for parameter in head.parameters():  # so that all parts of it matter
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}
@@ -186,7 +185,7 @@ class TrainedDrafter(Drafter):
     # -- texts ---------------------------------------------------------------------------------
 
     def cached_prefix(self, request: Request) -> int:
-        if not self.needs.states:
+        if not self.needs.hidden_layers:
             return request.length
         if request.reproducible or request.media is not None:
             return 0
@@ -215,7 +214,7 @@ class TrainedDrafter(Drafter):
         if self._prefixes is not None:
             if interrupted:
                 self._prefixes.clear()
-            elif self._target.reuses:
+            elif self._target.has_prefix_cache:
                 self._keep([one for one in requests if _may_be_kept(one)], self._prefixes)
         left = self._rows.end(None if interrupted else requests)
         if interrupted:
@@ -225,11 +224,11 @@ class TrainedDrafter(Drafter):
 
     def _keep(self, leaving: Sequence[Request], prefixes: PrefixCache) -> None:
         leaving = leaving[max(0, len(leaving) - prefixes.limit) :]
-        self.read_up(leaving)
+        self.flush_pending(leaving)
         for request in leaving:
             prefixes.keep(self._rows[request], request.token_ids, whole=True)
 
-    def read_up(self, requests: Sequence[Request]) -> None:
+    def flush_pending(self, requests: Sequence[Request]) -> None:
         """Puts what still waits of some texts into the cache."""
 
     def forget_texts(self) -> None:
@@ -237,7 +236,7 @@ class TrainedDrafter(Drafter):
             self._prefixes.clear()
 
     @abstractmethod
-    def knows(self, rows: Rows, row: int) -> bool:
+    def can_draft(self, rows: Rows, row: int) -> bool:
         """Returns whether there is something to draft a row from."""
 
 
@@ -248,7 +247,7 @@ class HeadDrafter(TrainedDrafter):
     of the head name one.
     """
 
-    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.WITHOUT_REPLACEMENT})
     capabilities: Capabilities = replace(TrainedDrafter.capabilities, any_shape=True)
     _growth: Growth | None = None
     """How trees grow that hold the most probable nodes, if they do."""
@@ -258,23 +257,24 @@ class HeadDrafter(TrainedDrafter):
             return
         self._growth = options.growth
         if self._growth is not None:
-            self.draws, self.longest = frozenset({Drawn.DETERMINISTIC}), NODES
+            self.sampling_kinds = frozenset({DraftSampling.DETERMINISTIC})
+            self.max_draft_tokens = MAX_DYNAMIC_NODES
             self.capabilities = replace(self.capabilities, any_shape=False)
         elif (shape := shape_of(options.branching)) is not None:
-            self.shape = shape if self.deepest is None else shape.up_to(self.deepest)
+            self.shape = shape if self.max_depth is None else shape.up_to(self.max_depth)
             self.capabilities = replace(self.capabilities, any_shape=False)
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         dynamic = getattr(options, "branching", None) == DYNAMIC
         return "match" if dynamic else cls.default_rule
 
     @abstractmethod
-    def walk(self, rows: Rows) -> Walk:
+    def draft_steps(self, rows: Rows) -> DraftSteps:
         """Begins the drafts of a round, for rows of which some is known."""
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        known = [budget if self.knows(rows, row) else 0 for row, budget in enumerate(budgets)]
+        known = [budget if self.can_draft(rows, row) else 0 for row, budget in enumerate(budgets)]
         if not any(known):
             return Proposal.empty(len(rows), rows.seeds.device)
         return self._drawn(rows, known) if self._growth is None else self._grown(rows, known)
@@ -282,33 +282,33 @@ class HeadDrafter(TrainedDrafter):
     def _drawn(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Drafts the first nodes of a shape."""
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
-        if self.deepest is not None:
-            shape = shape.up_to(self.deepest)
+        if self.max_depth is not None:
+            shape = shape.up_to(self.max_depth)
         counts = [min(budget, shape.size) for budget in budgets]
         plan = self._plans.of(shape.first(max(counts)))
-        walk = self.walk(rows)
+        steps = self.draft_steps(rows)
         drawn = draw_tree(
             plan,
             rows,
-            walk.first(),
-            walk.deeper,
+            steps.first(),
+            steps.next_logits,
             random_stream=self.random_stream,
             with_replacement=False,
         )
-        counts = rows.pipeline.silenced(counts)
+        counts = rows.pipeline.limit_draft_counts(counts)
         drawn = replace(drawn, counts=to_device(counts, drawn.tokens.device))
-        return self.ended(drawn, plan, walk)
+        return self.ended(drawn, plan, steps)
 
-    def ended(self, drawn: Proposal, plan: TreePlan, walk: Walk) -> Proposal:
+    def ended(self, drawn: Proposal, plan: TreePlan, steps: DraftSteps) -> Proposal:
         """Returns what stays of a draft where the head ends it by itself."""
         return drawn
 
     def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Drafts the nodes that the head finds most probable."""
         assert self._growth is not None
-        depth = min(self._growth.depth, self.deepest or self._growth.depth)
-        walk = self.walk(rows)
-        return replace(self._growth, depth=depth)(rows, walk.first(), walk.deeper, budgets)
+        depth = min(self._growth.depth, self.max_depth or self._growth.depth)
+        steps = self.draft_steps(rows)
+        return replace(self._growth, depth=depth)(rows, steps.first(), steps.next_logits, budgets)
 
 
 def _may_be_kept(request: Request) -> bool:
@@ -330,7 +330,7 @@ def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
     return Vocabulary(d2t, vocabulary)
 
 
-def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
+def gather_parents(columns: Tensor, parents: Tensor) -> Tensor:
     """Returns those ``[B, W, ...]`` of the columns ``[B, C, ...]`` that are parents.
 
     parents: ``[W]``, the same in all rows, or ``[B, W]``.
@@ -340,8 +340,8 @@ def of_parents(columns: Tensor, parents: Tensor) -> Tensor:
     return columns[torch.arange(len(columns), device=columns.device)[:, None], parents]
 
 
-class TokenWalk(ABC):
-    """The `Walk` of a head whose guesses follow from the tokens before them."""
+class SequentialDraftSteps(ABC):
+    """The `DraftSteps` of a head whose guesses follow from the tokens before them."""
 
     def __init__(self, vocabulary: Vocabulary, roots: Tensor, memory: Tensor) -> None:
         """roots: ``[B, 1]``; memory: ``[B, 1, M]``, what is known at the roots besides."""
@@ -353,10 +353,10 @@ class TokenWalk(ABC):
         """Returns the logits ``[B, V]`` after the roots."""
         return self._after(self._roots)[:, 0]
 
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+    def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """Returns those after the last tokens that were fed, ``[B, W, V]``; parents: ``[W]`` or
         ``[B, W]``, which columns of the step before they belong to."""
-        self._memory = of_parents(self._memory, parents)
+        self._memory = gather_parents(self._memory, parents)
         return self._after(fed[:, -parents.shape[-1] :])
 
     @torch.inference_mode()
@@ -371,9 +371,9 @@ class TokenWalk(ABC):
         the memory ``[B, W, M]`` to go on with."""
 
 
-class ByDepth:
-    """The `Walk` of a head whose guesses are made at once, those of each depth whatever the tokens
-    in between are."""
+class ParallelDraftSteps:
+    """The `DraftSteps` of a head whose guesses are made at once, those of each depth whatever the
+    tokens in between are."""
 
     def __init__(self, logits: Tensor) -> None:
         """logits: ``[B, K, V]``, of K depths."""
@@ -383,7 +383,7 @@ class ByDepth:
         """Returns the logits ``[B, V]`` after the roots."""
         return self._logits[:, 0]
 
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+    def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """Returns those of the next depth ``[B, W, V]``, the same for all of its nodes.
 
         parents: ``[W]`` or ``[B, W]``.
@@ -431,5 +431,5 @@ def rounded(head: Head, setup: Setup, *, handed_over: bool) -> Head:
     check(wanted, setup.target.device, head.dtype)
     own = copy.deepcopy(head) if handed_over else head
     quantize(own.to(setup.target.device).eval().requires_grad_(False), wanted)
-    lay_out_weights(own)
+    prepack_weights(own)
     return own

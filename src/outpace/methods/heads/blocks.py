@@ -20,10 +20,10 @@ from torch import Tensor
 from outpace.core.request import Request
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
-from outpace.heads.base import Head, Shared
-from outpace.heads.layers import Entries
-from outpace.methods.heads.base import ByDepth, HeadDrafter, TreeHeadOptions, Walk
-from outpace.methods.heads.text_cache import TextCache
+from outpace.heads.base import Head, SharedModules
+from outpace.heads.layers import KeyValues
+from outpace.methods.heads.base import DraftSteps, HeadDrafter, ParallelDraftSteps, TreeHeadOptions
+from outpace.methods.heads.head_kv_cache import HeadKVCache
 from outpace.targets.base import Target
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe, joined
 from outpace.train.teacher import Batch
@@ -39,15 +39,15 @@ class BlockHead(Head):
         return BlockRecipe
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         return self.config.depths
 
     @abstractmethod
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
 
     @abstractmethod
-    def entries(self, states: Tensor, positions: Tensor) -> Entries:
+    def entries(self, states: Tensor, positions: Tensor) -> KeyValues:
         """Returns the entries of a text, to which blocks attend.
 
         states: ``[B, W, len(layers) H]``, the target's at W tokens; positions: ``[B, W]``, the
@@ -56,7 +56,12 @@ class BlockHead(Head):
 
     @abstractmethod
     def outputs(
-        self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
+        self,
+        roots: Tensor,
+        positions: Tensor,
+        before: KeyValues,
+        visible: Tensor,
+        shared: SharedModules,
     ) -> Tensor:
         """Returns what the K tokens after each of A roots are guessed from, ``[B, A, K, H]``, K
         being ``config.depths``.
@@ -66,11 +71,16 @@ class BlockHead(Head):
         """
 
     @abstractmethod
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
         """Returns the logits ``[..., V']`` that follow from outputs ``[..., H]`` alone."""
 
     def block(
-        self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
+        self,
+        roots: Tensor,
+        positions: Tensor,
+        before: KeyValues,
+        visible: Tensor,
+        shared: SharedModules,
     ) -> Tensor:
         """Returns the logits ``[B, A, K, V']`` of whole blocks. Arguments as of `outputs`."""
         return self.logits(self.outputs(roots, positions, before, visible, shared), shared)
@@ -95,7 +105,7 @@ class BlockRecipe(Recipe):
     ``exp(-1 / g)`` of the one before, with g half of a block, and 7 at most.
     """
 
-    def __init__(self, head: BlockHead, shared: Shared) -> None:
+    def __init__(self, head: BlockHead, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
         wide = head.config.depths + 1
         self._decay = math.exp(-1 / min(wide / 2, 7))
@@ -148,10 +158,10 @@ class BlockHeadDrafter(HeadDrafter):
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(BlockHead, self._head)
-        self._cache: TextCache = TextCache(self.head, target.rows)
+        self._cache: HeadKVCache = HeadKVCache(self.head, target.max_rows)
 
     @property
-    def deepest(self) -> int:
+    def max_depth(self) -> int:
         return self.head.config.depths
 
     def begin(self, requests: Sequence[Request]) -> None:
@@ -168,11 +178,11 @@ class BlockHeadDrafter(HeadDrafter):
         entries = self.head.entries(states, begin[:, None] + columns)
         self._cache.append(rows, entries, [len(each) for each in tokens])
 
-    def knows(self, rows: Rows, row: int) -> bool:
+    def can_draft(self, rows: Rows, row: int) -> bool:
         return self._cache.lengths[row] > 0
 
-    def walk(self, rows: Rows) -> Walk:
-        return ByDepth(self._vocabulary.logits(self._blocks(rows)[2]))
+    def draft_steps(self, rows: Rows) -> DraftSteps:
+        return ParallelDraftSteps(self._vocabulary.logits(self._blocks(rows)[2]))
 
     @torch.inference_mode()
     def _blocks(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:

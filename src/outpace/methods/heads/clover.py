@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, ResidualBlock, Shared, TargetShape
-from outpace.heads.layers import Norm, most_heads
+from outpace.heads.base import HeadConfig, ResidualBlock, SharedModules, TargetShape
+from outpace.heads.layers import RMSNorm, default_num_heads
 from outpace.methods.heads.steps import PrefixConfig, StepHead, StepHeadDrafter
 
 # -- the network -----------------------------------------------------------------------------------
@@ -44,12 +44,12 @@ class Clover(StepHead):
     def __init__(self, target: TargetShape, config: CloverConfig) -> None:
         super().__init__(target, config)
         size = target.hidden_size
-        self.attention = PathAttention(size, config.depths, config.heads or most_heads(size))
+        self.attention = PathAttention(size, config.depths, config.heads or default_num_heads(size))
         self.blocks = nn.ModuleList(ResidualBlock(size) for _ in range(config.depths))
         self.output = nn.Linear(size, self.vocabulary, bias=False)
 
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         size = self.target.hidden_size
         embedded = shared.embed(tokens).to(memory.dtype)
@@ -60,9 +60,9 @@ class Clover(StepHead):
         return self.output(state), torch.cat([state, path], -1)
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Each depth begins as the target's own head on the unchanged state."""
-        super().begin_from(shared_head)
+        super().init_from_lm_head(shared_head)
         nn.init.zeros_(self.attention.result.weight)
         if shared_head is not None:
             self.output.weight.copy_(shared_head)
@@ -77,8 +77,8 @@ class PathAttention(nn.Module):
         if size % heads:
             raise ValueError(f"{heads} attention heads do not share a width of {size}")
         self.heads = heads
-        self.state_norm = Norm(size, eps=1e-6)
-        self.token_norm = Norm(size, eps=1e-6)
+        self.state_norm = RMSNorm(size, eps=1e-6)
+        self.token_norm = RMSNorm(size, eps=1e-6)
         self.places = nn.Parameter(torch.zeros(depths, size))
         self.query = nn.Linear(2 * size, size, bias=False)
         self.keys = nn.Linear(size, 2 * size, bias=False)
@@ -108,4 +108,4 @@ class CloverDrafter(StepHeadDrafter):
     """Drafts with a `Clover` head."""
 
     name: ClassVar[str] = "clover"
-    specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3, "prefix": True}
+    dummy_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3, "prefix": True}

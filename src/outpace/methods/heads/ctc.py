@@ -16,11 +16,11 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.core.proposal import Drawn, Proposal
+from outpace.core.proposal import DraftSampling, Proposal
 from outpace.draft.base import Rows
-from outpace.draft.guesses import Guess, deterministic_trees
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.layers import Norm, most_heads
+from outpace.draft.token_trees import TokenTree, deterministic_trees
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape
+from outpace.heads.layers import RMSNorm, default_num_heads
 from outpace.methods.heads.base import HeadOptions
 from outpace.methods.heads.steps import PrefixConfig, StateDrafter, StateHead
 from outpace.targets.base import Target
@@ -71,7 +71,7 @@ class Ctc(StateHead):
         nn.init.normal_(self.places, std=0.02)
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         return self.config.depths
 
     @property
@@ -79,7 +79,7 @@ class Ctc(StateHead):
         """How many there are, F."""
         return len(self.places)
 
-    def guess(self, states: Tensor, roots: Tensor, shared: Shared) -> Tensor:
+    def guess(self, states: Tensor, roots: Tensor, shared: SharedModules) -> Tensor:
         """Returns the logits ``[B, W, F, V' + 1]`` of all frames; the last one is the blank's.
 
         states: ``[B, W, H]``, what the guesses after the roots ``[B, W]`` start from.
@@ -90,9 +90,9 @@ class Ctc(StateHead):
         return torch.cat([self.output(found), self.blank(found)], -1)
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Each frame begins as the target's own head on the unchanged state."""
-        super().begin_from(shared_head)
+        super().init_from_lm_head(shared_head)
         for weight in (self.joined.weight, self.layer.attention.out_proj.weight):
             nn.init.zeros_(weight)
         nn.init.zeros_(self.layer.down.weight)
@@ -105,9 +105,11 @@ class FrameLayer(nn.Module):
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
-        self.attention_norm = Norm(size, eps=1e-6)
-        self.attention = nn.MultiheadAttention(size, most_heads(size), bias=False, batch_first=True)
-        self.norm = Norm(size, eps=1e-6)
+        self.attention_norm = RMSNorm(size, eps=1e-6)
+        self.attention = nn.MultiheadAttention(
+            size, default_num_heads(size), bias=False, batch_first=True
+        )
+        self.norm = RMSNorm(size, eps=1e-6)
         self.up = nn.Linear(size, inner, bias=False)
         self.down = nn.Linear(inner, size, bias=False)
 
@@ -145,10 +147,10 @@ class Frame:
     """Its likeliest tokens, and how likely each is."""
 
 
-def spelt(frames: Iterable[Frame]) -> dict[Text, float]:
+def prefix_beam_search(frames: Iterable[Frame]) -> dict[Text, float]:
     """Returns the likeliest texts that frames spell, with the sum over all frames that spell each.
 
-    >>> found = spelt([Frame(0.5, [(7, 0.5)]), Frame(0.5, [(7, 0.5)])])
+    >>> found = prefix_beam_search([Frame(0.5, [(7, 0.5)]), Frame(0.5, [(7, 0.5)])])
     >>> found[()], found[7,]
     (0.25, 0.75)
     """
@@ -218,7 +220,7 @@ class CtcRecipe(Recipe):
 
     beyond_depths: ClassVar[int] = 2  # the text after a root begins one token after it
 
-    def __init__(self, head: Ctc, shared: Shared) -> None:
+    def __init__(self, head: Ctc, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
     def compute_loss(self, batch: Batch) -> LossOutput:
@@ -230,7 +232,7 @@ class CtcRecipe(Recipe):
         # [B P, depths]: the text after the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
         likeliest = batch.top_tokens[:, 1:-1, 0].unfold(1, depths, 1)[:, :places].flatten(0, 1)
-        own, roots = head.own_tokens()[text], slice(1, 1 + places)
+        own, roots = head.target_to_draft()[text], slice(1, 1 + places)
         if batch.learned is None:
             losses = self._losses(logits, own)
         else:
@@ -248,7 +250,7 @@ class CtcRecipe(Recipe):
         frames = frames_of(logits, head.d2t, min(TOP_K, head.vocabulary))
         hits = []
         for place, wanted in zip(frames, likeliest.tolist(), strict=True):
-            drafted = beginnings(spelt(place), len(wanted))
+            drafted = beginnings(prefix_beam_search(place), len(wanted))
             hits.append([tuple(wanted[:end]) in drafted for end in range(1, len(wanted) + 1)])
         return torch.tensor(hits, device=logits.device)
 
@@ -292,7 +294,7 @@ class CtcDrafter(StateDrafter):
     """
 
     name: ClassVar[str] = "ctc"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = CtcOptions
 
@@ -305,12 +307,12 @@ class CtcDrafter(StateDrafter):
         self._top_k = min(options.top_k, len(self._vocabulary))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        live = [budget if self.knows(rows, row) else 0 for row, budget in enumerate(budgets)]
+        live = [budget if self.can_draft(rows, row) else 0 for row, budget in enumerate(budgets)]
         if not any(live):
             return Proposal.empty(len(rows), rows.seeds.device)
         frames = self._frames(rows)
         guesses = [
-            _tree(beginnings(spelt(frames[row]), budget)) if budget else Guess()
+            _tree(beginnings(prefix_beam_search(frames[row]), budget)) if budget else TokenTree()
             for row, budget in enumerate(live)
         ]
         return deterministic_trees(guesses, rows.seeds.device)
@@ -324,10 +326,10 @@ class CtcDrafter(StateDrafter):
         return frames_of(logits, self.head.d2t, self._top_k)
 
 
-def _tree(texts: Mapping[Text, float]) -> Guess:
+def _tree(texts: Mapping[Text, float]) -> TokenTree:
     """The tree of these texts. All beginnings of a text come before it."""
     number: dict[Text, int] = {(): 0}
-    guess = Guess()
+    guess = TokenTree()
     for text, chance in texts.items():
         number[text] = guess.add(text[-1], number[text[:-1]], chance)
     return guess

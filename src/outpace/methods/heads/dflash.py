@@ -13,12 +13,18 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
+from outpace.heads.base import (
+    HeadConfig,
+    SharedLMHeadMixin,
+    SharedModules,
+    TargetShape,
+    init_identity_on_last,
+)
 from outpace.heads.decoder import DecoderLayer
-from outpace.heads.layers import Entries, LayerConfig, Norm, Sight
+from outpace.heads.layers import AttentionContext, KeyValues, LayerConfig, RMSNorm
 from outpace.methods.heads.blocks import BlockHead, BlockHeadDrafter
 from outpace.methods.heads.gemma4_layer import Gemma4Layer
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -78,7 +84,7 @@ class DFlashConfig(LayerConfig):
             raise ValueError("mask_token is given, and own_mask says that it is not used")
 
 
-class DFlash(TargetOutput, BlockHead):
+class DFlash(SharedLMHeadMixin, BlockHead):
     """The target's embedding of the root and of masks go through Qwen3's layers.
 
     In each layer, keys and values of the text are those of a blend of the target's states, the same
@@ -95,14 +101,14 @@ class DFlash(TargetOutput, BlockHead):
         size, eps = target.hidden_size, config.norm_eps
         if config.mask_token >= target.vocab_size:
             raise ValueError(f"mask_token is {config.mask_token} of {target.vocab_size} tokens")
-        self._reads = tuple(config.reads) or layers_read(target.layers, config.layers)
+        self._reads = tuple(config.reads) or build_target_layer_ids(target.layers, config.layers)
         self._mask_token = config.mask_token
         self.fc = nn.Linear(len(self._reads) * size, size, bias=False)
-        self.hidden_norm = Norm(size, eps=eps)
+        self.hidden_norm = RMSNorm(size, eps=eps)
         self.stack = nn.ModuleList(self.new_layer(size, config) for _ in range(config.layers))
-        self.norm = Norm(size, eps=eps)
+        self.norm = RMSNorm(size, eps=eps)
         self.mask = nn.Parameter(torch.randn(size) * size**-0.5) if config.own_mask else None
-        self.lm_head = self.copy_of_rows()
+        self.lm_head = self.new_draft_lm_head()
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
 
     def new_layer(self, size: int, config: LayerConfig) -> DecoderLayer:
@@ -115,13 +121,13 @@ class DFlash(TargetOutput, BlockHead):
     def layers(self) -> tuple[int, ...]:
         return self._reads
 
-    def begin(self, rows: int) -> Entries:
-        return Entries.of_layers([layer.begin(rows) for layer in self._layers])
+    def begin(self, rows: int) -> KeyValues:
+        return KeyValues.join_layers([layer.begin(rows) for layer in self._layers])
 
-    def entries(self, states: Tensor, positions: Tensor) -> Entries:
+    def entries(self, states: Tensor, positions: Tensor) -> KeyValues:
         context = self.context(states)
         found = [layer.self_attn.entries(context, positions) for layer in self._layers]
-        return Entries.of_layers(found)
+        return KeyValues.join_layers(found)
 
     def context(self, states: Tensor) -> Tensor:
         """Returns the blend ``[..., H]`` of the target's states ``[..., len(layers) H]``."""
@@ -134,32 +140,37 @@ class DFlash(TargetOutput, BlockHead):
         return self.config.depths + (not self.config.sample_from_anchor)
 
     def outputs(
-        self, roots: Tensor, positions: Tensor, before: Entries, visible: Tensor, shared: Shared
+        self,
+        roots: Tensor,
+        positions: Tensor,
+        before: KeyValues,
+        visible: Tensor,
+        shared: SharedModules,
     ) -> Tensor:
         (rows, count), wide = roots.shape, self.block_size
         x = self._embedded(roots, shared).flatten(1, 2)  # [B, A W, H]
         at = positions[..., None] + torch.arange(wide, device=positions.device)
         block = torch.arange(count, device=positions.device).repeat_interleave(wide)
         own = block == block[:, None]  # [A W, A W]
-        text = before.by_layer(len(self.stack))
+        text = before.split_layers(len(self.stack))
         config = self.config
         for number, (layer, entries) in enumerate(zip(self._layers, text, strict=True)):
             read = _in_window(visible, wide, config.windows[number] if config.windows else 0)
             within = own.tril() if config.causal and config.causal[number] else own
             seen = torch.cat([read, within.expand(rows, -1, -1)], -1)  # [B, A W, L + A W]
-            x, _ = layer(x, Sight(at.flatten(1), entries, seen))
+            x, _ = layer(x, AttentionContext(at.flatten(1), entries, seen))
         found: Tensor = self.norm(x).view(rows, count, wide, -1)
         return found[:, :, -config.depths :]
 
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
-        return self.read_out(outputs, shared)
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
+        return self.compute_logits(outputs, shared)
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """The text begins as the highest of the states; a copy of the target's rows stays as it
         is."""
-        super().begin_from(shared_head)
-        begin_as_last(self.fc)
+        super().init_from_lm_head(shared_head)
+        init_identity_on_last(self.fc)
 
     @property
     def first_layer(self) -> DecoderLayer:
@@ -169,12 +180,12 @@ class DFlash(TargetOutput, BlockHead):
     def _layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.stack))
 
-    def embedded(self, tokens: Tensor, shared: Shared) -> Tensor:
+    def embedded(self, tokens: Tensor, shared: SharedModules) -> Tensor:
         """Returns the embeddings ``[..., H]`` of tokens ``[...]`` that it reads."""
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
         return embed(tokens).to(self.dtype)
 
-    def _embedded(self, roots: Tensor, shared: Shared) -> Tensor:
+    def _embedded(self, roots: Tensor, shared: SharedModules) -> Tensor:
         """``[B, A, W, H]``: the roots ``[B, A]``, each with its masks after it."""
         first = self.embedded(roots, shared)[:, :, None]
         if self.mask is None:
@@ -196,14 +207,14 @@ def _in_window(visible: Tensor, wide: int, window: int) -> Tensor:
     return near.flatten(1, 2)
 
 
-def layers_read(layers: int, count: int) -> tuple[int, ...]:
+def build_target_layer_ids(layers: int, count: int) -> tuple[int, ...]:
     """Returns the states that a head with ``count`` layers reads of a target with ``layers``.
 
     They are evenly spread, as in the published code: the first is the one after the second layer,
     the last the one after the last layer but two. A target with few layers is read from after its
     first layer to its last states, at as many places as there are.
 
-    >>> layers_read(36, 5), layers_read(2, 5)
+    >>> build_target_layer_ids(36, 5), build_target_layer_ids(2, 5)
     ((2, 10, 18, 26, 34), (1, -1))
     """
     if count == 1:
@@ -222,7 +233,7 @@ class DFlashDrafter(BlockHeadDrafter):
     name: ClassVar[str] = "dflash"
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """A head that was never trained guesses nothing right, whatever it is made of. This one
         sees the mean of the text's states in each layer, and so guesses what comes often."""
         options = super().specimen(loaded)

@@ -17,29 +17,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Rows
-from outpace.heads.base import LARGEST, Head, HeadConfig, Shared, TargetShape
-from outpace.heads.checkpoint import Content, Format, architectures
+from outpace.heads.base import MAX_SIZE, Head, HeadConfig, SharedModules, TargetShape
+from outpace.heads.checkpoint import Format, HeadCheckpoint, architectures
 from outpace.heads.decoder import DecoderLayer
-from outpace.heads.folder import Folder
-from outpace.heads.layers import Entries, LayerConfig, Sight
+from outpace.heads.folder import HeadFolder
+from outpace.heads.layers import AttentionContext, KeyValues, LayerConfig
 from outpace.methods.heads.base import NOISE
 from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
 from outpace.methods.heads.dflash_format import (
     ABOUT,
-    about_dflash,
+    dflash_config_dict,
     dflash_head,
     dflash_weights,
-    entries_of,
+    flatten_config,
 )
-from outpace.methods.heads.dspark import JoinedWalk, Joins, Joint
+from outpace.methods.heads.dspark import BlockStep, ConditionalBlock, ConditionalDraftSteps
 from outpace.methods.heads.lilicorr import NUMBERS, SIZES, Lattice, LiLiCorr, check_sizes
-from outpace.methods.heads.published import renamed
-from outpace.methods.heads.steps import Seen
+from outpace.methods.heads.published import rename_prefixes
+from outpace.methods.heads.steps import LatestState
 from outpace.targets.base import Target
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ class DFlash2Config(DFlashConfig):
         super().__post_init__()
         for name in ENTRIES:
             least = 0 if name == "conv_kernel_size" else 1
-            if not least <= getattr(self, name) <= LARGEST:
+            if not least <= getattr(self, name) <= MAX_SIZE:
                 raise ValueError(f"{name} is {getattr(self, name)}")
         if self.lilicorr:
             check_sizes(self.lilicorr)
@@ -118,9 +118,9 @@ class ConvolvedLayer(DecoderLayer):
         self.attention_conv = GroupedConv(size, block, config)
         self.mlp_conv = GroupedConv(size, block, config)
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         read, moving = self.attention_conv.before(cast(nn.Module, self.input_layernorm)(x))
-        attended, entries = self.self_attn(read, sight)
+        attended, entries = self.self_attn(read, attn_context)
         x = x + self.attention_conv.after(attended, moving)
         read, moving = self.mlp_conv.before(self.post_attention_layernorm(x))
         return x + self.mlp_conv.after(self.mlp(read), moving), entries
@@ -142,10 +142,10 @@ class Selector(nn.Module):
         best = logits.topk(self.chosen, -1)
         before = self.predecessor_codebook[tokens] * self.hidden_projection(outputs)  # [..., R]
         fits = (self.successor_codebook[best.indices] @ before[..., None])[..., 0]
-        return torch.full_like(logits, NEVER).scatter(-1, best.indices, best.values + fits)
+        return torch.full_like(logits, NEG_INF).scatter(-1, best.indices, best.values + fits)
 
 
-class DFlash2(DFlash, Joins):
+class DFlash2(DFlash, ConditionalBlock):
     """A DFlash block, the candidates of which are scored from token to token."""
 
     kind: ClassVar[str] = "dflash2"
@@ -173,7 +173,7 @@ class DFlash2(DFlash, Joins):
             return super().new_layer(size, config)
         return ConvolvedLayer(size, self.block_size, own)
 
-    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
+    def joined(self, at: BlockStep, shared: SharedModules) -> tuple[Tensor, Tensor]:
         selector = cast(Selector, self.candidate_selector)
         return selector(at.logits, at.outputs, at.tokens), at.memory
 
@@ -189,13 +189,14 @@ class DFlash2Drafter(DFlashDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._seen = PerRequest(lambda request: Seen(request.length - 1))
+        self._seen = PerRequest(lambda request: LatestState(request.length - 1))
         self._bias = None if self.head.lilicorr is None else self.head.lilicorr.attention_bias()
 
     def begin(self, requests: Sequence[Request]) -> None:
         super().begin(requests)
         for request in requests:
-            new, parent = Seen(request.length - 1 - request.cached_prefix), request.forked_from
+            new = LatestState(request.length - 1 - request.cached_prefix)
+            parent = request.forked_from
             self._seen[request] = new if parent is None else self._seen[parent].again()
 
     def read(
@@ -216,7 +217,7 @@ class DFlash2Drafter(DFlashDrafter):
 
     @classmethod
     @torch.no_grad()
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         torch.manual_seed(0)
         target = TargetShape.of(loaded.config, "a specimen")
         group = target.hidden_size
@@ -226,12 +227,12 @@ class DFlash2Drafter(DFlashDrafter):
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}
 
-    def walk(self, rows: Rows) -> JoinedWalk:
+    def draft_steps(self, rows: Rows) -> ConditionalDraftSteps:
         roots, outputs, logits = self._blocks(rows)
-        head: Joins = self.head
+        head: ConditionalBlock = self.head
         if self.head.lilicorr is not None:
             head = self._lattice(rows, outputs, logits, self.head.lilicorr)
-        return JoinedWalk(head, self._target, self._vocabulary, roots, outputs, logits)
+        return ConditionalDraftSteps(head, self._target, self._vocabulary, roots, outputs, logits)
 
     @torch.inference_mode()
     def _lattice(self, rows: Rows, outputs: Tensor, logits: Tensor, head: LiLiCorr) -> Lattice:
@@ -269,33 +270,34 @@ class DFlash2Format(Format):
 
     @classmethod
     def recognises(cls, about: Mapping[str, Any]) -> bool:
-        entries = entries_of(about)
+        entries = flatten_config(about)
         lattice = any(name.startswith(LILICORR) for name in entries)
         return ARCHITECTURE in architectures(about) or lattice
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         weights = folder.read_weights("model.safetensors")
         with folder.describing("dflash2"):
             head, weights = dflash2_head(about, weights)
         return folder.fill(head, weights)
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if not isinstance(head, DFlash2):
             raise cls.refuse(f"holds no {head.kind} heads")
-        about, config = {**about_dflash(head, cls), "architectures": [ARCHITECTURE]}, head.config
+        about = {**dflash_config_dict(head, cls), "architectures": [ARCHITECTURE]}
+        config = head.config
         own = {LILICORR + name: each for name, each in config.lilicorr.items()}
         names = [name for name in ENTRIES if not own or name.startswith("conv")]
         about[ABOUT] |= {**{name: getattr(config, name) for name in names}, **own}
-        return Content(about, dflash_weights(head))
+        return HeadCheckpoint(about, dflash_weights(head))
 
 
 def dflash2_head(
     about: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[DFlash, dict[str, Tensor]]:
     """As `dflash_head`."""
-    entries = entries_of(about)
+    entries = flatten_config(about)
     if entries.get("output_multiplier", 1.0) != 1.0:
         raise ValueError(f"its output_multiplier is {entries['output_multiplier']!r}")
     sizes = {name: entries.get(LILICORR + name) for name in (*SIZES, *NUMBERS)}
@@ -306,5 +308,5 @@ def dflash2_head(
     else:
         more = {name: entries[name] for name in ENTRIES}
     # LiLiCorr's parts may stand below "model", as the others do.
-    found = renamed(renamed(weights, {"model.": ""}), CODEBOOKS)
+    found = rename_prefixes(rename_prefixes(weights, {"model.": ""}), CODEBOOKS)
     return dflash_head(about, found, DFlash2, more)

@@ -13,26 +13,26 @@ from typing import Any, ClassVar, cast
 
 from torch import Tensor
 
-from outpace.heads.base import Head, TargetShape, config_of
-from outpace.heads.checkpoint import Content, Format, architectures
-from outpace.heads.folder import Folder
-from outpace.methods.heads.dflash import QWEN3, DFlash, DFlashConfig, layers_read
+from outpace.heads.base import Head, TargetShape, parse_config
+from outpace.heads.checkpoint import Format, HeadCheckpoint, architectures
+from outpace.heads.folder import HeadFolder
+from outpace.methods.heads.dflash import QWEN3, DFlash, DFlashConfig, build_target_layer_ids
 from outpace.methods.heads.published import (
     FULL,
-    about_layers,
-    check_only,
-    knows_all,
+    check_supported,
+    d2t_from_offsets,
+    drop_inv_freq,
+    has_full_vocab,
+    layer_config_dict,
     layer_sizes,
-    own_d2t,
-    public_d2t,
-    renamed,
+    published_weights,
+    rename_prefixes,
     windows,
-    without_derived,
 )
 
 ARCHITECTURE, ABOUT = "DFlashDraftModel", "dflash_config"
 OWN, PUBLIC = {"layers.": "stack."}, {"stack.": "layers."}
-ONLY: Mapping[str, Any] = {
+SUPPORTED_VALUES: Mapping[str, Any] = {
     "attention_bias": False,
     "projector_type": None,
     "pure_draft_prefix_len": 0,
@@ -53,7 +53,7 @@ class DFlashFormat(Format):
         return ARCHITECTURE in architectures(about) or ABOUT in about
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         weights = folder.read_weights("model.safetensors")
         with folder.describing("dflash"):
             if (found := architectures(about)) and ARCHITECTURE not in found:
@@ -62,13 +62,13 @@ class DFlashFormat(Format):
         return folder.fill(head, weights)
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if type(head) is not DFlash:
             raise cls.refuse(f"holds no {head.kind} heads")
-        return Content(about_dflash(head, cls), dflash_weights(head))
+        return HeadCheckpoint(dflash_config_dict(head, cls), dflash_weights(head))
 
 
-def entries_of(about: Mapping[str, Any]) -> dict[str, Any]:
+def flatten_config(about: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the entries of a configuration, with those about DFlash among the others."""
     inside = about.get(ABOUT)
     return {**about, **inside} if isinstance(inside, dict) else dict(about)
@@ -81,20 +81,20 @@ def dflash_head(
     more: Mapping[str, Any] | None = None,
 ) -> tuple[DFlash, dict[str, Tensor]]:
     """Returns a head, still without its weights, from its public configuration, and these by our
-    names. Raises one of `heads.folder.UNFIT` where they do not fit.
+    names. Raises one of `heads.folder.CONFIG_ERRORS` where they do not fit.
 
     kind: which has more parts, maybe, the sizes of which are ``more``.
     """
-    entries = entries_of(about)
-    check_only(entries, ONLY)
-    found = renamed(without_derived(weights), OWN)
+    entries = flatten_config(about)
+    check_supported(entries, SUPPORTED_VALUES)
+    found = rename_prefixes(drop_inv_freq(weights), OWN)
     size, layers = about["hidden_size"], about.get("num_target_layers") or 0
     if about.get("target_hidden_size") not in (None, size):
         raise ValueError("its width is not its target's")
     target = TargetShape(size, about["vocab_size"], layers)
     given = {**_config(about, entries, layers, found), **(more or {})}
-    head = kind(target, cast(DFlashConfig, config_of(kind.Config, given)))
-    d2t = own_d2t(found, head)
+    head = kind(target, cast(DFlashConfig, parse_config(kind.Config, given)))
+    d2t = d2t_from_offsets(found, head)
     return head, {**found, "d2t": d2t}
 
 
@@ -110,7 +110,9 @@ def _config(
         raise ValueError("it says no block_size or no mask_token_id")
     if reads is None and not target_layers:
         raise ValueError("it says neither target_layer_ids nor num_target_layers")
-    own = layers_read(target_layers, layers) if reads is None else [at + 1 for at in reads]
+    own = (
+        build_target_layer_ids(target_layers, layers) if reads is None else [at + 1 for at in reads]
+    )
     limited = _windows(about, entries, layers)
     anchor = any(entries.get(name) for name in ANCHOR)
     return {
@@ -158,12 +160,12 @@ def _causal(entries: Mapping[str, Any], limited: list[int]) -> list[bool]:
 
 def dflash_weights(head: DFlash) -> dict[str, Tensor]:
     """Returns a head's weights by their public names."""
-    maps = {"d2t", "t2d"} if knows_all(head) else set()
-    weights = renamed(public_d2t(head), PUBLIC)
+    maps = {"d2t", "t2d"} if has_full_vocab(head) else set()
+    weights = rename_prefixes(published_weights(head), PUBLIC)
     return {name: value for name, value in weights.items() if name not in maps}
 
 
-def about_dflash(head: DFlash, form: type[Format]) -> dict[str, Any]:
+def dflash_config_dict(head: DFlash, form: type[Format]) -> dict[str, Any]:
     """Returns the public configuration of a head. form: which refuses what it has no words for."""
     if head.mask is not None:
         raise form.refuse(
@@ -186,7 +188,7 @@ def about_dflash(head: DFlash, form: type[Format]) -> dict[str, Any]:
     about = {
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
-        **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
+        **layer_config_dict(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
         "attention_bias": False,
         "block_size": head.block_size,
         "num_target_layers": target.layers,

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from outpace.core.proposal import Capabilities, Drawn, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.layers import most_heads
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape
+from outpace.heads.layers import default_num_heads
 from outpace.methods.heads.base import TrainedDrafter
 from outpace.targets.base import Target
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.plain import read_plainly
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.plain import forward_uncached
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe, joined
 from outpace.train.teacher import Batch
 
@@ -82,7 +82,7 @@ class Diffusion(Head):
         self.places = nn.Parameter(torch.empty(config.context + config.depths, width))
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width, most_heads(width), 4 * width, dropout=0.0, activation="gelu",
+                width, default_num_heads(width), 4 * width, dropout=0.0, activation="gelu",
                 batch_first=True, norm_first=True,
             )
             for _ in range(config.blocks)
@@ -157,7 +157,7 @@ class DiffusionRecipe(Recipe):
     that it meets in a draft: none of the tokens is settled at first, and then its surest ones are.
     """
 
-    def __init__(self, head: Diffusion, shared: Shared) -> None:
+    def __init__(self, head: Diffusion, shared: SharedModules) -> None:
         """shared: what other heads are given of the target; this one needs nothing."""
         self._head = head
 
@@ -198,35 +198,35 @@ class DiffusionDrafter(TrainedDrafter):
     """
 
     name: ClassVar[str] = "diffusion"
-    draws: frozenset[Drawn] = frozenset({Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.IID})
     trees: bool = False
-    capabilities: Capabilities = replace(TrainedDrafter.capabilities, ends_chains=True)
+    capabilities: Capabilities = replace(TrainedDrafter.capabilities, supports_early_stop=True)
     default_rule: ClassVar[str] = "token"
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
         self.head = cast(Diffusion, self._head)
-        self.longest = head.config.depths
+        self.max_draft_tokens = head.config.depths
         # A few passes make all depths: this is the share of one.
-        self.pass_bytes = self.pass_bytes * self.head.passes // self.longest
+        self.pass_bytes = self.pass_bytes * self.head.passes // self.max_draft_tokens
 
     @classmethod
     @torch.no_grad()
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """One that prefers what the target says most often; its other weights are random."""
         options = super().specimen(loaded)
         head = cast(Diffusion, options["model"])
-        logits = read_plainly(loaded.model, range(min(64, loaded.vocabulary)))
+        logits = forward_uncached(loaded.model, range(min(64, loaded.vocabulary)))
         often = logits.softmax(-1).mean(0).log().to(head.output.weight.device)
         head.norm.bias.fill_(1.0)
         head.output.weight += often[head.d2t, None] / head.output.in_features
         return options
 
-    def knows(self, rows: Rows, row: int) -> bool:
+    def can_draft(self, rows: Rows, row: int) -> bool:
         return True
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        counts = [min(budget, self.longest) for budget in budgets]
+        counts = [min(budget, self.max_draft_tokens) for budget in budgets]
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         made = self._denoised(rows)

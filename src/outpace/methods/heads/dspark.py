@@ -22,8 +22,8 @@ from outpace.draft.base import Rows
 from outpace.draft.trees import TreePlan, pruned
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError
-from outpace.heads.base import LARGEST, Head, HeadConfig, Shared, TargetShape
-from outpace.methods.heads.base import TokenWalk, TreeHeadOptions, Walk
+from outpace.heads.base import MAX_SIZE, Head, HeadConfig, SharedModules, TargetShape
+from outpace.methods.heads.base import DraftSteps, SequentialDraftSteps, TreeHeadOptions
 from outpace.methods.heads.blocks import BlockRecipe
 from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
 from outpace.methods.heads.markov import GRU, KINDS, VANILLA, MarkovHead, PrefixGru
@@ -62,7 +62,7 @@ class DSparkConfig(DFlashConfig):
                 f"{', '.join(map(repr, KINDS))} are known"
             )
         for name in ("markov_rank", "gru_hidden_dim"):
-            if not 0 <= getattr(self, name) <= LARGEST:
+            if not 0 <= getattr(self, name) <= MAX_SIZE:
                 raise ValueError(f"{name} is {getattr(self, name)}")
         sees_token = self.confidence_head_with_markov and self.enable_confidence_head
         if sees_token and (not self.markov_rank or self.markov_head_type == GRU):
@@ -84,7 +84,7 @@ class ConfidenceHead(nn.Module):
         return found[..., 0]
 
 
-class Joint(NamedTuple):
+class BlockStep(NamedTuple):
     """Where tokens of a block are joined with those before them."""
 
     depth: int
@@ -99,7 +99,7 @@ class Joint(NamedTuple):
     """``[..., R]``: what is remembered of the tokens before."""
 
 
-class Joins(ABC):
+class ConditionalBlock(ABC):
     """What joins the tokens of a block."""
 
     def memory(self, tokens: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class Joins(ABC):
         return torch.empty(*tokens.shape, 0, device=tokens.device)
 
     @abstractmethod
-    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
+    def joined(self, at: BlockStep, shared: SharedModules) -> tuple[Tensor, Tensor]:
         """Returns the logits ``[..., V']`` of the tokens after these, given them, and the memory to
         go on with."""
 
@@ -118,7 +118,7 @@ class Joins(ABC):
         return None
 
 
-class DSpark(DFlash, Joins):
+class DSpark(DFlash, ConditionalBlock):
     """A DFlash block with a Markov head over its tokens, and one that knows how sure it is."""
 
     kind: ClassVar[str] = "dspark"
@@ -149,7 +149,7 @@ class DSpark(DFlash, Joins):
         wide = 0 if self.markov_head is None else self.markov_head.remembered
         return tokens.new_zeros((*tokens.shape, wide), dtype=self.dtype)
 
-    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
+    def joined(self, at: BlockStep, shared: SharedModules) -> tuple[Tensor, Tensor]:
         head = self.markov_head
         if head is None:
             return at.logits, at.memory
@@ -170,9 +170,9 @@ class DSpark(DFlash, Joins):
         return found
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """It begins as a DFlash head: no token has a bias."""
-        super().begin_from(shared_head)
+        super().init_from_lm_head(shared_head)
         if self.markov_head is not None:
             self.markov_head.projection.weight.zero_()
 
@@ -189,7 +189,7 @@ class DSparkRecipe(BlockRecipe):
         memory = head.memory(losses.path())
         for depth in range(logits.shape[2]):
             tokens, here = losses.path(), outputs[:, :, depth]
-            at = Joint(depth, logits[:, :, depth], here, tokens, memory)
+            at = BlockStep(depth, logits[:, :, depth], here, tokens, memory)
             given, memory = head.joined(at, self._shared)
             said = head.confidence(here, tokens)
             if said is not None:
@@ -243,15 +243,17 @@ class DSparkDrafter(DFlashDrafter):
         if self._least and cast(DSpark, self._head).confidence_head is None:
             raise ConfigError("this DSpark head has no confidence head: leave 'confidence' out.")
 
-    def walk(self, rows: Rows) -> JoinedWalk:
+    def draft_steps(self, rows: Rows) -> ConditionalDraftSteps:
         roots, outputs, logits = self._blocks(rows)
         head, asked = cast(DSpark, self._head), bool(self._least)
-        return JoinedWalk(head, self._target, self._vocabulary, roots, outputs, logits, asked)
+        return ConditionalDraftSteps(
+            head, self._target, self._vocabulary, roots, outputs, logits, asked
+        )
 
-    def ended(self, drawn: Proposal, plan: TreePlan, walk: Walk) -> Proposal:
+    def ended(self, drawn: Proposal, plan: TreePlan, steps: DraftSteps) -> Proposal:
         if not self._least:
             return drawn
-        sure = cast(JoinedWalk, walk).sure
+        sure = cast(ConditionalDraftSteps, steps).sure
         levels = [
             (chances >= self._least)[:, level.parent]
             for chances, level in zip(sure, plan.levels, strict=True)
@@ -259,13 +261,13 @@ class DSparkDrafter(DFlashDrafter):
         return pruned(drawn, plan.ordered(levels))
 
 
-class JoinedWalk(TokenWalk):
+class ConditionalDraftSteps(SequentialDraftSteps):
     """The steps through a block whose tokens follow from those before them."""
 
     def __init__(
         self,
-        head: Joins,
-        shared: Shared,
+        head: ConditionalBlock,
+        shared: SharedModules,
         vocabulary: Vocabulary,
         roots: Tensor,
         outputs: Tensor,
@@ -289,4 +291,4 @@ class JoinedWalk(TokenWalk):
         sure = self._head.confidence(outputs, tokens) if self._asked else None
         if sure is not None:
             self.sure.append(sure.sigmoid())
-        return self._head.joined(Joint(depth, logits, outputs, tokens, memory), self._shared)
+        return self._head.joined(BlockStep(depth, logits, outputs, tokens, memory), self._shared)

@@ -13,22 +13,22 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import Content, Format, architectures
-from outpace.heads.folder import Folder
+from outpace.heads.checkpoint import Format, HeadCheckpoint, architectures
+from outpace.heads.folder import HeadFolder
 from outpace.methods.heads.dflash import GEMMA4, DFlash
 from outpace.methods.heads.dflash_format import (
     ABOUT,
     ANCHOR,
-    about_dflash,
+    dflash_config_dict,
     dflash_head,
     dflash_weights,
-    entries_of,
+    flatten_config,
 )
 from outpace.methods.heads.dflash_format import ARCHITECTURE as PLAIN
 from outpace.methods.heads.dspark import DSpark
-from outpace.methods.heads.gemma4_layer import ONLY
+from outpace.methods.heads.gemma4_layer import SUPPORTED_VALUES
 from outpace.methods.heads.markov import GRU
-from outpace.methods.heads.published import check_only, renamed
+from outpace.methods.heads.published import check_supported, rename_prefixes
 
 DOMINO_MODEL = "DominoDraftModel"
 OF_GEMMA4 = "Gemma4DSparkModel"
@@ -75,7 +75,7 @@ class DSparkFormat(Format):
         return "dspark" if _is_joined(_entries(about)) else "dflash"
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         weights = folder.read_weights("model.safetensors")
         with folder.describing("dspark"):
             found = architectures(about)
@@ -83,31 +83,31 @@ class DSparkFormat(Format):
                 raise ValueError(
                     f"its architecture is {sorted(found)}, and only {list(ARCHITECTURES)} are known"
                 )
-            head, weights = dspark_head(about, renamed(weights, NESTED))
+            head, weights = dspark_head(about, rename_prefixes(weights, NESTED))
         return folder.fill(head, weights)
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if not isinstance(head, DSpark):
             raise cls.refuse(f"holds no {head.kind} heads")
-        about = about_dspark(head, cls)
+        about = dspark_config_dict(head, cls)
         own = {name: about.pop(name) for name in ENTRIES}
         if head.config.markov_head_type != GRU:
             about["architectures"] = [ARCHITECTURES[1]]
             about[ABOUT] |= {PROJECTOR: DSPARK, **own}
-            return Content(about, dflash_weights(head))
+            return HeadCheckpoint(about, dflash_weights(head))
         if head.confidence_head is not None:
             raise cls.refuse("holds no Domino heads with a confidence head")
         about["architectures"] = [DOMINO_MODEL]
         own = {public: getattr(head.config, name) for name, public in OF_DOMINO.items()}
         about[ABOUT] |= {PROJECTOR: DOMINO, ANCHOR[1]: about.pop(ANCHOR[0]), **own}
         bare = {own: public for public, own in BARE.items()}
-        return Content(about, renamed(dflash_weights(head), bare))
+        return HeadCheckpoint(about, rename_prefixes(dflash_weights(head), bare))
 
 
 def _entries(about: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a configuration with Domino's under our names."""
-    found = entries_of(about)
+    found = flatten_config(about)
     if found.get(PROJECTOR) == DOMINO or DOMINO_MODEL in architectures(about):
         found |= {own: found[public] for own, public in OF_DOMINO.items() if public in found}
         found |= {PROJECTOR: DOMINO, "markov_head_type": GRU}
@@ -148,7 +148,7 @@ def dspark_head(
         flat, more = _of_gemma4(flat, weights)
     if not _is_joined(entries) and kind != DOMINO:
         return dflash_head(flat, weights, more=more)
-    return dflash_head(flat, renamed(weights, BARE), DSpark, {**off, **sizes, **more})
+    return dflash_head(flat, rename_prefixes(weights, BARE), DSpark, {**off, **sizes, **more})
 
 
 def _of_gemma4(
@@ -156,7 +156,7 @@ def _of_gemma4(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration as of a Qwen3 with the sizes of Gemma 4's full attention, and our further
     sizes. Gemma's own embeddings are scaled, which copies in a file are not."""
-    check_only(about, ONLY)
+    check_supported(about, SUPPORTED_VALUES)
     shared = bool(about.get("attention_k_eq_v"))
     groups = about["num_global_key_value_heads" if shared else "num_key_value_heads"]
     own = {"head_dim": about["global_head_dim"], "num_key_value_heads": groups}
@@ -166,12 +166,12 @@ def _of_gemma4(
     return {**about, **own}, more
 
 
-def about_dspark(head: DSpark, form: type[Format]) -> dict[str, Any]:
+def dspark_config_dict(head: DSpark, form: type[Format]) -> dict[str, Any]:
     """Returns the public configuration of a head, all entries at the top but for those of DFlash.
-    form: as of `about_dflash`."""
+    form: as of `dflash_config_dict`."""
     config = head.config
     return {
-        **about_dflash(head, form),
+        **dflash_config_dict(head, form),
         ANCHOR[0]: config.sample_from_anchor,
         **{name: getattr(config, name) for name in ENTRIES},
     }

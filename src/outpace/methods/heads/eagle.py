@@ -17,24 +17,24 @@ from torch.nn.functional import smooth_l1_loss
 from outpace.heads.base import (
     Head,
     HeadConfig,
-    Shared,
-    TargetOutput,
+    SharedLMHeadMixin,
+    SharedModules,
     TargetShape,
-    begin_as_last,
-    config_of,
+    init_identity_on_last,
+    parse_config,
 )
-from outpace.heads.checkpoint import Content, Format, architectures
+from outpace.heads.checkpoint import Format, HeadCheckpoint, architectures
 from outpace.heads.decoder import DecoderLayer
-from outpace.heads.folder import Folder
-from outpace.heads.layers import Entries, LayerConfig, Sight
-from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter, AttendingRecipe
+from outpace.heads.folder import HeadFolder
+from outpace.heads.layers import AttentionContext, KeyValues, LayerConfig
+from outpace.methods.heads.decoder_heads import DecoderHead, DecoderHeadDrafter, DecoderHeadRecipe
 from outpace.methods.heads.published import (
-    about_layers,
-    check_only,
-    knows_all,
+    check_supported,
+    drop_inv_freq,
+    has_full_vocab,
+    layer_config_dict,
     layer_sizes,
-    renamed,
-    without_derived,
+    rename_prefixes,
 )
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
 from outpace.train.teacher import Batch
@@ -67,7 +67,7 @@ class EagleConfig(LayerConfig):
             raise ValueError(f"unrolled is {self.unrolled}, and not from 1 to depths")
 
 
-class Eagle(TargetOutput, AttendingHead):
+class Eagle(SharedLMHeadMixin, DecoderHead):
     """The target's embedding of a token and the state before it, joined, go through one layer.
 
     What comes out is the head's guess of the target's state at that token, and the target's own
@@ -87,13 +87,13 @@ class Eagle(TargetOutput, AttendingHead):
         size = target.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=config.fusion_bias)
         self.layer = DecoderLayer(size, config, input_norm=config.input_norm, bias=config.bias)
-        self.lm_head = self.copy_of_rows()
+        self.lm_head = self.new_draft_lm_head()
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
 
-    def guide(self, states: Tensor) -> Tensor:
+    def combine_hidden_states(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         return self.layer.begin(rows)
 
     @property
@@ -101,20 +101,24 @@ class Eagle(TargetOutput, AttendingHead):
         return [self.layer]
 
     def step(
-        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
-    ) -> tuple[Tensor, Entries]:
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+        shared: SharedModules,
+    ) -> tuple[Tensor, KeyValues]:
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
-        joined = self.fc(torch.cat([embed(tokens).to(guides.dtype), guides], -1))
-        return sight.through(self.decoder_layers, joined)
+        joined = self.fc(torch.cat([embed(tokens).to(features.dtype), features], -1))
+        return attn_context.through(self.decoder_layers, joined)
 
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
-        return self.read_out(outputs, shared)
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
+        return self.compute_logits(outputs, shared)
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """The guess begins as the state before it; a copy of the target's rows stays as it is."""
-        super().begin_from(shared_head)
-        begin_as_last(self.fc)
+        super().init_from_lm_head(shared_head)
+        init_identity_on_last(self.fc)
 
 
 # -- how it is trained -----------------------------------------------------------------------------
@@ -132,7 +136,7 @@ NOISE = 0.1
 the head learns to go on from states that it has foreseen itself, which are a little wrong."""
 
 
-class EagleRecipe(AttendingRecipe):
+class EagleRecipe(DecoderHeadRecipe):
     """The loss of an `Eagle`.
 
     While it learns, it is unrolled over its own outputs as often as it says, in EAGLE once; while
@@ -168,7 +172,7 @@ def _noisy(states: Tensor) -> Tensor:
 # -- how it drafts ---------------------------------------------------------------------------------
 
 
-class EagleDrafter(AttendingHeadDrafter):
+class EagleDrafter(DecoderHeadDrafter):
     """Drafts with an `Eagle` head."""
 
     name: ClassVar[str] = "eagle"
@@ -187,7 +191,7 @@ class EagleDrafter(AttendingHeadDrafter):
 ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLM", "Qwen2ForCausalLM")
 OWN = {"layers.0.": "layer."}
 PUBLIC = {"layer.": "layers.0."}
-ONLY: Mapping[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+SUPPORTED_VALUES: Mapping[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": False}
 
 
 class EagleFormat(Format):
@@ -205,37 +209,37 @@ class EagleFormat(Format):
         return None  # a language model of one layer has the same configuration
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         found = folder.read_weights("model.safetensors", "pytorch_model.bin")
-        weights = renamed(without_derived(found), OWN)
+        weights = rename_prefixes(drop_inv_freq(found), OWN)
         with folder.describing("eagle"):
-            check_only(about, ONLY)
+            check_supported(about, SUPPORTED_VALUES)
             head = eagle_head(about, weights)
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
-        if not knows_all(head):
+        if not has_full_vocab(head):
             raise cls.refuse("holds heads that know all tokens only")
-        weights = renamed(head.state_dict(), PUBLIC)
+        weights = rename_prefixes(head.state_dict(), PUBLIC)
         del weights["d2t"]
         attention, inner = head.layer.self_attn, head.layer.mlp.up_proj.out_features
         about = {
             "architectures": [ARCHITECTURES[0]],
             "model_type": "llama",
-            **about_layers(head, attention, inner),
+            **layer_config_dict(head, attention, inner),
             "bias": head.fc.bias is not None,
             "qkv_bias": attention.q_proj.bias is not None,
         }
-        return Content(about, weights)
+        return HeadCheckpoint(about, weights)
 
 
 def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle:
     """Returns a head, still without its weights, from its layer's public configuration. Which parts
-    it has follows from the weights, by our own names. Raises one of `heads.folder.UNFIT` where they
-    do not fit."""
+    it has follows from the weights, by our own names. Raises one of `heads.folder.CONFIG_ERRORS`
+    where they do not fit."""
     given = {
         **layer_sizes(about),
         "fusion_bias": "fc.bias" in weights,
@@ -244,5 +248,5 @@ def eagle_head(about: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Eagle
         "own_embedding": "embed_tokens.weight" in weights,
         "draft_vocab_size": about["vocab_size"] if "lm_head.weight" in weights else 0,
     }
-    config = config_of(EagleConfig, given)
+    config = parse_config(EagleConfig, given)
     return Eagle(TargetShape(about["hidden_size"], about["vocab_size"], 0), config)

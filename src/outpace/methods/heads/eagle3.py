@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from outpace.draft.base import Rows, Setup
 from outpace.errors import UnsupportedModel
 from outpace.heads.base import (
-    LARGEST,
+    MAX_SIZE,
     Head,
     HeadConfig,
-    Shared,
+    SharedModules,
     TargetShape,
-    begin_as_last,
+    init_identity_on_last,
 )
 from outpace.heads.decoder import DecoderLayer, MidLayer
 from outpace.heads.folder import CONFIG
-from outpace.heads.layers import Attention, Entries, LayerConfig, Norm, Sight
-from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
-from outpace.methods.heads.base import ByDepth, named
+from outpace.heads.layers import Attention, AttentionContext, KeyValues, LayerConfig, RMSNorm
+from outpace.methods.heads.base import ParallelDraftSteps, named
+from outpace.methods.heads.decoder_heads import DecoderHead, DecoderHeadDrafter
 from outpace.methods.heads.published import LAYERS
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.teacher import Teacher
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Eagle3Config(LayerConfig):
     """The sizes of DeepSeek's latent attention, as transformers calls them; empty: grouped
     attention."""
     norm_before_residual: bool = False
-    """Whether what the layer does is added to the normalised guide, and not to the guide."""
+    """Whether what the layer does is added to the normalised features, and not to the features."""
     norm_before_fc: bool = False
     """Whether the states that it reads are normalised together."""
     fc_norm: bool = False
@@ -81,7 +81,7 @@ class Eagle3Config(LayerConfig):
     norm_output: bool = False
     """Whether it goes on from its normalised output."""
     fused: bool = True
-    """Whether ``fc`` makes the guide; otherwise the one state that it reads is the guide."""
+    """Whether ``fc`` makes the features; otherwise these are the one state that it reads."""
     fusion_bias: bool = False
     """Whether ``fc`` has a bias."""
     parallel: bool = False
@@ -100,17 +100,17 @@ class Eagle3Config(LayerConfig):
         if self.latent and (self.layers > 1 or self.windows or self.normed or self.bias):
             raise ValueError("latent attention goes with one layer, without windows and biases")
         for name, size in self.latent.items():
-            known = type(size) is int and 0 < size <= LARGEST
+            known = type(size) is int and 0 < size <= MAX_SIZE
             if not known and (name, size) != ("q_lora_rank", None):
                 raise ValueError(f"{name} is {size!r}")
         if not self.fused and (len(self.reads) > 1 or self.norm_before_fc or self.fc_norm):
-            raise ValueError("fused is false, and one state as it is can be its guide only")
+            raise ValueError("fused is false, and one state as it is can be its features only")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm do not go together")
 
 
-class Eagle3(AttendingHead):
-    """Decoder layers on the target's embedding of a token and a guide, side by side."""
+class Eagle3(DecoderHead):
+    """Decoder layers on the target's embedding of a token and features, side by side."""
 
     kind: ClassVar[str] = "eagle3"
     Config: ClassVar[type[HeadConfig]] = Eagle3Config
@@ -134,8 +134,10 @@ class Eagle3(AttendingHead):
         target has: which ones it reads is a guess."""
         count = len(config.reads) or (3 if config.fused else 1)
         wide = count * target.hidden_size
-        self.input_norm = Norm(wide, eps=eps) if config.norm_before_fc else None
-        norms = [Norm(target.hidden_size, eps=eps) for _ in range(count if config.fc_norm else 0)]
+        self.input_norm = RMSNorm(wide, eps=eps) if config.norm_before_fc else None
+        norms = [
+            RMSNorm(target.hidden_size, eps=eps) for _ in range(count if config.fc_norm else 0)
+        ]
         self.fc_norm = nn.ModuleList(norms) if norms else None
         self.fc = nn.Linear(wide, size, bias=config.fusion_bias) if config.fused else None
         self.midlayer = MidLayer(size, config, _first(size, config), config.norm_before_residual)
@@ -145,7 +147,7 @@ class Eagle3(AttendingHead):
                 for number in range(1, config.layers)
             }
         )
-        self.norm = Norm(size, eps=eps)
+        self.norm = RMSNorm(size, eps=eps)
         self.lm_head = nn.Linear(size, self.vocabulary, bias=False) if config.own_head else None
         self.embed_tokens = nn.Embedding(target.vocab_size, size) if config.own_embedding else None
         self.mask_hidden = nn.Parameter(torch.randn(wide)) if config.parallel else None
@@ -164,14 +166,14 @@ class Eagle3(AttendingHead):
         return (count // 3, 2 * count // 3, -1)
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         return self.config.depths if self.config.parallel else 1
 
     @property
-    def shares_output(self) -> bool:
+    def shares_lm_head(self) -> bool:
         return self.lm_head is None
 
-    def guide(self, states: Tensor) -> Tensor:
+    def combine_hidden_states(self, states: Tensor) -> Tensor:
         states = states.to(self.dtype)
         if self.input_norm is not None:
             states = self.input_norm(states)
@@ -181,40 +183,44 @@ class Eagle3(AttendingHead):
         found: Tensor = states if self.fc is None else self.fc(states)
         return found
 
-    def begin(self, rows: int) -> Entries:
-        return Entries.of_layers([self.midlayer.begin(rows)] * self.config.layers)
+    def begin(self, rows: int) -> KeyValues:
+        return KeyValues.join_layers([self.midlayer.begin(rows)] * self.config.layers)
 
     @property
     def decoder_layers(self) -> list[nn.Module]:
         return [self.midlayer, *self.stack.values()]
 
     def step(
-        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
-    ) -> tuple[Tensor, Entries]:
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+        shared: SharedModules,
+    ) -> tuple[Tensor, KeyValues]:
         embed = shared.embed if self.embed_tokens is None else self.embed_tokens
-        embeddings = embed(tokens).to(guides.dtype)
-        x, entries = sight.through(self.decoder_layers, guides, embeddings)
+        embeddings = embed(tokens).to(features.dtype)
+        x, entries = attn_context.through(self.decoder_layers, features, embeddings)
         return self.norm(x) if self.config.norm_output else x, entries
 
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
         x = outputs if self.config.norm_output else self.norm(outputs)
-        found: Tensor = shared.head(x) if self.lm_head is None else self.lm_head(x)
+        found: Tensor = shared.compute_logits(x) if self.lm_head is None else self.lm_head(x)
         return found
 
-    def after_text(self, outputs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    def draft_inputs(self, outputs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         if self.mask_hidden is None:
             return outputs, tokens
-        mask = self.guide(self.mask_hidden).expand_as(outputs)
+        mask = self.combine_hidden_states(self.mask_hidden).expand_as(outputs)
         return mask, torch.full_like(tokens, self.config.mask_token)
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
-        """The guide begins as the highest of the states, the head as the target's, in a head of the
-        target's width."""
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
+        """The features begin as the highest of the states, the head as the target's, in a head of
+        the target's width."""
         if self.norm.weight.numel() != self.target.hidden_size:
             return
         if self.fc is not None:
-            begin_as_last(self.fc)
+            init_identity_on_last(self.fc)
         if shared_head is not None and self.lm_head is not None:
             self.lm_head.weight.copy_(shared_head)
 
@@ -237,14 +243,14 @@ def _attention(config: Eagle3Config, number: int) -> dict[str, Any]:
 # -- how it drafts ---------------------------------------------------------------------------------
 
 
-class Eagle3Drafter(AttendingHeadDrafter):
+class Eagle3Drafter(DecoderHeadDrafter):
     """Drafts with an `Eagle3` head."""
 
     name: ClassVar[str] = "eagle3"
     head: Eagle3
 
     @property
-    def deepest(self) -> int | None:
+    def max_depth(self) -> int | None:
         return self.head.config.depths if self.head.config.parallel else None
 
     @classmethod
@@ -254,9 +260,11 @@ class Eagle3Drafter(AttendingHeadDrafter):
             find_layers(head, setup.loaded, named(setup.options.model))
         return head
 
-    def walk(self, rows: Rows) -> Any:
-        walk = super().walk(rows)
-        return walk if self.deepest is None else ByDepth(walk.ahead(self.deepest))
+    def draft_steps(self, rows: Rows) -> Any:
+        steps = super().draft_steps(rows)
+        if self.max_depth is None:
+            return steps
+        return ParallelDraftSteps(steps.ahead(self.max_depth))
 
 
 TEXT = """Once upon a time, there was a little girl who lived with her mother in a small house near
@@ -280,7 +288,7 @@ CLEARLY = 0.1
 """By which share of its tokens other layers have to be better than those that are usual."""
 
 
-def find_layers(head: Eagle3, loaded: Loaded, what: str) -> None:
+def find_layers(head: Eagle3, loaded: LoadedModel, what: str) -> None:
     """Has a head whose file names no layers read the usual ones, or their neighbours, if it guesses
     clearly better from these, and warns that it is a guess. what: what errors call the head."""
     usual, count = head.layers, loaded.config.num_hidden_layers
@@ -300,7 +308,9 @@ def find_layers(head: Eagle3, loaded: Loaded, what: str) -> None:
     )
 
 
-def _hits(head: Eagle3, loaded: Loaded, ways: Sequence[tuple[int, ...]]) -> tuple[list[int], int]:
+def _hits(
+    head: Eagle3, loaded: LoadedModel, ways: Sequence[tuple[int, ...]]
+) -> tuple[list[int], int]:
     """How many tokens of a text a head guesses as the target does, from each of some choices of
     layers, and how many there are; none where that cannot be tried."""
     nothing = [0] * len(ways)
@@ -319,9 +329,11 @@ def _hits(head: Eagle3, loaded: Loaded, ways: Sequence[tuple[int, ...]]) -> tupl
     found = []
     with torch.no_grad():
         for way in ways:
-            guides = head.guide(torch.cat([parts[layer] for layer in way], -1)[:, :-1])
-            sight = Sight.of_texts(head.begin(1), len(ids) - 1)
-            outputs, _ = head.step(guides, batch.tokens[:, 1:], sight, teacher)
+            features = head.combine_hidden_states(
+                torch.cat([parts[layer] for layer in way], -1)[:, :-1]
+            )
+            attn_context = AttentionContext.causal(head.begin(1), len(ids) - 1)
+            outputs, _ = head.step(features, batch.tokens[:, 1:], attn_context, teacher)
             guesses = head.d2t[head.logits(outputs, teacher).argmax(-1)]
             found.append(int((guesses == batch.top_tokens[:, 1:, 0]).sum()))
     return found, len(ids) - 1

@@ -14,21 +14,21 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from outpace.heads.base import Head, TargetShape, config_of
-from outpace.heads.checkpoint import Content, Format, architectures
-from outpace.heads.folder import Folder
+from outpace.heads.base import Head, TargetShape, parse_config
+from outpace.heads.checkpoint import Format, HeadCheckpoint, architectures
+from outpace.heads.folder import HeadFolder
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.methods.heads.published import (
     LAYERS,
     SLIDING,
-    about_layers,
-    check_only,
+    check_supported,
+    d2t_from_offsets,
+    drop_inv_freq,
+    layer_config_dict,
     layer_sizes,
-    own_d2t,
-    public_d2t,
-    renamed,
+    published_weights,
+    rename_prefixes,
     windows,
-    without_derived,
 )
 
 LLAMA, LATENT_MODEL = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
@@ -66,7 +66,7 @@ CANDIDATES = "efficient_lm_head"
 """How the weights of EAGLE-4's candidate head begin. It finds the tokens whose logits are worth
 making, and does not change them: here the whole output matrix makes all."""
 
-ONLY: Mapping[str, Any] = {
+SUPPORTED_VALUES: Mapping[str, Any] = {
     "logit_scale": 1.0,
     "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True,
@@ -86,7 +86,7 @@ class Eagle3Format(Format):
         return any(each in name for name in names for each in ("eagle3", "peagle", "eagle4"))
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         if not architectures(about).intersection(ARCHITECTURES):
             raise folder.unfit(
                 "eagle3",
@@ -99,26 +99,26 @@ class Eagle3Format(Format):
         return folder.fill(head, weights)
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if not isinstance(head, Eagle3):
             raise cls.refuse(f"holds no {head.kind} heads")
         kind, model = (LATENT_MODEL, "deepseek_v3") if head.config.latent else (LLAMA, "llama")
-        about = {"architectures": [kind], "model_type": model, **about_eagle3(head)}
-        return Content(about, renamed(eagle3_weights(head), PUBLIC))
+        about = {"architectures": [kind], "model_type": model, **eagle3_config_dict(head)}
+        return HeadCheckpoint(about, rename_prefixes(eagle3_weights(head), PUBLIC))
 
 
 def eagle3_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the weights of a published head by our names."""
-    found = without_derived(weights)
+    found = drop_inv_freq(weights)
     for names in NAMES:
-        found = renamed(found, names)
+        found = rename_prefixes(found, names)
     return {name: each for name, each in found.items() if not name.startswith(CANDIDATES)}
 
 
 def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
     """Returns a head, still without its weights, from its public configuration, and gives the
-    weights, which have our names, our ``d2t``. Raises one of `heads.folder.UNFIT` where they do not
-    fit."""
+    weights, which have our names, our ``d2t``. Raises one of `heads.folder.CONFIG_ERRORS` where
+    they do not fit."""
     about = {**about, **(about.get(NESTED) or {})}
     size = about.get("target_hidden_size") or about["hidden_size"]
     if about.get("tie_word_embeddings") and "lm_head.weight" not in weights:
@@ -127,20 +127,20 @@ def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
         weights["mask_hidden"] = weights["mask_hidden"].flatten()
     target = TargetShape(size, about["vocab_size"], 0)
     head = Eagle3(target, _config(about, weights, size))
-    weights["d2t"] = own_d2t(weights, head)
+    weights["d2t"] = d2t_from_offsets(weights, head)
     return head
 
 
 def eagle3_weights(head: Eagle3) -> dict[str, Tensor]:
     """Returns the weights of a head by their public names, but for those of its layers."""
-    weights = public_d2t(head)
+    weights = published_weights(head)
     if head.mask_hidden is not None:
         weights["mask_hidden"] = weights["mask_hidden"][None, None]
     return weights
 
 
 def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) -> Eagle3Config:
-    check_only(about, ONLY)
+    check_supported(about, SUPPORTED_VALUES)
     fused, parallel = about.get("use_aux_hidden_state", True), "mask_hidden" in weights
     layers, latent = _own_layers(about, weights), {}
     if OF_LATENT in weights:
@@ -168,7 +168,7 @@ def _config(about: Mapping[str, Any], weights: Mapping[str, Tensor], size: int) 
         "mask_token": _mask(about) if parallel else 0,
         **{name: about.get(name) or False for name in NORMS},
     }
-    return config_of(Eagle3Config, given)
+    return parse_config(Eagle3Config, given)
 
 
 def _is_eagle4(about: Mapping[str, Any]) -> bool:
@@ -214,7 +214,7 @@ def _mask(about: Mapping[str, Any]) -> int:
     return found[0]
 
 
-def about_eagle3(head: Eagle3) -> dict[str, Any]:
+def eagle3_config_dict(head: Eagle3) -> dict[str, Any]:
     """Returns the public configuration of a head."""
     config, layer = head.config, head.midlayer
     about = {
@@ -222,7 +222,7 @@ def about_eagle3(head: Eagle3) -> dict[str, Any]:
         "mlp_bias": False,
         "norm_before_residual": config.norm_before_residual,
         "draft_vocab_size": head.vocabulary,
-        **about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
+        **layer_config_dict(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
         **{name: True for name in NORMS if getattr(config, name)},
         **config.latent,
     }

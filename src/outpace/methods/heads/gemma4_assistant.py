@@ -19,14 +19,14 @@ from torch.nn.functional import linear
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows, Setup
 from outpace.errors import ConfigError
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.checkpoint import Content, Format
-from outpace.heads.folder import Folder
-from outpace.methods.heads.base import NOISE, Walk
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape
+from outpace.heads.checkpoint import Format, HeadCheckpoint
+from outpace.heads.folder import HeadFolder
+from outpace.methods.heads.base import NOISE, DraftSteps
 from outpace.methods.heads.published import FULL, SLIDING
-from outpace.methods.heads.steps import StepHead, StepHeadDrafter, StepWalk
+from outpace.methods.heads.steps import StepHead, StepHeadDrafter, StepHeadDraftSteps
 from outpace.targets.base import Target
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.sharing import sharing_layers
 from outpace.targets.hf.weights import weight_bytes
 
@@ -41,7 +41,7 @@ TYPES = (NAME, "gemma4_unified_assistant")
 class Context:
     """What a draft sees of the target."""
 
-    target: Shared
+    target: SharedModules
     positions: Tensor  # [B, 1], of the roots
     entries: Mapping[str, tuple[Tensor, Tensor]]
     """By type of layer, keys and values ``[B, G, L, D]``."""
@@ -51,11 +51,11 @@ class Context:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.target.embed(tokens)
 
-    def head(self, states: Tensor) -> Tensor:
-        return self.target.head(states)
+    def compute_logits(self, states: Tensor) -> Tensor:
+        return self.target.compute_logits(states)
 
-    def bounded(self, logits: Tensor) -> Tensor:
-        return self.target.bounded(logits)
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
+        return self.target.apply_soft_cap(logits)
 
 
 class Centroids(nn.Module):
@@ -90,8 +90,8 @@ class Gemma4Assistant(StepHead):
     learns_online: ClassVar[bool] = False
 
     def __init__(self, target: TargetShape, about: Mapping[str, Any]) -> None:
-        """about: its public configuration. Raises one of `heads.folder.UNFIT`, or ``ImportError``
-        where transformers does not know Gemma 4."""
+        """about: its public configuration. Raises one of `heads.folder.CONFIG_ERRORS`, or
+        ``ImportError`` where transformers does not know Gemma 4."""
         super().__init__(target, HeadConfig())
         self.model: Any = sharing_layers(about["text_config"])
         self.text: Any = self.model.config
@@ -113,7 +113,7 @@ class Gemma4Assistant(StepHead):
         return int(self.text.sliding_window) + 1 if kind == SLIDING else 0
 
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         """shared: a `Context`."""
         seen, wide = cast(Context, shared), tokens.shape[1]
@@ -151,13 +151,13 @@ class Gemma4AssistantDrafter(StepHeadDrafter):
             self.pass_bytes += weight_bytes(own.model.embed_tokens)
 
     @property
-    def deepest(self) -> None:  # type: ignore[override]
+    def max_depth(self) -> None:  # type: ignore[override]
         return None
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
         head = cast(Gemma4Assistant, super().head_for(setup))
-        missing = head.types - setup.target.entry_layers.keys()
+        missing = head.types - setup.target.kv_layers.keys()
         if missing:
             raise ConfigError(
                 f"the assistant reads keys and values of layers of type {min(missing)!r}, which "
@@ -165,11 +165,11 @@ class Gemma4AssistantDrafter(StepHeadDrafter):
                 "or encoder-decoder model: use it with the Gemma 4 that it was made for."
             )
         for kind in head.types:
-            _check_shape(head.text, setup.loaded.config, kind, setup.target.entry_layers[kind])
+            _check_shape(head.text, setup.loaded.config, kind, setup.target.kv_layers[kind])
         return head
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         config = loaded.config
         heads, groups, width = _attention_of(config, config.num_hidden_layers - 1)
         text = {
@@ -185,13 +185,13 @@ class Gemma4AssistantDrafter(StepHeadDrafter):
             parameter.data.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head.to(loaded.dtype).eval().requires_grad_(False)}
 
-    def walk(self, rows: Rows) -> Walk:
+    def draft_steps(self, rows: Rows) -> DraftSteps:
         memory, roots = self.starts(rows)
-        return StepWalk(self.head, self._context(rows), self._vocabulary, memory, roots)
+        return StepHeadDraftSteps(self.head, self._context(rows), self._vocabulary, memory, roots)
 
     def _context(self, rows: Rows) -> Context:
         target, head = self._target, cast(Gemma4Assistant, self._head)
-        entries = target.entries(head.types)
+        entries = target.key_values(head.types)
         device = target.device
         lengths = to_device(list(target.lengths[: len(rows)]), device)[:, None]
         visible = {}
@@ -238,7 +238,7 @@ class Gemma4AssistantFormat(Format):
         return about.get("model_type") in TYPES
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         weights = folder.read_weights("model.safetensors")
         with folder.describing(NAME):
             vocabulary = about["text_config"]["vocab_size"]
@@ -256,5 +256,5 @@ class Gemma4AssistantFormat(Format):
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         raise ConfigError("an assistant of Gemma 4 is kept as it was published.")

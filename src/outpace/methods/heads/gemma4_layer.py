@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, rms_norm
 
 from outpace.heads.decoder import DecoderLayer, FeedForward
-from outpace.heads.layers import Attention, Entries, LayerConfig, Norm, Sight
+from outpace.heads.layers import Attention, AttentionContext, KeyValues, LayerConfig, RMSNorm
 
-ONLY: Mapping[str, Any] = {
+SUPPORTED_VALUES: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh",
     "enable_moe_block": False,
     "hidden_size_per_layer_input": 0,
@@ -32,9 +32,9 @@ class Gemma4Attention(Attention):
         if shared_values:
             self.v_proj = cast(nn.Linear, None)
 
-    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Entries:
+    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeyValues:
         found = super()._entries(x, turn)
-        return Entries(found.keys, rms_norm(found.values, (self.head_dim,), eps=self._eps))
+        return KeyValues(found.keys, rms_norm(found.values, (self.head_dim,), eps=self._eps))
 
     def _values(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.k_proj(x) if self.v_proj is None else self.v_proj(x))
@@ -55,15 +55,15 @@ class Gemma4Layer(DecoderLayer):
         super().__init__(size, config, normed=True)
         self.self_attn = Gemma4Attention(size, config, shared_values)
         self.mlp = GatedGelu(size, config.inner_size or 3 * size)
-        self.pre_feedforward_layernorm = Norm(size, eps=config.norm_eps)
-        self.post_feedforward_layernorm = Norm(size, eps=config.norm_eps)
+        self.pre_feedforward_layernorm = RMSNorm(size, eps=config.norm_eps)
+        self.post_feedforward_layernorm = RMSNorm(size, eps=config.norm_eps)
         self.register_buffer("layer_scalar", torch.ones(1))
 
     layer_scalar: Tensor
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         """As of `DecoderLayer`."""
-        attended, entries = self.self_attn(cast(nn.Module, self.input_layernorm)(x), sight)
+        attended, entries = self.self_attn(cast(nn.Module, self.input_layernorm)(x), attn_context)
         x = x + self.post_attention_layernorm(attended)
         made = self.mlp(self.pre_feedforward_layernorm(x))
         x = (x + self.post_feedforward_layernorm(made)) * self.layer_scalar

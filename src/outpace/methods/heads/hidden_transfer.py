@@ -47,10 +47,10 @@ class HiddenTransfer(AuxHead):
         self._layer = config.layer or target.layers // 2
         size = target.hidden_size
         self.maps = nn.ModuleList(nn.Linear(size, size) for _ in range(config.depths))
-        self.begin_from(None)
+        self.init_from_lm_head(None)
 
     @property
-    def enter(self) -> int:
+    def entry_layer(self) -> int:
         return self._layer
 
     def columns(self, states: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class HiddenTransfer(AuxHead):
         return torch.stack([each(states) for each in self.maps], 2)
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Each map begins as the identity."""
         for each in self.maps:
             nn.init.eye_(each.get_parameter("weight"))

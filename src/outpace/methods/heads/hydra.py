@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import Head, HeadConfig, ResidualBlock, Shared, TargetShape
-from outpace.heads.checkpoint import Content, Format
-from outpace.heads.folder import Folder
-from outpace.methods.heads.published import check_only, without_derived
+from outpace.heads.base import Head, HeadConfig, ResidualBlock, SharedModules, TargetShape
+from outpace.heads.checkpoint import Format, HeadCheckpoint
+from outpace.heads.folder import HeadFolder
+from outpace.methods.heads.published import check_supported, drop_inv_freq
 from outpace.methods.heads.steps import PrefixConfig, StepHead, StepHeadDrafter
 
 # -- the network -----------------------------------------------------------------------------------
@@ -60,19 +60,19 @@ class Hydra(StepHead):
         )
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         return self.config.depths
 
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         seen = torch.cat([memory, shared.embed(tokens).to(memory.dtype)], -1)
         return self.outputs[depth - 1](self.blocks[depth - 1](seen)), seen
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Each head begins as the target's own on the unchanged state."""
-        super().begin_from(shared_head)
+        super().init_from_lm_head(shared_head)
         size = self.target.hidden_size
         for blocks in self.blocks:
             narrow = blocks.get_submodule("0.narrow").get_parameter("weight")  # [H, inputs]
@@ -90,7 +90,7 @@ class HydraDrafter(StepHeadDrafter):
     """Drafts with a `Hydra` head."""
 
     name: ClassVar[str] = "hydra"
-    specimen_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3, "prefix": True}
+    dummy_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3, "prefix": True}
 
 
 # -- its published format --------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class HydraDrafter(StepHeadDrafter):
 
 FILES = ("hydra_lm_head.pt", "hydra_lm_head.safetensors")
 KINDS = ("mlp", "prefix-mlp")
-ONLY: Mapping[str, Any] = {"grounded_heads": True, "hidden_state_offset": 0}
+SUPPORTED_VALUES: Mapping[str, Any] = {"grounded_heads": True, "hidden_state_offset": 0}
 """Entries by which a head that is built otherwise, and cannot be read, is recognised."""
 HEAD_DIM = 128
 PREFIX = "prefix_embeding_layer."  # as it is published
@@ -129,15 +129,15 @@ class HydraFormat(Format):
         return "hydra_num_heads" in about
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
-        weights = without_derived(folder.read_weights(*FILES))
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
+        weights = drop_inv_freq(folder.read_weights(*FILES))
         with folder.describing("hydra"):
             kind, blocks = about.get("hydra_head_arch", KINDS[0]), about["hydra_num_layers"]
             if kind not in KINDS:
                 raise ValueError(
                     f"its hydra_head_arch is {kind!r}, and only {list(KINDS)} are known"
                 )
-            check_only(about, ONLY)
+            check_supported(about, SUPPORTED_VALUES)
             step = 2 if kind == KINDS[1] else 1  # every other one is dropout
             own = {_own(name, step): each for name, each in weights.items() if name not in OF_MODEL}
             depths = sum(name.startswith("outputs.") and "weight" in name for name in own)
@@ -152,7 +152,7 @@ class HydraFormat(Format):
         return folder.fill(head, {**own, "d2t": head.d2t})
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         raise cls.refuse("is read only")
 
 

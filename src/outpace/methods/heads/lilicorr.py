@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, normalize, scaled_dot_product_attention
 
-from outpace.core.logits.truncation import NEVER
-from outpace.heads.base import LARGEST, Shared
-from outpace.methods.heads.dspark import Joins, Joint
+from outpace.core.logits.truncation import NEG_INF
+from outpace.heads.base import MAX_SIZE, SharedModules
+from outpace.methods.heads.dspark import BlockStep, ConditionalBlock
 
 SIZES = ("candidate_topk", "hidden_size", "num_layers", "num_heads", "factor_dim")
 NUMBERS = ("mlp_ratio", "vector_eps", "logit_scale")
@@ -31,11 +31,11 @@ def check_sizes(given: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` where sizes of the correlator are missing or make no sense."""
     for name in SIZES:
         size = given.get(name)
-        if type(size) is not int or not (name != "hidden_size") <= size <= LARGEST:
+        if type(size) is not int or not (name != "hidden_size") <= size <= MAX_SIZE:
             raise ValueError(f"lilicorr_{name} is {size!r}")
     for name in NUMBERS:
         number = given.get(name)
-        if not isinstance(number, (int, float)) or not 0 < number < LARGEST:
+        if not isinstance(number, (int, float)) or not 0 < number < MAX_SIZE:
             raise ValueError(f"lilicorr_{name} is {number!r}")
 
 
@@ -109,7 +109,7 @@ class LiLiCorr(nn.Module):
         )
 
     def forward(
-        self, logits: Tensor, outputs: Tensor, anchor: Tensor, bias: Tensor, shared: Shared
+        self, logits: Tensor, outputs: Tensor, anchor: Tensor, bias: Tensor, shared: SharedModules
     ) -> Lattice:
         """Returns the candidates of blocks with their scores.
 
@@ -165,7 +165,7 @@ def _features(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Lattice(Joins):
+class Lattice(ConditionalBlock):
     """The candidates of blocks: what joins their tokens."""
 
     candidates: Tensor  # [B, K, C]
@@ -173,8 +173,8 @@ class Lattice(Joins):
     pairs: Tensor  # [B, K - 1, C, C], of a place's candidates, given one of the place before
     vocabulary: int
 
-    def joined(self, at: Joint, shared: Shared) -> tuple[Tensor, Tensor]:
-        """As `Joins.joined`: -inf for all tokens that are no candidates."""
+    def joined(self, at: BlockStep, shared: SharedModules) -> tuple[Tensor, Tensor]:
+        """As `ConditionalBlock.joined`: -inf for all tokens that are no candidates."""
         tokens, depth = at.tokens, at.depth
         here = self.candidates[:, depth, None].expand(*tokens.shape, -1)  # [B, W, C]
         if depth:
@@ -183,5 +183,5 @@ class Lattice(Joins):
             scores = self.pairs[rows, depth - 1, chosen]  # [B, W, C]
         else:
             scores = self.starts[:, None].expand_as(here)
-        none = scores.new_full((*tokens.shape, self.vocabulary), NEVER)
+        none = scores.new_full((*tokens.shape, self.vocabulary), NEG_INF)
         return none.scatter(-1, here, scores), at.memory

@@ -18,12 +18,12 @@ from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Round, Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
-from outpace.heads.layers import Norm
-from outpace.methods.heads.base import HeadOptions, TokenWalk, Walk
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape
+from outpace.heads.layers import RMSNorm
+from outpace.methods.heads.base import DraftSteps, HeadOptions, SequentialDraftSteps
 from outpace.methods.heads.steps import StepHead, StepHeadDrafter
 from outpace.targets.base import Target
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -56,16 +56,16 @@ class Lyanna(StepHead):
         size = target.hidden_size
         inner = config.inner_size or 2 * size
         self.blocks = nn.Sequential(*(StateBlock(size, inner) for _ in range(config.blocks)))
-        self.token_norm = Norm(size, eps=1e-6)
+        self.token_norm = RMSNorm(size, eps=1e-6)
         self.token = nn.Linear(size, size, bias=False)
         self.kept = nn.Parameter(torch.zeros(size))  # a is its sigmoid
-        self.state_norm = Norm(size, eps=1e-6)
+        self.state_norm = RMSNorm(size, eps=1e-6)
         self.joined = nn.Linear(2 * size, size)
         self.result = nn.Linear(size, size, bias=False)
         self.output = nn.Linear(size, self.vocabulary, bias=False)
 
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         size = self.target.hidden_size
         state = self.advance(memory[..., :size])
@@ -78,7 +78,7 @@ class Lyanna(StepHead):
         found: Tensor = self.blocks(states)
         return found
 
-    def remember(self, remembered: Tensor, tokens: Tensor, shared: Shared) -> Tensor:
+    def remember(self, remembered: Tensor, tokens: Tensor, shared: SharedModules) -> Tensor:
         """Returns what is remembered of tokens ``[...]``, and of those before, ``[..., H]``."""
         embedded = self.token_norm(shared.embed(tokens).to(remembered.dtype))
         found: Tensor = self.kept.sigmoid() * remembered + self.token(embedded)
@@ -91,7 +91,7 @@ class Lyanna(StepHead):
         return found
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Each depth begins as the target's own head on the unchanged state."""
         nn.init.zeros_(self.result.weight)
         for name, weight in self.blocks.named_parameters():
@@ -106,7 +106,7 @@ class StateBlock(nn.Module):
 
     def __init__(self, size: int, inner: int) -> None:
         super().__init__()
-        self.norm = Norm(size, eps=1e-6)
+        self.norm = RMSNorm(size, eps=1e-6)
         self.up = nn.Linear(size, inner, bias=False)
         self.down = nn.Linear(inner, size, bias=False)
 
@@ -157,7 +157,7 @@ class LyannaDrafter(StepHeadDrafter):
         self._reuse = options.reuse
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {**super().specimen(loaded), "reuse": 2}
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
@@ -166,18 +166,18 @@ class LyannaDrafter(StepHeadDrafter):
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         proposal = super().propose(rows, budgets)
-        if (walk := rows.state.get(self)) is not None:
-            walk.drafted = proposal.tokens
+        if (steps := rows.state.get(self)) is not None:
+            steps.drafted = proposal.tokens
         return proposal
 
-    def walk(self, rows: Rows) -> Walk:
+    def draft_steps(self, rows: Rows) -> DraftSteps:
         states, roots = self.starts(rows)
         kept = [None if one.reproducible else self._kept[one] for one in rows.requests]
         remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
-        walk = rows.state[self] = _Walk(
+        steps = rows.state[self] = _LyannaDraftSteps(
             self._lyanna, self._target, self._vocabulary, states, remembered[:, None], kept, roots
         )
-        return walk
+        return steps
 
     @torch.inference_mode()
     def _remembered(self, rows: Rows, row: int, kept: _Kept | None) -> Tensor:
@@ -193,25 +193,25 @@ class LyannaDrafter(StepHeadDrafter):
         before = [self._kept[request] for request in round.requests]
         for request in round.requests:
             self._kept[request] = None
-        walk: _Walk | None = round.rows.state.get(self)
-        if walk is None or not self._reuse or round.proposal.tokens is not walk.drafted:
+        steps: _LyannaDraftSteps | None = round.rows.state.get(self)
+        if steps is None or not self._reuse or round.proposal.tokens is not steps.drafted:
             return
         for row, (request, outcome) in enumerate(zip(round.requests, round.outcomes, strict=True)):
-            used = before[row] if row in walk.again else None
+            used = before[row] if row in steps.again else None
             times = used.times + 1 if used else 0
-            ahead = walk.states[len(outcome.path) + 1 :]
+            ahead = steps.states[len(outcome.path) + 1 :]
             if outcome.drafted and times < self._reuse and ahead:
                 begin = used.begin if used else round.rows.lengths[row] - 1
                 self._kept[request] = _Kept(begin, [state[row] for state in ahead], times)
 
 
-class _Walk(TokenWalk):
+class _LyannaDraftSteps(SequentialDraftSteps):
     """The steps of a head through one draft. All nodes of a depth share a row's state."""
 
     def __init__(
         self,
         head: Lyanna,
-        shared: Shared,
+        shared: SharedModules,
         vocabulary: Vocabulary,
         states: Tensor,
         remembered: Tensor,

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import Head, HeadConfig, ResidualBlock, Shared, TargetShape
-from outpace.heads.checkpoint import Content, Format
-from outpace.heads.folder import Folder
-from outpace.methods.heads.published import knows_all
+from outpace.heads.base import Head, HeadConfig, ResidualBlock, SharedModules, TargetShape
+from outpace.heads.checkpoint import Format, HeadCheckpoint
+from outpace.heads.folder import HeadFolder
+from outpace.methods.heads.published import has_full_vocab
 from outpace.methods.heads.steps import StepHead, StepHeadDrafter
 
 # -- the network -----------------------------------------------------------------------------------
@@ -49,16 +49,16 @@ class Medusa(StepHead):
         )
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         return self.config.depths
 
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         return self.outputs[depth - 1](self.blocks[depth - 1](memory)), memory
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """Each head begins as the target's own."""
         if shared_head is not None:
             for output in self.outputs.parameters():
@@ -97,7 +97,7 @@ class MedusaFormat(Format):
         return "medusa_num_heads" in about
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         given, blocks = about["medusa_num_heads"], about.get("medusa_num_layers", 1)
         if not isinstance(given, int) or not isinstance(blocks, int) or blocks < 0:
             raise folder.unfit("medusa", "its numbers of heads and blocks are no whole numbers")
@@ -116,10 +116,10 @@ class MedusaFormat(Format):
         return folder.fill(head, {**own, "d2t": head.d2t})
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if not isinstance(head, Medusa):
             raise cls.refuse(f"holds no {head.kind} heads")
-        if not knows_all(head):
+        if not has_full_vocab(head):
             raise cls.refuse("holds heads that know all tokens only")
         blocks = head.config.blocks
         about = {
@@ -132,7 +132,7 @@ class MedusaFormat(Format):
             for name, value in head.state_dict().items()
             if name != "d2t"
         }
-        return Content(about, weights, FILES[0])
+        return HeadCheckpoint(about, weights, FILES[0])
 
 
 def _own(public: str, blocks: int) -> str:

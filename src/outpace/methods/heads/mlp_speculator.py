@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, config_of
-from outpace.heads.checkpoint import Content, Format
-from outpace.heads.folder import Folder
-from outpace.methods.heads.published import knows_all
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape, parse_config
+from outpace.heads.checkpoint import Format, HeadCheckpoint
+from outpace.heads.folder import HeadFolder
+from outpace.methods.heads.published import has_full_vocab
 from outpace.methods.heads.steps import StepHead, StepHeadDrafter
 
 # -- the network -----------------------------------------------------------------------------------
@@ -67,11 +67,11 @@ class MlpSpeculator(StepHead):
             nn.init.normal_(table.weight, std=inner**-0.5)  # type: ignore[arg-type]
 
     @property
-    def depths_at_once(self) -> int:
+    def num_parallel_depths(self) -> int:
         return len(self.emb)
 
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         at = min(depth, len(self.emb)) - 1
         if depth == 1 and self.scaled:
@@ -126,7 +126,7 @@ class MlpSpeculatorFormat(Format):
         return about.get("model_type") == TYPE
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         found = folder.read_weights("model.safetensors", "pytorch_model.bin")
         with folder.describing(TYPE):
             target = TargetShape(about["emb_dim"], about["vocab_size"], 0)
@@ -137,13 +137,13 @@ class MlpSpeculatorFormat(Format):
                 "scaled": about.get("scale_input", False),
                 "centred": False,
             }
-            config = config_of(MlpSpeculatorConfig, given)
+            config = parse_config(MlpSpeculatorConfig, given)
             head = MlpSpeculator(target, config)
             weights = _once(found, head)
         return folder.fill(head, {**weights, "d2t": head.d2t})
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if not isinstance(head, MlpSpeculator):
             raise cls.refuse(f"holds no {head.kind} heads")
         config = asdict(head.config)
@@ -152,7 +152,7 @@ class MlpSpeculatorFormat(Format):
                 "holds speculators without centred states only (--set centred=false when it is "
                 "trained)"
             )
-        if not knows_all(head):
+        if not has_full_vocab(head):
             raise cls.refuse("holds heads that know all tokens only")
         weights = {PREFIX + name: value for name, value in head.state_dict().items()}
         del weights[PREFIX + "d2t"]
@@ -169,7 +169,7 @@ class MlpSpeculatorFormat(Format):
             "top_k_tokens_per_head": [5, 4, *[3] * config["depths"]][: config["depths"]],
             "torch_dtype": str(head.dtype).removeprefix("torch."),
         }
-        return Content(about, weights)
+        return HeadCheckpoint(about, weights)
 
 
 def _once(weights: Mapping[str, Tensor], head: MlpSpeculator) -> dict[str, Tensor]:

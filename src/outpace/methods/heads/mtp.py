@@ -20,23 +20,30 @@ from torch import Tensor, nn
 from outpace.core.options import Reads
 from outpace.draft.base import Drafter, Setup
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.heads.base import Head, HeadConfig, Shared, TargetOutput, TargetShape, begin_as_last
-from outpace.heads.checkpoint import KIND, kind_in
-from outpace.heads.decoder import DecoderLayer
-from outpace.heads.folder import CONFIG, Folder
-from outpace.heads.layers import Entries, LayerConfig, Norm, Sight
-from outpace.methods.heads.attending import (
-    AttendingHead,
-    AttendingHeadDrafter,
-    AttendingRecipe,
-    Text,
+from outpace.heads.base import (
+    Head,
+    HeadConfig,
+    SharedLMHeadMixin,
+    SharedModules,
+    TargetShape,
+    init_identity_on_last,
 )
+from outpace.heads.checkpoint import KIND, find_head_kind
+from outpace.heads.decoder import DecoderLayer
+from outpace.heads.folder import CONFIG, HeadFolder
+from outpace.heads.layers import AttentionContext, KeyValues, LayerConfig, RMSNorm
 from outpace.methods.heads.base import TreeHeadOptions, trained_head
-from outpace.methods.heads.mtp_modules import ModulesWalk, step_all
+from outpace.methods.heads.decoder_heads import (
+    DecoderHead,
+    DecoderHeadDrafter,
+    DecoderHeadRecipe,
+    PendingText,
+)
+from outpace.methods.heads.mtp_modules import MtpDraftSteps, step_all
 from outpace.targets.base import Target
 from outpace.targets.cpu.native_layers.blocks import dequantize_blocks
 from outpace.targets.hf.loading.files import weight_files
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.nextn import decoder_of, read_modules
 from outpace.targets.hf.loading.source import names_gguf
 from outpace.targets.hf.nextn import NextN, NextNLayers
@@ -70,10 +77,10 @@ class MtpConfig(LayerConfig):
 class Block(Protocol):
     """A decoder layer."""
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
 
-    def __call__(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+    def __call__(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         """As `heads.layers.DecoderLayer`."""
 
 
@@ -102,7 +109,7 @@ class Parts:
             layers = NextNLayers(decoder_of(config.family))
             enorm, hnorm = (copy.deepcopy(layers.norm) for _ in range(2))
             return cls.brought(NextN(enorm, hnorm, nn.Linear(2 * size, size, bias=False), layers))
-        enorm, hnorm, post_norm = (Norm(size, eps=config.norm_eps) for _ in range(3))
+        enorm, hnorm, post_norm = (RMSNorm(size, eps=config.norm_eps) for _ in range(3))
         joined = nn.Linear(2 * size, size, bias=False)
         return cls(enorm, hnorm, joined, DecoderLayer(size, config, normed=True), post_norm)
 
@@ -113,7 +120,7 @@ class Parts:
         return cls(found.enorm, found.hnorm, found.eh_proj, block, after, found.embed, found.head)
 
 
-class Mtp(TargetOutput, AttendingHead):
+class Mtp(SharedLMHeadMixin, DecoderHead):
     """The target's embedding of a token and the state before it, each normalised, joined, through
     one layer; the target's own output matrix makes the logits.
 
@@ -141,7 +148,7 @@ class Mtp(TargetOutput, AttendingHead):
         self.enorm, self.hnorm, self.eh_proj = parts.enorm, parts.hnorm, parts.eh_proj
         self.block, self.post_norm = parts.block, parts.post_norm
         self.embed = parts.embed
-        self.lm_head = self.copy_of_rows() if parts.head is None else parts.head
+        self.lm_head = self.new_draft_lm_head() if parts.head is None else parts.head
         self.later = nn.ModuleList()
         """The modules after this one, where each depth has one of its own."""
         if config.chained:
@@ -153,35 +160,39 @@ class Mtp(TargetOutput, AttendingHead):
         """This module and those after it."""
         return [self, *cast(list[Mtp], list(self.later))]
 
-    def guide(self, states: Tensor) -> Tensor:
+    def combine_hidden_states(self, states: Tensor) -> Tensor:
         return states.to(self.dtype)
 
-    def begin(self, rows: int) -> Entries:
-        return Entries.of_layers([each.block.begin(rows) for each in self.modules_in_order])
+    def begin(self, rows: int) -> KeyValues:
+        return KeyValues.join_layers([each.block.begin(rows) for each in self.modules_in_order])
 
     @property
     def decoder_layers(self) -> list[nn.Module]:
         return [] if self.later else [cast(nn.Module, self.block)]
 
     def step(
-        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
-    ) -> tuple[Tensor, Entries]:
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+        shared: SharedModules,
+    ) -> tuple[Tensor, KeyValues]:
         embedded = shared.embed(tokens) if self.embed is None else self.embed(tokens)
-        pair = [self.enorm(embedded.to(guides.dtype)), self.hnorm(guides)]
+        pair = [self.enorm(embedded.to(features.dtype)), self.hnorm(features)]
         joined = self.eh_proj(torch.cat(pair[::-1] if self.config.states_first else pair, -1))
-        x, entries = sight.through([cast(nn.Module, self.block)], joined)
+        x, entries = attn_context.through([cast(nn.Module, self.block)], joined)
         return self.post_norm(x), entries
 
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
-        return self.read_out(outputs, shared)
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
+        return self.compute_logits(outputs, shared)
 
     @classmethod
-    def lies_in(cls, path: str) -> bool:
+    def can_load_from(cls, path: str) -> bool:
         return holds_model(path)
 
     @classmethod
-    def brought_by(cls, loaded: Loaded, path: str) -> Mtp:
-        head = brought_module(loaded, path)
+    def load_from_target(cls, loaded: LoadedModel, path: str) -> Mtp:
+        head = load_mtp_module(loaded, path)
         modules = head.modules_in_order
         own = [
             part
@@ -199,17 +210,17 @@ class Mtp(TargetOutput, AttendingHead):
         return head
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """The layer begins on the state as it is; a copy of the target's rows stays as it is."""
-        super().begin_from(shared_head)
+        super().init_from_lm_head(shared_head)
         for module in self.modules_in_order:
-            begin_as_last(module.eh_proj)
+            init_identity_on_last(module.eh_proj)
 
 
 # -- how it is trained -----------------------------------------------------------------------------
 
 
-class MtpRecipe(AttendingRecipe):
+class MtpRecipe(DecoderHeadRecipe):
     """The loss of an `Mtp` head: unrolled over its own outputs, or where each depth has a module,
     all of them over the text at once (DeepSeek-V3, equation 24)."""
 
@@ -219,11 +230,11 @@ class MtpRecipe(AttendingRecipe):
             return super().compute_loss(batch)
         depths, (rows, length) = head.config.depths, batch.tokens.shape
         places = length - depths
-        guides = head.guide(batch.states[:, :-1].float())
-        nothing = guides.new_zeros(rows, depths * guides.shape[-1])
-        sight = Sight.of_texts(head.begin(rows), length - 1)
+        features = head.combine_hidden_states(batch.states[:, :-1].float())
+        nothing = features.new_zeros(rows, depths * features.shape[-1])
+        attn_context = AttentionContext.causal(head.begin(rows), length - 1)
         modules, tokens = head.modules_in_order, batch.tokens[:, 1:]
-        outputs, _ = step_all(modules, guides, nothing, tokens, sight, self._shared)
+        outputs, _ = step_all(modules, features, nothing, tokens, attn_context, self._shared)
         losses = DepthLosses(head, batch, places)
         for number, own in enumerate(outputs.chunk(depths, -1)):
             losses.add(modules[number].logits(own[:, number : number + places], self._shared))
@@ -257,7 +268,7 @@ MODULE = "its multi-token-prediction module"
 """What drafts, as `LLM.describe` calls it."""
 
 
-class MtpDrafter(AttendingHeadDrafter):
+class MtpDrafter(DecoderHeadDrafter):
     """Drafts with an `Mtp` module, over and over on its own outputs; where a checkpoint brings
     several, with one for each depth."""
 
@@ -269,20 +280,24 @@ class MtpDrafter(AttendingHeadDrafter):
         self._modules = cast(Mtp, head).modules_in_order
         self.chained = len(self._modules) > 1
         if self.chained:
-            self.Walk = ModulesWalk
+            self.steps_type = MtpDraftSteps
 
     @property
-    def deepest(self) -> int | None:
+    def max_depth(self) -> int | None:
         return len(self._modules) if self.chained else None
 
     def _step(
-        self, texts: Sequence[Text], guides: Tensor, tokens: Tensor, sight: Sight
-    ) -> tuple[Tensor, Entries]:
+        self,
+        texts: Sequence[PendingText],
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+    ) -> tuple[Tensor, KeyValues]:
         if not self.chained:
-            return super()._step(texts, guides, tokens, sight)
-        none = guides.new_zeros(len(self._modules) * guides.shape[-1])
+            return super()._step(texts, features, tokens, attn_context)
+        none = features.new_zeros(len(self._modules) * features.shape[-1])
         before = torch.stack([none if text.output is None else text.output for text in texts])
-        return step_all(self._modules, guides, before, tokens, sight, self._target)
+        return step_all(self._modules, features, before, tokens, attn_context, self._target)
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
@@ -290,32 +305,32 @@ class MtpDrafter(AttendingHeadDrafter):
         if isinstance(made, MtpDrafter) and made.chained:
             made._prefixes = None  # it lacks the outputs that entries of later modules go on from
         if setup.options.model is None:
-            made.of_target = MODULE
+            made.target_module = MODULE
         return made
 
     @classmethod
     def head_for(cls, setup: Setup) -> Head:
         given = setup.options.model
         if given is None:
-            return brought_module(setup.loaded)
+            return load_mtp_module(setup.loaded)
         if isinstance(given, Head) or not holds_model(given):
             return super().head_for(setup)
         if setup.options.online is not None:
             raise ConfigError(NOT_ONLINE)
-        return brought_module(setup.loaded, str(given))
+        return load_mtp_module(setup.loaded, str(given))
 
 
 def holds_model(given: Any) -> bool:
     """Returns whether a path leads to a model, a GGUF file or modules in a folder of the library
     `speculators`, and to no trained head."""
-    named = isinstance(given, (str, os.PathLike)) and kind_in(given) in (None, Mtp.kind)
+    named = isinstance(given, (str, os.PathLike)) and find_head_kind(given) in (None, Mtp.kind)
     own = named and not names_gguf(given) and (Path(given) / CONFIG).is_file()
-    if own and KIND in Folder(Path(given)).read_config():
+    if own and KIND in HeadFolder(Path(given)).read_config():
         return False
     return named and (names_gguf(given) or bool(weight_files(Path(given))))
 
 
-def brought_module(loaded: Loaded, named: str | None = None) -> Mtp:
+def load_mtp_module(loaded: LoadedModel, named: str | None = None) -> Mtp:
     """Returns the module in a target's folder or file, or in another one that is named. Raises
     ``UnsupportedModel`` where there is none, and ``ModelLoadError`` where its weights are missing
     or damaged."""
@@ -341,7 +356,7 @@ def config_with(found: NextN) -> MtpConfig:
     return MtpConfig(family=known, states_first=found.states_first)
 
 
-def _alike(one: Entries, two: Entries) -> bool:
+def _alike(one: KeyValues, two: KeyValues) -> bool:
     return one.keys.shape == two.keys.shape and one.values.shape == two.values.shape
 
 
@@ -352,14 +367,14 @@ class _OfTarget(nn.Module):
         super().__init__()
         self.layers = layers
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
-        return Entries(*self.layers.begin(rows))
+        return KeyValues(*self.layers.begin(rows))
 
-    def forward(self, x: Tensor, sight: Sight) -> tuple[Tensor, Entries]:
+    def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         """As `heads.layers.DecoderLayer`, with the norm after it."""
-        before = sight.before
+        before = attn_context.before
         found, keys, values = self.layers(
-            x, sight.positions, before.keys, before.values, sight.visible
+            x, attn_context.positions, before.keys, before.values, attn_context.visible
         )
-        return found, Entries(keys, values)
+        return found, KeyValues(keys, values)

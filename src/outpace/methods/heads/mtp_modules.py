@@ -20,54 +20,61 @@ import torch
 from torch import Tensor
 
 from outpace.core.trees.tree import Tree
-from outpace.heads.base import Shared
-from outpace.heads.layers import Entries, Sight
-from outpace.methods.heads.attending import HeadWalk
-from outpace.methods.heads.base import of_parents
-from outpace.methods.heads.text_cache import ShownDrafts
+from outpace.heads.base import SharedModules
+from outpace.heads.layers import AttentionContext, KeyValues
+from outpace.methods.heads.base import gather_parents
+from outpace.methods.heads.decoder_heads import DecoderDraftSteps
+from outpace.methods.heads.head_kv_cache import TensorDraftCache
 
 if TYPE_CHECKING:
     from outpace.methods.heads.mtp import Mtp
 
 
 def step_all(
-    modules: Sequence[Mtp], guides: Tensor, before: Tensor, tokens: Tensor, sight: Sight, to: Shared
-) -> tuple[Tensor, Entries]:
+    modules: Sequence[Mtp],
+    features: Tensor,
+    before: Tensor,
+    tokens: Tensor,
+    attn_context: AttentionContext,
+    to: SharedModules,
+) -> tuple[Tensor, KeyValues]:
     """Returns the outputs ``[B, W, N H]`` of N modules at entries of a text, side by side, and the
     entries.
 
-    guides: the target's states, ``[B, W, H]``; before: the outputs at the entry before the first,
+    features: the target's states, ``[B, W, H]``; before: the outputs at the entry before the first,
     ``[B, N H]``; tokens: ``[B, W]``.
     """
-    columns = torch.arange(len(sight.before), device=tokens.device).expand(len(tokens), -1)
+    columns = torch.arange(len(attn_context.before), device=tokens.device).expand(len(tokens), -1)
     found, entries = [], []
     for number, (module, own) in enumerate(
-        zip(modules, sight.before.by_layer(len(modules)), strict=True)
+        zip(modules, attn_context.before.split_layers(len(modules)), strict=True)
     ):
-        visible = _without_first(sight, columns, number)
-        output, new = module.step(guides, tokens, Sight(sight.positions, own, visible), to)
+        visible = _without_first(attn_context, columns, number)
+        output, new = module.step(
+            features, tokens, AttentionContext(attn_context.positions, own, visible), to
+        )
         found.append(output)
         entries.append(new)
         last = before.chunk(len(modules), -1)[number]
-        guides = torch.cat([last[:, None], output[:, :-1]], 1)
-    return torch.cat(found, -1), Entries.of_layers(entries)
+        features = torch.cat([last[:, None], output[:, :-1]], 1)
+    return torch.cat(found, -1), KeyValues.join_layers(entries)
 
 
-def _without_first(sight: Sight, columns: Tensor, number: int) -> Tensor:
+def _without_first(attn_context: AttentionContext, columns: Tensor, number: int) -> Tensor:
     """What entries of a module see: the first ``number`` of a text have nothing to go on from.
 
     columns: which entries of their texts those before are, ``[B, L]``.
     """
     if not number:
-        return sight.visible
-    first = torch.cat([columns, sight.positions], 1) < number  # [B, L + W]
-    width = sight.positions.shape[1]
+        return attn_context.visible
+    first = torch.cat([columns, attn_context.positions], 1) < number  # [B, L + W]
+    width = attn_context.positions.shape[1]
     itself = torch.eye(width, dtype=torch.bool, device=first.device)
     itself = torch.nn.functional.pad(itself, (columns.shape[1], 0))  # [W, L + W]
-    return (sight.visible & ~first[:, None]) | itself
+    return (attn_context.visible & ~first[:, None]) | itself
 
 
-class ModulesWalk(HeadWalk):
+class MtpDraftSteps(DecoderDraftSteps):
     """The steps of several modules through one draft."""
 
     _columns: Tensor | None = None
@@ -83,30 +90,30 @@ class ModulesWalk(HeadWalk):
         return self._logits(self._outputs, 0)[:, 0]
 
     @torch.inference_mode()
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+    def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         width, modules = parents.shape[-1], self._modules
         drafts = self._drafts
-        assert isinstance(drafts, ShownDrafts), "its layers are torch's to compute"
+        assert isinstance(drafts, TensorDraftCache), "its layers are torch's to compute"
         if self._columns is None:
             count = torch.arange(len(drafts.entries), device=fed.device)
             self._columns = count.expand(len(fed), -1)
-        whole = drafts.sight(tree.ancestors[:, -width:, 1:])
-        outputs = list(of_parents(self._outputs, parents).chunk(len(modules), -1))
-        before, tokens = drafts.entries.by_layer(len(modules)), fed[:, -width:]
+        whole = drafts.attn_context(tree.ancestors[:, -width:, 1:])
+        outputs = list(gather_parents(self._outputs, parents).chunk(len(modules), -1))
+        before, tokens = drafts.entries.split_layers(len(modules)), fed[:, -width:]
         found: list[Tensor] = []
-        new: list[Entries] = []
+        new: list[KeyValues] = []
         for number, module in enumerate(modules):
             if number < self._depth:  # nothing after the text for it to go on from
                 found.append(torch.zeros_like(outputs[0]))
                 new.append(_blank(before[number], width))
                 continue
             seen = _without_first(whole, self._columns, number)
-            sight = Sight(whole.positions, before[number], seen)
-            made = module.step(outputs[number - 1], tokens, sight, self._target)
+            attn_context = AttentionContext(whole.positions, before[number], seen)
+            made = module.step(outputs[number - 1], tokens, attn_context, self._target)
             found.append(made[0])
             new.append(made[1])
         self._outputs = torch.cat(found, -1)
-        drafts.add(Entries.of_layers(new))
+        drafts.add(KeyValues.join_layers(new))
         self._columns = torch.cat([self._columns, whole.positions], 1)
         self._depth += 1
         return self._logits(self._outputs, self._depth - 1)
@@ -117,9 +124,9 @@ class ModulesWalk(HeadWalk):
         return self._vocabulary.logits(modules[number].logits(own, self._target))
 
 
-def _blank(like: Entries, width: int) -> Entries:
+def _blank(like: KeyValues, width: int) -> KeyValues:
     """Entries that nobody attends to."""
     keys, values = (
         part.new_zeros(*part.shape[:2], width, part.shape[3]) for part in (like.keys, like.values)
     )
-    return Entries(keys, values)
+    return KeyValues(keys, values)

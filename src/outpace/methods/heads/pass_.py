@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.heads.base import HeadConfig, Shared, TargetShape
+from outpace.heads.base import HeadConfig, SharedModules, TargetShape
 from outpace.methods.heads.aux_tokens import AuxHead, AuxHeadDrafter
 
 # -- the network -----------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class Pass(AuxHead):
         return self.embeddings.expand(*states.shape[:-1], -1, -1)
 
     @torch.no_grad()
-    def start(self, shared: Shared) -> None:
+    def start(self, shared: SharedModules) -> None:
         """They begin as a mean token, each with a little of its own."""
         count = min(SAMPLE, self.target.vocab_size)
         known = shared.embed(torch.arange(count, device=self.embeddings.device)).float()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
-from outpace.heads.layers import PLAIN_ROTARY, Attention
+from outpace.heads.layers import DEFAULT_ROPE, Attention
 from outpace.targets.hf.rotary import with_frequencies
 
 if TYPE_CHECKING:
@@ -32,16 +32,17 @@ LAYERS = "eagle_aux_hidden_state_layer_ids"
 FULL, SLIDING = "full_attention", "sliding_attention"
 """The types of layers that there are in heads."""
 
-ONLY: Mapping[str, Any] = {
+SUPPORTED_VALUES: Mapping[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
 }
 """Entries by which layers that are built otherwise, and cannot be read, are recognised."""
 
 
-def check_only(about: Mapping[str, Any], only: Mapping[str, Any]) -> None:
-    """Raises ``ValueError`` where a configuration says something else than is known."""
-    for name, value in {**ONLY, **only}.items():
+def check_supported(about: Mapping[str, Any], more: Mapping[str, Any]) -> None:
+    """Raises ``ValueError`` where a configuration says something else than is known. more: entries
+    like `SUPPORTED_VALUES`, of one format."""
+    for name, value in {**SUPPORTED_VALUES, **more}.items():
         if about.get(name, value) != value:
             raise ValueError(f"its {name} is {about[name]!r}, and only {value!r} is known")
 
@@ -62,7 +63,7 @@ def _rope(about: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
         raise ValueError("its layers have other rotary positions by their type")
     given = by_type[0] if by_type else given
     kind = given.get("rope_type") or given.get("type") or "default"
-    base = given.get("rope_theta", about.get("rope_theta")) or PLAIN_ROTARY["rope_theta"]
+    base = given.get("rope_theta", about.get("rope_theta")) or DEFAULT_ROPE["rope_theta"]
     turned = given.get("partial_rotary_factor", about.get("partial_rotary_factor"))
     part = {} if turned in (None, 1.0) else {"partial_rotary_factor": turned}
     # "mrope" has a position for each of three axes, which are the same one throughout a text.
@@ -94,7 +95,7 @@ def windows(about: Mapping[str, Any], layers: int) -> list[int]:
     return [window if kind == SLIDING else 0 for kind in kinds]
 
 
-def about_layers(
+def layer_config_dict(
     head: Head, attention: Attention | LatentAttention, inner: int, layers: int = 1
 ) -> dict[str, Any]:
     """Returns the public configuration of a head with ``layers`` layers. inner: width of their
@@ -131,14 +132,14 @@ def about_layers(
     return about
 
 
-def without_derived(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def drop_inv_freq(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns the weights without those that follow from the configuration."""
     return {
         name: value for name, value in weights.items() if not name.endswith("rotary_emb.inv_freq")
     }
 
 
-def own_d2t(weights: dict[str, Tensor], head: Head) -> Tensor:
+def d2t_from_offsets(weights: dict[str, Tensor], head: Head) -> Tensor:
     """Returns the target's tokens for a head's own, from the distances ``d2t`` of a public file,
     and takes these and ``t2d`` from the weights. Raises ``ValueError`` where they do not fit."""
     offsets, mask = weights.pop("d2t", None), weights.pop("t2d", None)
@@ -159,7 +160,7 @@ def own_d2t(weights: dict[str, Tensor], head: Head) -> Tensor:
     return d2t
 
 
-def public_d2t(head: Head) -> dict[str, Tensor]:
+def published_weights(head: Head) -> dict[str, Tensor]:
     """Returns a head's weights with the maps of its tokens as public files have them."""
     weights = dict(head.state_dict())
     d2t = weights.pop("d2t")
@@ -175,13 +176,13 @@ def _known(d2t: Tensor, size: int) -> Tensor:
     return found
 
 
-def knows_all(head: Head) -> bool:
+def has_full_vocab(head: Head) -> bool:
     """Returns whether a head's own tokens are the target's, one by one."""
     all_tokens = torch.arange(head.target.vocab_size, device=head.d2t.device)
     return torch.equal(head.d2t, all_tokens)
 
 
-def renamed(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+def rename_prefixes(weights: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """Returns the weights with other beginnings of their names."""
     found = {}
     for name, value in weights.items():

@@ -16,12 +16,12 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from outpace.draft.base import Setup
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape
 from outpace.heads.decoder import DecoderLayer
-from outpace.heads.layers import Entries, LayerConfig, Norm, Sight
-from outpace.methods.heads.attending import AttendingHead, AttendingHeadDrafter
+from outpace.heads.layers import AttentionContext, KeyValues, LayerConfig, RMSNorm
 from outpace.methods.heads.base import NOISE, TreeHeadOptions
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.heads.decoder_heads import DecoderHead, DecoderHeadDrafter
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
 from outpace.train.teacher import Batch
 
@@ -71,7 +71,7 @@ class S2dConfig(LayerConfig):
         return tuple(range(self.first, self.layers + 1, self.every))
 
 
-class S2d(AttendingHead):
+class S2d(DecoderHead):
     """A small Llama with embeddings and an output matrix of its own, which all parts share.
 
     A token goes through the layers until a part is sure of what follows. Keys and values in the
@@ -94,7 +94,7 @@ class S2d(AttendingHead):
         width = config.width
         self.embed_tokens = nn.Embedding(target.vocab_size, width)
         self.stack = nn.ModuleList(DecoderLayer(width, config) for _ in range(config.layers))
-        self.norm = Norm(width, eps=config.norm_eps)
+        self.norm = RMSNorm(width, eps=config.norm_eps)
         self.lm_head = nn.Linear(width, self.vocabulary, bias=False)
         nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
 
@@ -103,28 +103,32 @@ class S2d(AttendingHead):
         """The target's embeddings, because the tokens come with them; only the tokens are used."""
         return (0,)
 
-    def guide(self, states: Tensor) -> Tensor:
+    def combine_hidden_states(self, states: Tensor) -> Tensor:
         return states[..., :0]
 
-    def begin(self, rows: int) -> Entries:
-        return Entries.of_layers([layer.begin(rows) for layer in self._layers])
+    def begin(self, rows: int) -> KeyValues:
+        return KeyValues.join_layers([layer.begin(rows) for layer in self._layers])
 
     def step(
-        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
-    ) -> tuple[Tensor, Entries]:
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+        shared: SharedModules,
+    ) -> tuple[Tensor, KeyValues]:
         x = self.embed_tokens(tokens)
         settled = torch.zeros_like(tokens, dtype=torch.bool)
-        found, text = [], sight.before.by_layer(len(self.stack))
+        found, text = [], attn_context.before.split_layers(len(self.stack))
         for count, layer in enumerate(self._layers, 1):
             if count > self.exits[0] and bool(settled.all()):
-                found.append(layer.entries(x, sight.positions))
+                found.append(layer.entries(x, attn_context.positions))
                 continue
-            deeper, entries = layer(x, replace(sight, before=text[count - 1]))
+            deeper, entries = layer(x, replace(attn_context, before=text[count - 1]))
             x = torch.where(settled[..., None], x, deeper)
             found.append(entries)
             if count in self.exits[:-1]:
                 settled = settled | self._sure(x)
-        return x, Entries.of_layers(found)
+        return x, KeyValues.join_layers(found)
 
     def parts(self, tokens: Tensor) -> list[Tensor]:
         """Returns the outputs ``[B, T, width]`` of each part, the smallest first, at all places of
@@ -132,12 +136,12 @@ class S2d(AttendingHead):
         rows, length = tokens.shape
         x, found = self.embed_tokens(tokens), []
         for count, layer in enumerate(self._layers, 1):
-            x, _ = layer(x, Sight.of_texts(layer.begin(rows), length))
+            x, _ = layer(x, AttentionContext.causal(layer.begin(rows), length))
             if count in self.exits:
                 found.append(x)
         return found
 
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
         found: Tensor = self.lm_head(self.norm(outputs))
         return found
 
@@ -167,7 +171,7 @@ class S2dRecipe(Recipe):
     It reads nothing but tokens, so that its guess after a token is the same at every depth.
     """
 
-    def __init__(self, head: S2d, shared: Shared) -> None:
+    def __init__(self, head: S2d, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
     def compute_loss(self, batch: Batch) -> LossOutput:
@@ -185,9 +189,9 @@ class S2dRecipe(Recipe):
     def _drafted(self, tokens: Tensor) -> Tensor:
         """What the drafter makes of texts ``[B, T]``."""
         rows, count = tokens.shape
-        guides = tokens.new_empty(rows, count, 0, dtype=self._head.dtype)
-        sight = Sight.of_texts(self._head.begin(rows), count)
-        outputs, _ = self._head.step(guides, tokens, sight, self._shared)
+        features = tokens.new_empty(rows, count, 0, dtype=self._head.dtype)
+        attn_context = AttentionContext.causal(self._head.begin(rows), count)
+        outputs, _ = self._head.step(features, tokens, attn_context, self._shared)
         return outputs
 
 
@@ -203,7 +207,7 @@ class S2dOptions(TreeHeadOptions):
     smallest, 1 with all layers; unset: as it was trained."""
 
 
-class S2dDrafter(AttendingHeadDrafter):
+class S2dDrafter(DecoderHeadDrafter):
     """Drafts with an `S2d`.
 
     Which part guesses is decided from the distributions of the smaller ones before anything is
@@ -222,7 +226,7 @@ class S2dDrafter(AttendingHeadDrafter):
         return head
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """The target itself, if it is a Llama, with weights that are a little off."""
         given, model = loaded.config, cast(Any, loaded.model)
         config = S2dConfig(

@@ -16,22 +16,22 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from outpace.heads.base import Head
-from outpace.heads.checkpoint import Content, Format
-from outpace.heads.folder import Folder
+from outpace.heads.checkpoint import Format, HeadCheckpoint
+from outpace.heads.folder import HeadFolder
 from outpace.methods.heads.dflash import DFlash
 from outpace.methods.heads.dflash2 import ENTRIES as SELECTOR
 from outpace.methods.heads.dflash2 import DFlash2, dflash2_head
 from outpace.methods.heads.dflash_format import ABOUT as DFLASH
-from outpace.methods.heads.dflash_format import about_dflash, dflash_weights
+from outpace.methods.heads.dflash_format import dflash_config_dict, dflash_weights
 from outpace.methods.heads.dspark import DSpark
-from outpace.methods.heads.dspark_format import ENTRIES, about_dspark, dspark_head
+from outpace.methods.heads.dspark_format import ENTRIES, dspark_config_dict, dspark_head
 from outpace.methods.heads.eagle import Eagle, eagle_head
 from outpace.methods.heads.eagle3 import Eagle3
 from outpace.methods.heads.eagle3_format import (
     MASKS,
     NORMS,
     STATES,
-    about_eagle3,
+    eagle3_config_dict,
     eagle3_head,
     eagle3_names,
     eagle3_weights,
@@ -39,11 +39,11 @@ from outpace.methods.heads.eagle3_format import (
 from outpace.methods.heads.markov import GRU
 from outpace.methods.heads.published import (
     LAYERS,
-    about_layers,
-    check_only,
-    knows_all,
-    renamed,
-    without_derived,
+    check_supported,
+    drop_inv_freq,
+    has_full_vocab,
+    layer_config_dict,
+    rename_prefixes,
 )
 
 TYPE, LAYER, ABOUT = "speculators_model_type", "transformer_layer_config", "speculators_config"
@@ -95,7 +95,7 @@ class SpeculatorsFormat(Format):
         return KINDS.get(kind) if isinstance(kind, str) else None
 
     @classmethod
-    def read(cls, folder: Folder, about: Mapping[str, Any]) -> Head:
+    def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
         kind = cls.kind_of(about)
         if kind is None:
             raise folder.unfit(
@@ -122,24 +122,26 @@ class SpeculatorsFormat(Format):
         return folder.fill(head, found)
 
     @classmethod
-    def write(cls, head: Head) -> Content:
+    def write(cls, head: Head) -> HeadCheckpoint:
         if isinstance(head, Eagle3) and head.config.latent:
             raise cls.refuse("holds no heads with latent attention")
         if isinstance(head, Eagle3):
-            return Content(_about_eagle3(head), renamed(eagle3_weights(head), PUBLIC["eagle3"]))
+            return HeadCheckpoint(
+                _about_eagle3(head), rename_prefixes(eagle3_weights(head), PUBLIC["eagle3"])
+            )
         if getattr(head.config, "markov_head_type", None) == GRU:
             raise cls.refuse("holds no Domino heads")
         if isinstance(head, DFlash) and not isinstance(head, DFlash2):
-            return Content(_about_dflash(head), dflash_weights(head))
+            return HeadCheckpoint(_about_dflash(head), dflash_weights(head))
         if not isinstance(head, Eagle):
             raise cls.refuse(f"holds no {head.kind} heads")
-        if head.lm_head is not None or not knows_all(head):
+        if head.lm_head is not None or not has_full_vocab(head):
             raise cls.refuse("holds EAGLE heads that know all tokens only")
         if head.layer.input_layernorm is not None or head.embed_tokens is not None:
             raise cls.refuse("holds EAGLE heads without norms before and embeddings of their own")
-        weights = renamed(head.state_dict(), PUBLIC["eagle"])
+        weights = rename_prefixes(head.state_dict(), PUBLIC["eagle"])
         del weights["d2t"]
-        return Content(_about_eagle(head), weights)
+        return HeadCheckpoint(_about_eagle(head), weights)
 
 
 def _layer(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,8 +166,8 @@ def _eagle(
     about: Mapping[str, Any], weights: Mapping[str, Tensor]
 ) -> tuple[Head, dict[str, Tensor]]:
     """The same."""
-    check_only(about, {"layernorms": False})
-    found = renamed(without_derived(weights), EAGLE)
+    check_supported(about, {"layernorms": False})
+    found = rename_prefixes(drop_inv_freq(weights), EAGLE)
     head = eagle_head(_layer(about), found)
     return head, {**found, "d2t": head.d2t}  # it knows all tokens
 
@@ -188,7 +190,7 @@ def _dflash(
 
 
 def _about_eagle3(head: Eagle3) -> dict[str, Any]:
-    flat = about_eagle3(head)
+    flat = eagle3_config_dict(head)
     layer = "qwen3" if head.config.normed else "llama"
     above = {name: flat.pop(name) for name in ABOVE if name in flat}
     for name in (STATES, MASKS[1], "num_depths"):
@@ -201,7 +203,11 @@ def _about_eagle3(head: Eagle3) -> dict[str, Any]:
 def _about_dflash(head: DFlash) -> dict[str, Any]:
     joined = isinstance(head, DSpark)
     form = SpeculatorsFormat
-    flat = about_dspark(head, form) if isinstance(head, DSpark) else about_dflash(head, form)
+    flat = (
+        dspark_config_dict(head, form)
+        if isinstance(head, DSpark)
+        else dflash_config_dict(head, form)
+    )
     windows, causal = head.config.windows, head.config.causal
     if causal and causal != [bool(window) for window in windows]:
         raise SpeculatorsFormat.refuse("has causal blocks in layers with windows only")
@@ -222,7 +228,7 @@ def _about_dflash(head: DFlash) -> dict[str, Any]:
 
 def _about_eagle(head: Eagle) -> dict[str, Any]:
     layer = head.layer
-    flat = about_layers(head, layer.self_attn, layer.mlp.up_proj.out_features)
+    flat = layer_config_dict(head, layer.self_attn, layer.mlp.up_proj.out_features)
     flat["attention_bias"] = layer.self_attn.q_proj.bias is not None
     above = {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],

@@ -20,17 +20,17 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head, HeadConfig, Shared, TargetShape, config_of
+from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape, parse_config
 from outpace.heads.decoder import DecoderLayer, NormedLayer
-from outpace.heads.layers import LayerConfig, Sight
+from outpace.heads.layers import AttentionContext, LayerConfig
 from outpace.methods.heads.base import (
+    DraftSteps,
     HeadDrafter,
-    TokenWalk,
+    SequentialDraftSteps,
     TrainedDrafter,
     TreeHeadOptions,
-    Walk,
 )
-from outpace.methods.heads.text_cache import WAITING, PrefixTexts
+from outpace.methods.heads.head_kv_cache import MAX_PENDING, PrefixLayerCache
 from outpace.targets.base import Target
 from outpace.targets.hf.weights import pass_bytes
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
@@ -61,7 +61,11 @@ class StateHead(Head):
         """The layer between the target's states and the head, if there is one."""
         if isinstance(config, PrefixConfig) and config.prefix:
             kind = NormedLayer if config.prefix_norm else DecoderLayer
-            self.prefix = kind(target.hidden_size, config_of(LayerConfig, config.prefix_layer))
+            self.prefix = kind(target.hidden_size, parse_config(LayerConfig, config.prefix_layer))
+
+    @property
+    def decoder_layers(self) -> Sequence[nn.Module]:
+        return () if self.prefix is None else (self.prefix,)
 
     def begin_at(self, states: Tensor) -> Tensor:
         """Returns what the guesses start from at each place of texts, ``[B, T, H]``.
@@ -70,11 +74,11 @@ class StateHead(Head):
         """
         if self.prefix is None:
             return states
-        sight = Sight.of_texts(self.prefix.begin(len(states)), states.shape[1])
-        return sight.through([self.prefix], states)[0]
+        attn_context = AttentionContext.causal(self.prefix.begin(len(states)), states.shape[1])
+        return attn_context.through([self.prefix], states)[0]
 
     @torch.no_grad()
-    def begin_from(self, shared_head: Tensor | None) -> None:
+    def init_from_lm_head(self, shared_head: Tensor | None) -> None:
         """The prefix layer begins as the identity."""
         if self.prefix is not None:
             nn.init.zeros_(self.prefix.self_attn.o_proj.weight)
@@ -90,7 +94,7 @@ class StepHead(StateHead):
 
     @abstractmethod
     def step(
-        self, memory: Tensor, tokens: Tensor, depth: int, shared: Shared
+        self, memory: Tensor, tokens: Tensor, depth: int, shared: SharedModules
     ) -> tuple[Tensor, Tensor]:
         """Returns the logits ``[B, W, V']`` of the tokens at a depth, and the memory there.
 
@@ -107,7 +111,7 @@ class StepHead(StateHead):
 class StepRecipe(Recipe):
     """The loss of a `StepHead`: each place starts from the target's state there."""
 
-    def __init__(self, head: StepHead, shared: Shared) -> None:
+    def __init__(self, head: StepHead, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
     def compute_loss(self, batch: Batch) -> LossOutput:
@@ -125,23 +129,23 @@ class StepRecipe(Recipe):
 
 
 @dataclass
-class Seen:
-    """What was read of a row."""
+class LatestState:
+    """The latest state that was read of a row."""
 
     unread: int
     """Tokens of the prompt that are still to come, the last one apart: it is the first root."""
     latest: Tensor | None = None  # [H], what the guesses after the root start from
-    of_prompt: Tensor | None = None  # [H], what this was before the first round
+    after_prompt: Tensor | None = None  # [H], what this was before the first round
 
     def take(self, latest: Tensor) -> None:
         """Takes what the guesses start from now."""
         self.latest = latest
         if self.unread == 0:
-            self.of_prompt = latest
+            self.after_prompt = latest
 
-    def again(self) -> Seen:
+    def again(self) -> LatestState:
         """Returns what is known of another row with the same prompt."""
-        return Seen(0, self.of_prompt, self.of_prompt)
+        return LatestState(0, self.after_prompt, self.after_prompt)
 
 
 class StateDrafter(TrainedDrafter):
@@ -154,18 +158,19 @@ class StateDrafter(TrainedDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._seen = PerRequest(lambda request: Seen(request.length - 1))
+        self._seen = PerRequest(lambda request: LatestState(request.length - 1))
         layer = cast(StateHead, self._head).prefix
-        self._cache: PrefixTexts | None = None if layer is None else PrefixTexts(layer, target.rows)
-        self.cached_layers = () if layer is None else (layer,)
+        self._cache: PrefixLayerCache | None = (
+            None if layer is None else PrefixLayerCache(layer, target.max_rows)
+        )
         if layer is not None:  # it is read once for a draft, whatever the other parts are
             read, depths = pass_bytes(layer), self._head.config.depths
-            self.pass_bytes += read // depths - read // self._head.depths_at_once
+            self.pass_bytes += read // depths - read // self._head.num_parallel_depths
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             parent, known = request.forked_from, request.length - 1
-            new = Seen(known - request.cached_prefix)
+            new = LatestState(known - request.cached_prefix)
             self._seen[request] = new if parent is None else self._seen[parent].again()
             if self._cache is not None:
                 self.begin_row(request, known)
@@ -180,13 +185,13 @@ class StateDrafter(TrainedDrafter):
             if self._cache is not None:
                 row = self._rows[request]
                 self._cache.add(row, new)
-                if seen.unread == 0 or self._cache.waiting(row) > WAITING:
+                if seen.unread == 0 or self._cache.waiting(row) > MAX_PENDING:
                     due.append(request)
             elif len(new):
                 seen.take(new[-1].clone())  # a view would keep the states of the whole pass
-        self.read_up(due)
+        self.flush_pending(due)
 
-    def read_up(self, requests: Sequence[Request]) -> None:
+    def flush_pending(self, requests: Sequence[Request]) -> None:
         waiting = [request for request in requests if self._waits(request)]
         if self._cache is not None and waiting:
             found = self._cache.latest(self._rows.of(waiting))
@@ -200,13 +205,13 @@ class StateDrafter(TrainedDrafter):
         super().end(requests, interrupted)
         self._seen.forget(requests)  # of one that joins again all is read again
 
-    def knows(self, rows: Rows, row: int) -> bool:
+    def can_draft(self, rows: Rows, row: int) -> bool:
         request = rows.requests[row]
         return self._seen[request].latest is not None or self._waits(request)
 
     def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
-        self.read_up(rows.requests)
+        self.flush_pending(rows.requests)
         states = [self._seen[request].latest for request in rows.requests]
         blank = torch.zeros_like(next(state for state in states if state is not None))
         found = torch.stack([blank if state is None else state for state in states])
@@ -224,20 +229,20 @@ class StepHeadDrafter(StateDrafter, HeadDrafter):
         self.head = cast(StepHead, self._head)
 
     @property
-    def deepest(self) -> int:
+    def max_depth(self) -> int:
         return self.head.config.depths
 
-    def walk(self, rows: Rows) -> Walk:
-        return StepWalk(self.head, self._target, self._vocabulary, *self.starts(rows))
+    def draft_steps(self, rows: Rows) -> DraftSteps:
+        return StepHeadDraftSteps(self.head, self._target, self._vocabulary, *self.starts(rows))
 
 
-class StepWalk(TokenWalk):
+class StepHeadDraftSteps(SequentialDraftSteps):
     """The steps of a head through one draft."""
 
     def __init__(
         self,
         head: StepHead,
-        shared: Shared,
+        shared: SharedModules,
         vocabulary: Vocabulary,
         states: Tensor,
         roots: Tensor,

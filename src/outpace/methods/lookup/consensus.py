@@ -12,14 +12,14 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from annotated_types import Ge, Le
 
-from outpace.core.proposal import Capabilities, Drawn, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter, Round, Rows, Setup
-from outpace.draft.guesses import Guess, deterministic_trees
+from outpace.draft.token_trees import TokenTree, deterministic_trees
 from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.methods.lookup.growing_text import GrowingText
 from outpace.methods.lookup.matching import MatchOptions
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 KEPT = 16
 """Groups that are kept while none of their samples is in the batch: more may be waiting."""
@@ -63,7 +63,7 @@ class ConsensusDrafter(Drafter):
     """
 
     name: ClassVar[str] = "consensus"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     capabilities: Capabilities = Capabilities(stateless=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
@@ -82,7 +82,7 @@ class ConsensusDrafter(Drafter):
         return cls(setup.options)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"min_token_span": 1}
 
     def begin(self, requests: Sequence[Request]) -> None:
@@ -114,12 +114,12 @@ class ConsensusDrafter(Drafter):
         for row, request in enumerate(rows.requests):
             self._texts[request].catch_up(rows, row)
 
-    def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
+    def _guess(self, rows: Rows, row: int, budget: int) -> TokenTree:
         if not budget:
-            return Guess()
+            return TokenTree()
         alone = rows.is_reproducible(row)
         votes = self._votes(rows.requests[row], alone)
-        best = Guess()
+        best = TokenTree()
         for length in sorted({vote.agree for vote in votes}, reverse=True):
             if length <= best.score:  # a level promises one token at most
                 break

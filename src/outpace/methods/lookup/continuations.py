@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 from itertools import count
 
-from outpace.draft.guesses import Guess
+from outpace.draft.token_trees import TokenTree
 
 Texts = list[list[int]]
 """Continuations of one context, those first that win ties. A negative entry ends one early."""
 
 
-def likeliest_chain(texts: Texts, nodes: int, least: float = 0.0) -> Guess:
+def likeliest_chain(texts: Texts, nodes: int, least: float = 0.0) -> TokenTree:
     """Returns the chain that goes on with the most frequent token each time.
 
     A node's chance is the product of relative frequencies on its path. least: the chance below
@@ -20,7 +20,7 @@ def likeliest_chain(texts: Texts, nodes: int, least: float = 0.0) -> Guess:
     >>> likeliest_chain([[5, 6], [5, 7], [8, 9]], nodes=2).tokens
     [5, 6]
     """
-    guess, chance = Guess(), 1.0
+    guess, chance = TokenTree(), 1.0
     for depth in range(min(nodes, len(texts[0]) if texts else 0)):
         groups = _grouped(texts, depth)
         if not groups:
@@ -34,13 +34,13 @@ def likeliest_chain(texts: Texts, nodes: int, least: float = 0.0) -> Guess:
     return guess
 
 
-def likeliest_tree(texts: Texts, nodes: int, least: float = 0.0) -> Guess:
+def likeliest_tree(texts: Texts, nodes: int, least: float = 0.0) -> TokenTree:
     """Returns the tree of the most probable nodes, as `likeliest_chain` counts.
 
     >>> likeliest_tree([[5, 6], [5, 7], [8, 9]], nodes=3).parents
     [0, 0, 1]
     """
-    guess, order = Guess(), count()
+    guess, order = TokenTree(), count()
     heap: list[tuple[float, int, int, int, int, Texts]] = []
 
     def offer(texts: Texts, depth: int, parent: int, chance: float) -> None:

@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 from outpace.core.values import shown
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.methods.lookup.continuations import Texts
-from outpace.methods.lookup.occurrences import NOTHING
+from outpace.methods.lookup.occurrences import SEPARATOR
 from outpace.methods.lookup.suffix_order import suffix_order
 from outpace.methods.lookup.table import ENTRIES, NgramTable
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 FORMAT = 1
 DESCRIPTION = "datastore.json"
@@ -55,7 +55,7 @@ def fingerprint_of(tokenizer: Any) -> str:
     return hashlib.sha256(listed).hexdigest()[:32]
 
 
-def identity(target: Loaded) -> tuple[int, str, str | None]:
+def identity(target: LoadedModel) -> tuple[int, str, str | None]:
     """Returns whose tokens a target's are, as `Datastore.of` takes it: how many there are, the
     tokenizer's name and its fingerprint."""
     tokenizer = target.tokenizer
@@ -113,7 +113,7 @@ class Datastore:
         """The table of what mostly follows the n-grams of its texts."""
         if self._table is None:
             ids = self._tokens.astype(np.int64)
-            self._table = NgramTable.of(np.where(ids < self.description.vocabulary, ids, NOTHING))
+            self._table = NgramTable.of(np.where(ids < self.description.vocabulary, ids, SEPARATOR))
         return self._table
 
     def texts(self) -> Iterator[Array]:
@@ -239,7 +239,7 @@ class Datastore:
         return cls(about, tokens, order, starts, table)
 
     @classmethod
-    def for_target(cls, given: Any, loaded: Loaded) -> Datastore:
+    def for_target(cls, given: Any, loaded: LoadedModel) -> Datastore:
         """Returns a datastore, which may be given as its folder, for a target with its tokens.
 
         Raises ``ConfigError`` for what is no datastore, and ``VocabularyMismatch``.
@@ -290,7 +290,7 @@ class Datastore:
         return found, low
 
     def continuations(self, found: range, match: int, most: int, length: int) -> Texts:
-        """Returns what follows at some of these places, `NOTHING` where a text has ended before.
+        """Returns what follows at some of these places, `SEPARATOR` where a text has ended before.
 
         match: tokens that matched; most: places that are looked at, evenly in their order; length:
         tokens of each continuation.
@@ -300,7 +300,7 @@ class Datastore:
         places = self._order[chosen].astype(np.int64) + match
         index = (places[:, None] + np.arange(length)).clip(max=len(self._tokens) - 1)
         texts = self._tokens[index].astype(np.int64)
-        texts[texts == self.description.vocabulary] = NOTHING
+        texts[texts == self.description.vocabulary] = SEPARATOR
         listed: Texts = texts.tolist()
         return listed
 

@@ -12,14 +12,14 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options
-from outpace.core.proposal import Capabilities, Drawn, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import is_whole
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.guesses import Guess, deterministic_trees
+from outpace.draft.token_trees import TokenTree, deterministic_trees
 from outpace.errors import ConfigError
 from outpace.methods.lookup.prediction import Predictions
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 LONGEST = 64
 """Tokens that a look-up may compare: each size costs a table entry per token of the text, and texts
@@ -93,7 +93,7 @@ class NgramDrafter(Drafter):
     """
 
     name: ClassVar[str] = "ngram"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     capabilities: Capabilities = Capabilities(stateless=True, takes_predictions=True)
     Options: ClassVar[type[Any]] = NgramOptions
 
@@ -130,7 +130,7 @@ class NgramDrafter(Drafter):
         return cls(setup.options)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"prompt_lookup_min": 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
@@ -139,6 +139,6 @@ class NgramDrafter(Drafter):
             index = self._texts[request]
             index.learn(rows.since(row, index.read))
             predicted = self._predictions.guess(rows, row, budget)
-            found = Guess.chain(index.follow(budget) if len(predicted) < budget else [])
+            found = TokenTree.chain(index.follow(budget) if len(predicted) < budget else [])
             guesses.append(max(predicted, found, key=len))
         return deterministic_trees(guesses, rows.seeds.device)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-NOTHING = -1
+SEPARATOR = -1
 """Stands between texts and after the last one; no token is equal to it."""
 
 LOOKED_AT = 2048
@@ -35,7 +35,7 @@ class Occurrences:
         self._first = reach  # the number of the first token that is kept; numbers are never reused
         self._end = reach
         self._shift = 0  # the number of the buffer's first entry
-        self._buffer = np.full(4 * reach + 2 * MARGIN, NOTHING, np.int32)
+        self._buffer = np.full(4 * reach + 2 * MARGIN, SEPARATOR, np.int32)
         self._places: dict[int, array[int]] = {}
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class Occurrences:
         return self._end
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Appends tokens; `NOTHING` among them separates texts."""
+        """Appends tokens; `SEPARATOR` among them separates texts."""
         self._make_room(len(tokens))
         begin = self._end - self._shift
         self._buffer[begin : begin + len(tokens)] = tokens
@@ -55,7 +55,7 @@ class Occurrences:
         for place, token in enumerate(tokens, self._end):
             if token in places:
                 places[token].append(place)
-            elif token != NOTHING:
+            elif token != SEPARATOR:
                 places[token] = array("q", (place,))
         self._end += len(tokens)
 
@@ -63,13 +63,13 @@ class Occurrences:
         """Drops the oldest tokens."""
         begin = self._first - self._shift
         for token in self._buffer[begin : begin + count].tolist():
-            if token == NOTHING:
+            if token == SEPARATOR:
                 continue
             places = self._places[token]
             del places[0]
             if not places:
                 del self._places[token]
-        self._buffer[begin : begin + count] = NOTHING
+        self._buffer[begin : begin + count] = SEPARATOR
         self._first += count
 
     def tokens(self, start: int, stop: int) -> list[int]:
@@ -102,7 +102,7 @@ class Occurrences:
         return follow, agree
 
     def continuations(self, places: NDArray[np.int64], length: int) -> list[list[int]]:
-        """Returns the tokens from each place on, `NOTHING` where a text has ended before."""
+        """Returns the tokens from each place on, `SEPARATOR` where a text has ended before."""
         index = places[:, None] + (np.arange(min(length, MARGIN)) - self._shift)
         found: list[list[int]] = self._buffer[index].tolist()
         return found
@@ -124,7 +124,7 @@ class Occurrences:
             return
         kept = self._buffer[self._first - self._shift : self._end - self._shift]
         size = max(len(self._buffer), 2 * (self.reach + len(kept) + count + MARGIN))
-        buffer = np.full(size, NOTHING, np.int32)
+        buffer = np.full(size, SEPARATOR, np.int32)
         buffer[self.reach : self.reach + len(kept)] = kept
         self._buffer, self._shift = buffer, self._first - self.reach
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
-from outpace.methods.lookup.occurrences import NOTHING, Occurrences
+from outpace.methods.lookup.occurrences import SEPARATOR, Occurrences
 
 
 class PastTexts:
@@ -36,7 +36,7 @@ class PastTexts:
         self._changing = True
         while self._is_full(len(text) + 1):
             self._drop_oldest()
-        self._append([*text, NOTHING])
+        self._append([*text, SEPARATOR])
         self._changing = False
 
     def texts(self) -> Iterator[list[int]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outpace.core.request import PerRequest
 from outpace.draft.base import Rows
-from outpace.draft.guesses import Guess
+from outpace.draft.token_trees import TokenTree
 from outpace.methods.lookup.occurrences import Occurrences
 
 REACH = 16
@@ -56,10 +56,10 @@ class Prediction:
             best = places[agree == self._agree].tolist()
             self._at = min(best, key=lambda at: (at == refuted, at < old, abs(at - old)))
 
-    def guess(self, budget: int) -> Guess:
+    def guess(self, budget: int) -> TokenTree:
         """Returns what comes next as it was predicted; nothing where the text is another one."""
         tokens = self._from(self._at, min(budget, TRUST * self._agree))
-        chain = Guess.chain(tokens)
+        chain = TokenTree.chain(tokens)
         chain.chances, chain.predicted = [1.0] * len(tokens), True
         agree = [self._agree + place for place in range(len(tokens))]
         chain.confidence = [tokens / (tokens + 2) for tokens in agree]
@@ -81,10 +81,10 @@ class Predictions:
             text = self._texts[rows.requests[row]]
             text.follow(rows.since(row, len(rows.history.prompts[row]) + text.read))
 
-    def guess(self, rows: Rows, row: int, budget: int) -> Guess:
+    def guess(self, rows: Rows, row: int, budget: int) -> TokenTree:
         """Returns what comes next in a row as it was predicted, at most ``budget`` tokens."""
         request = rows.requests[row]
         if not request.prediction:
-            return Guess()
+            return TokenTree()
         self.catch_up(rows, row)
         return self._texts[request].guess(budget)

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.core.options import Options, Reads
-from outpace.core.proposal import Capabilities, Deterministic, Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, Deterministic, DraftSampling, Needs, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded, to_device
-from outpace.core.trees.tree_shape import TreeShape
+from outpace.core.trees.tree_shape import MAX_SIBLINGS, TreeShape
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.branching import checked_branching, shape_of
 from outpace.draft.ngrams import NgramPool
@@ -28,10 +28,7 @@ from outpace.errors import ConfigError
 from outpace.methods.lookup.datastore import Datastore, identity, read_datastore
 from outpace.methods.lookup.specimen import own_texts
 from outpace.methods.lookup.table import NgramTable
-from outpace.targets.hf.loading.loaded import Loaded
-
-CANDIDATES = 4
-"""Successors of a token that are kept where the tree is grown: such trees have no fifth sibling."""
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 Successors = Callable[[int], Sequence[int]]
 """Returns the tokens that may follow a token, the most likely one first."""
@@ -104,7 +101,7 @@ class RecyclingDrafter(Drafter):
     """
 
     name: ClassVar[str] = "recycling"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     capabilities: Capabilities = Capabilities(stateless=True, saves=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
@@ -117,16 +114,16 @@ class RecyclingDrafter(Drafter):
         device: torch.device,
         shape: TreeShape | None = None,
         datastore: Datastore | None = None,
-        target: Loaded | None = None,
+        target: LoadedModel | None = None,
     ) -> None:
-        """vocabulary: rows of the target's head; device: where rounds are played; shape: None for
-        what `Rows.shape` says; target: the model whose tokens they are, without which nothing can
-        be saved."""
+        """vocabulary: rows of the target's head; device: where rounds are run; shape: None for what
+        `Rows.shape` says; target: the model whose tokens they are, without which nothing can be
+        saved."""
         table = None if datastore is None else datastore.table
         self._target, self._table = target, table
         self.shape = shape
         self.capabilities = replace(self.capabilities, any_shape=shape is None)
-        self._candidates = min(vocabulary, CANDIDATES if shape is None else shape.most_siblings)
+        self._candidates = min(vocabulary, MAX_SIBLINGS if shape is None else shape.max_siblings)
         self._matrix = _Matrix(vocabulary, self._candidates, table)
         self._stored = None if table is None else _Matrix(vocabulary, self._candidates, table)
         self._own = PerRequest(lambda request: NgramPool(2, self._candidates))
@@ -141,7 +138,7 @@ class RecyclingDrafter(Drafter):
         return cls(vocabulary, setup.target.device, shape, datastore, setup.loaded)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"datastore": own_texts(loaded).without_texts()}
 
     def begin(self, requests: Sequence[Request]) -> None:
@@ -163,7 +160,7 @@ class RecyclingDrafter(Drafter):
         return Proposal(padded(drafts, device), tree, counts, Deterministic())
 
     def observe(self, round: Round) -> None:
-        round = round.played
+        round = round.scored
         if round.probs is None:
             return
         top = round.probs.topk(self._candidates, -1)

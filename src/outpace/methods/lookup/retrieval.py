@@ -12,17 +12,17 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.options import Reads
-from outpace.core.proposal import Capabilities, Drawn, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
-from outpace.draft.guesses import Guess, deterministic_trees
+from outpace.draft.token_trees import TokenTree, deterministic_trees
 from outpace.errors import ConfigError
 from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.methods.lookup.datastore import DEPTH, Datastore, read_datastore
 from outpace.methods.lookup.matching import MatchOptions
 from outpace.methods.lookup.specimen import own_texts
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
-COUNTED = 256
+MAX_CONTINUATIONS = 256
 """Places whose continuations are counted: of more, as many evenly from their order."""
 
 REACH = 16
@@ -47,7 +47,7 @@ class RetrievalDrafter(Drafter):
     """
 
     name: ClassVar[str] = "retrieval"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     capabilities: Capabilities = Capabilities(stateless=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
@@ -71,24 +71,24 @@ class RetrievalDrafter(Drafter):
         return cls(datastore, options)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"datastore": own_texts(loaded), "min_token_span": 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]
         return deterministic_trees(guesses, rows.seeds.device)
 
-    def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
+    def _guess(self, rows: Rows, row: int, budget: int) -> TokenTree:
         options = self._options
         if not budget:
-            return Guess()
+            return TokenTree()
         context = rows.since(row, max(0, rows.lengths[row] - options.max_token_span))
         found, match = self.datastore.matches(
             context, options.min_token_span, options.max_token_span
         )
         if not found:
-            return Guess()
-        texts = self.datastore.continuations(found, match, COUNTED, min(budget, REACH))
+            return TokenTree()
+        texts = self.datastore.continuations(found, match, MAX_CONTINUATIONS, min(budget, REACH))
         grow = likeliest_tree if options.tree else likeliest_chain
         return grow(texts, budget, options.min_token_prob)
 

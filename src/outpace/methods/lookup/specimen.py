@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from outpace.methods.lookup.datastore import Datastore
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.plain import of_texts
 
 
-def own_texts(loaded: Loaded) -> Datastore:
+def own_texts(loaded: LoadedModel) -> Datastore:
     """Returns a datastore of what the target itself writes after two tokens."""
     vocabulary = loaded.vocabulary
     first = torch.arange(min(64, vocabulary), device=loaded.device)

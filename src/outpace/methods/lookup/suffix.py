@@ -14,10 +14,10 @@ import numpy as np
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options, Reads
-from outpace.core.proposal import Capabilities, Drawn, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Drafter, Round, Rows, Setup
-from outpace.draft.guesses import Guess, deterministic_trees, merged
+from outpace.draft.token_trees import TokenTree, deterministic_trees, merged
 from outpace.errors import ConfigError
 from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.methods.lookup.datastore import Datastore, identity, read_datastore
@@ -28,9 +28,9 @@ from outpace.methods.lookup.past import PastTexts
 from outpace.methods.lookup.prediction import Predictions
 from outpace.methods.lookup.specimen import own_texts
 from outpace.methods.lookup.table import NgramTable
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
-COUNTED = 64
+MAX_CONTINUATIONS = 64
 """Places, the latest ones, whose continuations are counted."""
 
 LEAST = 0.2
@@ -74,17 +74,17 @@ class SuffixDrafter(Drafter):
     """
 
     name: ClassVar[str] = "suffix"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     capabilities: Capabilities = Capabilities(stateless=True, takes_predictions=True, saves=True)
     default_rule: ClassVar[str] = "match"
     Options: ClassVar[type[Any]] = SuffixOptions
-    longest: int = 16
+    max_draft_tokens: int = 16
 
     def __init__(
         self,
         options: SuffixOptions,
         datastore: Datastore | None = None,
-        target: Loaded | None = None,
+        target: LoadedModel | None = None,
     ) -> None:
         """target: the model whose tokens they are, without which nothing can be saved."""
         self.trees = options.tree
@@ -107,7 +107,7 @@ class SuffixDrafter(Drafter):
         return cls(setup.options, datastore, setup.loaded)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         known = own_texts(loaded).without_texts()
         return {"tree": True, "suffix_decoding_max_spec_factor": 4.0, "datastore": known}
 
@@ -135,16 +135,16 @@ class SuffixDrafter(Drafter):
             self._texts[request].catch_up(round.rows, row)
             self._predictions.catch_up(round.rows, row)
 
-    def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
+    def _guess(self, rows: Rows, row: int, budget: int) -> TokenTree:
         if not budget:
-            return Guess()
+            return TokenTree()
         predicted = self._predictions.guess(rows, row, budget)
         if len(predicted) == budget:
             return predicted
         found = self._found(rows, row, budget)
         return predicted if predicted and predicted.score >= found.score else found
 
-    def _found(self, rows: Rows, row: int, budget: int) -> Guess:
+    def _found(self, rows: Rows, row: int, budget: int) -> TokenTree:
         """Returns the most promising draft of the row's own text and those of others."""
         text = self._texts[rows.requests[row]]
         text.catch_up(rows, row)
@@ -159,24 +159,30 @@ class SuffixDrafter(Drafter):
             return found
         return self._with(self._datastore, found, context, budget)
 
-    def _with(self, store: Datastore, found: Guess, context: list[int], budget: int) -> Guess:
+    def _with(
+        self, store: Datastore, found: TokenTree, context: list[int], budget: int
+    ) -> TokenTree:
         """Returns what a datastore makes of what was found elsewhere."""
         places, length = store.matches(context, 1, self._depth)
         if len(places):
             nodes = min(budget, int(length * self._options.suffix_decoding_max_spec_factor))
-            texts = store.continuations(places, length, COUNTED, nodes)
+            texts = store.continuations(places, length, MAX_CONTINUATIONS, nodes)
             stored = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
             stored.confidence = _confidences(stored, length)
             found = max(found, stored, key=lambda guess: guess.score)
         if self.trees:
-            return merged([found, self._likelier(store.table, Guess(), context, budget)], budget)
+            return merged(
+                [found, self._likelier(store.table, TokenTree(), context, budget)], budget
+            )
         return self._likelier(store.table, found, context, budget)
 
-    def _likelier(self, table: NgramTable, match: Guess, context: list[int], nodes: int) -> Guess:
+    def _likelier(
+        self, table: NgramTable, match: TokenTree, context: list[int], nodes: int
+    ) -> TokenTree:
         """Returns the chain in which each token is the match's or the table's, whichever is surer;
         the table's alone once the chain has left the match, or gone past its end."""
         least = max(LEAST, self._options.suffix_decoding_min_token_prob)
-        chain, chance, text = Guess(), 1.0, list(context)
+        chain, chance, text = TokenTree(), 1.0, list(context)
         following = list(zip(match.tokens, match.confidence, strict=True))
         for place in range(nodes):
             token, sure = table.after(text) or (-1, 0.0)
@@ -194,15 +200,15 @@ class SuffixDrafter(Drafter):
             text.append(token)
         return chain
 
-    def _best(self, where: Occurrences, context: list[int], budget: int) -> tuple[Guess, int]:
+    def _best(self, where: Occurrences, context: list[int], budget: int) -> tuple[TokenTree, int]:
         """Returns the most promising draft and a place that it was found at."""
-        best, at = Guess(), 0
+        best, at = TokenTree(), 0
         places, agree = where.matches(context)
         for length in np.bincount(agree).nonzero()[0][::-1].tolist():
             nodes = min(budget, int(length * self._options.suffix_decoding_max_spec_factor))
             if nodes <= best.score:  # a token promises one at most
                 break
-            found = places[agree >= length][:COUNTED]
+            found = places[agree >= length][:MAX_CONTINUATIONS]
             texts = where.continuations(found, nodes)
             guess = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
             if guess.score > best.score:
@@ -240,11 +246,11 @@ class SuffixDrafter(Drafter):
         return texts + self.past.occurrences.nbytes + known
 
 
-def _confidences(guess: Guess, matched: int) -> list[float]:
+def _confidences(guess: TokenTree, matched: int) -> list[float]:
     """How sure a match of n tokens is of each token that it drafts: the more often the token came
     next, and the longer the match is, to which the draft before it belongs.
 
-    >>> _confidences(Guess([5, 6], [0, 1], chances=[1.0, 0.5]), 2)
+    >>> _confidences(TokenTree([5, 6], [0, 1], chances=[1.0, 0.5]), 2)
     [0.5, 0.3]
     """
     before = [1.0, *guess.chances]

@@ -13,9 +13,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from outpace.core.request import Media, MultiModalPrompt
+from outpace.core.request import MultiModalInputs, MultiModalPrompt
 from outpace.errors import ConfigError, OutpaceError, PromptError
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.vision.processor import mark_of, prepare_alike, prepared
 from outpace.targets.hf.vision.prompt import ImagePrompt, read_prompt
 
@@ -23,7 +23,7 @@ REMEDY = "give the text and its images to LLM, or set 'images' of the drafter to
 
 
 @dataclass(eq=False)
-class ShownPrompt:
+class DraftImagePrompt:
     """A prompt with images in a draft model's own tokens; several rows may have the same."""
 
     token_ids: Sequence[int]
@@ -55,7 +55,7 @@ class ImageAccess:
     """
 
     def __init__(
-        self, target: Loaded, drafter: Loaded, wanted: object, same_tokens: bool = True
+        self, target: LoadedModel, drafter: LoadedModel, wanted: object, same_tokens: bool = True
     ) -> None:
         """wanted: the option ``images``. same_tokens: whether the two have the same tokens. Raises
         ``ConfigError`` where images have to be shown and cannot."""
@@ -75,7 +75,9 @@ class ImageAccess:
         self.hidden = frozenset() if self._shares else target.placeholders
         """Tokens of the target that are left out of texts."""
 
-    def of(self, token_ids: Sequence[int], media: Media | None) -> ShownPrompt | None:
+    def of(
+        self, token_ids: Sequence[int], media: MultiModalInputs | None
+    ) -> DraftImagePrompt | None:
         """Returns the prompt that a text begins with as the model is shown it; None where there is
         nothing to see, or where it is not shown.
 
@@ -91,9 +93,9 @@ class ImageAccess:
         try:
             return self._checked(self._prepared(media))
         except PromptError as error:
-            return self._refused(ShownPrompt((), media.tokens), error)
+            return self._refused(DraftImagePrompt((), media.tokens), error)
 
-    def _shared(self, token_ids: Sequence[int], media: Media) -> ShownPrompt:
+    def _shared(self, token_ids: Sequence[int], media: MultiModalInputs) -> DraftImagePrompt:
         """The target's own tokens and pixels, without tokens that the model does not have."""
         model: Any = self._drafter.model
         names = inspect.signature(model.forward).parameters
@@ -103,9 +105,9 @@ class ImageAccess:
         known = {name: value for name, value in inputs.items() if name in names}
         if len(kept) < len(token_ids):
             known = {name: _some(value, len(token_ids), kept) for name, value in known.items()}
-        return ShownPrompt([token_ids[place] for place in kept], media.tokens, known)
+        return DraftImagePrompt([token_ids[place] for place in kept], media.tokens, known)
 
-    def _prepared(self, media: Media) -> ShownPrompt:
+    def _prepared(self, media: MultiModalInputs) -> DraftImagePrompt:
         """What the model's own processor makes of text and images; ``PromptError`` where it makes
         nothing, or is given only what another one has made."""
         given = media.given
@@ -120,9 +122,9 @@ class ImageAccess:
         made = prepared(self._drafter.processor, self._drafter.name, again)
         made.pop("attention_mask", None)
         ids = made.pop("input_ids")[0].tolist()
-        return ShownPrompt(ids, media.tokens, made)
+        return DraftImagePrompt(ids, media.tokens, made)
 
-    def _checked(self, prompt: ShownPrompt) -> ShownPrompt | None:
+    def _checked(self, prompt: DraftImagePrompt) -> DraftImagePrompt | None:
         """A prompt, unless nothing of it is left after its last image."""
         ends = not prompt.token_ids or prompt.token_ids[-1] in self.own_placeholders
         if not ends:
@@ -130,7 +132,7 @@ class ImageAccess:
         text = f"{self._drafter.name} knows no token after the last image of this prompt: {REMEDY}."
         return self._refused(prompt, PromptError(text))
 
-    def _refused(self, prompt: ShownPrompt, error: PromptError) -> ShownPrompt | None:
+    def _refused(self, prompt: DraftImagePrompt, error: PromptError) -> DraftImagePrompt | None:
         return replace(prompt, error=error) if self.required else None
 
     def _why_not(self) -> str:

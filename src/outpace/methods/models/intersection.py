@@ -15,20 +15,20 @@ from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.draft.vocabulary import Vocabulary
-from outpace.methods.models.foreign import ForeignModel
+from outpace.methods.models.cross_tokenizer import CrossTokenizerModel
 from outpace.methods.models.images import ImageAccess
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.runner import Runner
 
 
-class IntersectionModel(ForeignModel):
+class IntersectionModel(CrossTokenizerModel):
     """Draws each token from the model's distribution over the shared tokens, under the request's
     own options."""
 
     def __init__(
         self,
-        target: Loaded,
-        drafter: Loaded,
+        target: LoadedModel,
+        drafter: LoadedModel,
         runner: Runner,
         images: ImageAccess,
         shared: Vocabulary,

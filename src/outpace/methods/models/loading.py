@@ -13,7 +13,7 @@ from outpace.errors import ConfigError
 from outpace.methods.models.options import DraftModelOptions
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.loading.load import load_drafter
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 OF_LOADING = ("dtype", "device", "quantization", "lora", "trust_remote_code")
 """Options that say how to load a draft model, and mean nothing to a loaded one."""
@@ -21,11 +21,11 @@ OF_LOADING = ("dtype", "device", "quantization", "lora", "trust_remote_code")
 
 def load_draft_model(
     options: DraftModelOptions,
-    target: Loaded,
+    target: LoadedModel,
     kernels: Kernels = "auto",
     compiled: bool = False,
     progress: Progress = silent,
-) -> Loaded:
+) -> LoadedModel:
     """Returns the draft model that a user's options ask for, with a target.
 
     kernels: those of the target, which it has as well unless it learns or its weights are rounded
@@ -53,10 +53,10 @@ def load_draft_model(
     )
 
 
-def own_copy(model: Any) -> Any:
+def trainable_copy(model: Any) -> Any:
     """Returns a model that was handed over as another object, whose weights may be changed; a path
     as it is. ``ConfigError`` for weights that cannot learn."""
-    if isinstance(model, Loaded):
+    if isinstance(model, LoadedModel):
         if model.packed or model.quantization or model.cpu_kernels not in (None, "off"):
             raise ConfigError(
                 f"the weights of {model.name} are laid out for drafting and cannot learn: name its "

@@ -11,7 +11,7 @@ from annotated_types import Ge
 from outpace.core.options import Reads
 from outpace.core.values import folder
 from outpace.errors import ConfigError
-from outpace.heads.checkpoint import kind_in
+from outpace.heads.checkpoint import find_head_kind
 from outpace.methods.online.options import WeightsOptions
 from outpace.targets.hf.loading.loaded import check_model
 from outpace.targets.hf.loading.source import check_path
@@ -22,7 +22,7 @@ AUTO, SAME, INTERSECTION, TEXT = "auto", "same", "intersection", "text"
 
 def draft_model(name: str, value: Any) -> Any:
     """Returns what may be given as a draft model: a folder, a hub name, or one that is loaded."""
-    if (kind := kind_in(value)) is not None:
+    if (kind := find_head_kind(value)) is not None:
         raise ConfigError(
             f"{str(value)!r} holds a trained head and no draft model: use it with the method "
             f"{kind!r}."

@@ -13,7 +13,7 @@ import torch
 
 from outpace.core.token_bytes import byte_level, named_byte
 from outpace.draft.vocabulary import Vocabulary
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 SPACE_OF_BYTES = "\u0120"
 SPACE_OF_PIECES = "\u2581"
@@ -59,7 +59,7 @@ def _of_pieces(token: str) -> bytes:
     return named_byte(token) or token.replace(SPACE_OF_PIECES, " ").encode()
 
 
-def shared_tokens(target: Loaded, drafter: Loaded, device: torch.device) -> Vocabulary:
+def shared_tokens(target: LoadedModel, drafter: LoadedModel, device: torch.device) -> Vocabulary:
     """Returns the map between the tokens that spell the same, and those that end a text.
 
     Of several that spell the same in one vocabulary, the first counts that is not the name of a
@@ -76,7 +76,7 @@ def shared_tokens(target: Loaded, drafter: Loaded, device: torch.device) -> Voca
     return Vocabulary(target_ids, target.vocabulary, own_ids)
 
 
-def _by_spelling(model: Loaded) -> dict[bytes, int]:
+def _by_spelling(model: LoadedModel) -> dict[bytes, int]:
     written = {number: text for text, number in model.tokenizer.get_vocab().items()}
     found: dict[bytes, int] = {}
     for number, spelt in spellings(model.tokenizer).items():
@@ -86,7 +86,7 @@ def _by_spelling(model: Loaded) -> dict[bytes, int]:
     return found
 
 
-def coverage(target: Loaded, shared: Vocabulary) -> float:
+def coverage(target: LoadedModel, shared: Vocabulary) -> float:
     """Returns about which share of a text's tokens are shared ones.
 
     Tokenizers number their tokens by how frequent they were in training. So the tokens of two

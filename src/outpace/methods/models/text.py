@@ -10,35 +10,37 @@ from dataclasses import replace
 
 import torch
 
-from outpace.core.proposal import Capabilities, Drawn, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.vocabulary import Vocabulary
-from outpace.methods.models.foreign import ForeignModel
+from outpace.methods.models.cross_tokenizer import CrossTokenizerModel
 from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.spelling import special_ids
 from outpace.methods.models.translation import continuation, spoken
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.runner import Runner
 
 CONTEXT = 8
 """Tokens before the draft that are decoded with it: what one says may depend on those before it."""
 
 
-class TextModel(ForeignModel):
+class StringMatchModel(CrossTokenizerModel):
     """Continues the text greedily in its own tokens; what it says is cut into the target's.
 
     The distribution of such tokens is unknown. They are fixed, not drawn.
     """
 
     # There are no distributions to end chains by.
-    capabilities: Capabilities = replace(ForeignModel.capabilities, ends_chains=False)
+    capabilities: Capabilities = replace(
+        CrossTokenizerModel.capabilities, supports_early_stop=False
+    )
 
     def __init__(
-        self, target: Loaded, drafter: Loaded, runner: Runner, images: ImageAccess
+        self, target: LoadedModel, drafter: LoadedModel, runner: Runner, images: ImageAccess
     ) -> None:
         super().__init__(target, drafter, runner, images)
-        self.draws = frozenset({Drawn.DETERMINISTIC})
+        self.sampling_kinds = frozenset({DraftSampling.DETERMINISTIC})
         own = drafter.vocabulary
         self._vocabulary = Vocabulary.shared(own, own, runner.device)
         self._special = special_ids(target.tokenizer)

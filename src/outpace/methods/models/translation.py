@@ -7,7 +7,7 @@ from typing import Any
 
 from outpace.core.clean_up import cleaner_of
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
-from outpace.methods.models.own_text import OwnText
+from outpace.methods.models.draft_text import DraftText
 
 TAIL = 128
 """Characters at the end of a text that are tokenised anew each time, at least: a new character
@@ -21,7 +21,7 @@ ANCHORS = ("\n", ".", "a")
 out first: at the beginning of a text, tokenizers add spaces or tokens of their own."""
 
 
-class Translation(OwnText):
+class RetokenizedText(DraftText):
     """One text in the drafter's tokens, from the target's.
 
     Text is cut into tokens anew where it grows, so that the drafter reads what its own tokenizer
@@ -105,10 +105,10 @@ def spoken(tokenizer: Any, before: Sequence[int], tokens: Sequence[int]) -> str:
     return text[len(known) :].rstrip(UNFINISHED)
 
 
-def in_common(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix_len(one: Sequence[int], other: Sequence[int]) -> int:
     """Returns how many tokens two texts begin with alike.
 
-    >>> in_common([5, 6, 7], [5, 6, 8, 9])
+    >>> common_prefix_len([5, 6, 7], [5, 6, 8, 9])
     2
     """
     for at, (mine, yours) in enumerate(zip(one, other, strict=False)):

@@ -10,20 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from outpace.core.proposal import Capabilities, Deterministic, Drawn, Proposal
+from outpace.core.proposal import Capabilities, Deterministic, DraftSampling, Proposal
 from outpace.core.transfer import to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import TreeOptions, shape_of
-from outpace.draft.dynamic import NODES, Growth
+from outpace.draft.dynamic import MAX_DYNAMIC_NODES, Growth
 from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
-from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.draft_model import DraftModel
 from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
-from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
+from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
 from outpace.targets.hf.runner import Runner
 
 
@@ -58,9 +58,9 @@ class DraftTree(DraftModel):
     """
 
     name: ClassVar[str] = "draft_tree"
-    draws: frozenset[Drawn] = frozenset({Drawn.WITHOUT})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.WITHOUT_REPLACEMENT})
     trees: bool = True
-    capabilities: Capabilities = replace(DraftModel.capabilities, ends_chains=False)
+    capabilities: Capabilities = replace(DraftModel.capabilities, supports_early_stop=False)
     Options: ClassVar[type[Any]] = DraftTreeOptions
     default_rule: ClassVar[str] = "recursive"
     _growth: Growth | None = None
@@ -68,7 +68,7 @@ class DraftTree(DraftModel):
 
     def __init__(
         self,
-        drafter: Loaded,
+        drafter: LoadedModel,
         runner: Runner,
         vocabulary: int,
         images: ImageAccess,
@@ -83,14 +83,17 @@ class DraftTree(DraftModel):
         left_open = shape is None and growth is None
         self.capabilities = replace(self.capabilities, any_shape=left_open)
         self._with_replacement = with_replacement
-        self.draws = frozenset({Drawn.IID if with_replacement else Drawn.WITHOUT})
+        self.sampling_kinds = frozenset(
+            {DraftSampling.IID if with_replacement else DraftSampling.WITHOUT_REPLACEMENT}
+        )
         if growth is not None:
-            self.draws, self.longest = frozenset({Drawn.DETERMINISTIC}), NODES
+            self.sampling_kinds = frozenset({DraftSampling.DETERMINISTIC})
+            self.max_draft_tokens = MAX_DYNAMIC_NODES
             # No draft is longer than what a window leaves free for it.
             self._growth = Growth(growth.top_k, min(growth.depth, self._reserve))
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         return cls.default_rule if options.growth is None else "match"
 
     @classmethod
@@ -109,7 +112,7 @@ class DraftTree(DraftModel):
         return None
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {**super().specimen(loaded), "branching": [2, 1, 1]}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
@@ -128,11 +131,11 @@ class DraftTree(DraftModel):
             plan,
             rows,
             logits,
-            self._deeper,
+            self._next_logits,
             random_stream=self.random_stream,
             with_replacement=self._with_replacement,
         )
-        counts = rows.pipeline.silenced(counts)
+        counts = rows.pipeline.limit_draft_counts(counts)
         return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
     def _grown(self, rows: Rows, budgets: Sequence[int], growth: Growth) -> Proposal:
@@ -142,7 +145,7 @@ class DraftTree(DraftModel):
             return Proposal.empty(len(rows), rows.seeds.device)
         self._make_all_room(budgets)
         logits = self._catch_up([budget > 0 for budget in budgets])
-        return growth(rows, logits, self._deeper, budgets)
+        return growth(rows, logits, self._next_logits, budgets)
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
         """A chain, with a distribution that says how its tokens, had they any siblings, would be

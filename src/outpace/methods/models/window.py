@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.core.trees.tree_shape import LARGEST
+from outpace.core.trees.tree_shape import MAX_TREE_NODES
 
 LEAST, SHARE = 64, 8
 """Slots of a context that are kept free for drafts: LEAST, or one in SHARE if that is more."""
@@ -15,15 +15,15 @@ def reserve(context: int) -> int:
     >>> [reserve(context) for context in (16, 256, 1024, 32_768)]
     [8, 64, 128, 256]
     """
-    return min(max(LEAST, context // SHARE), context // 2, LARGEST)
+    return min(max(LEAST, context // SHARE), context // 2, MAX_TREE_NODES)
 
 
-def begin_of(length: int, context: int) -> int:
+def window_start(length: int, context: int) -> int:
     """Returns the first token that is read of a text of this length: 0 as long as the text and a
     draft fit into the context. After that it moves on by half of what the text may take, each time
     that this is full.
 
-    >>> [begin_of(length, 256) for length in (192, 193, 288, 289)]
+    >>> [window_start(length, 256) for length in (192, 193, 288, 289)]
     [0, 96, 96, 192]
     """
     most = context - reserve(context)

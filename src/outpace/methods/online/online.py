@@ -68,10 +68,10 @@ class Online(Drafter):
         self.losses: deque[float] = deque(maxlen=LOSSES)
         """The losses of the latest updates, each before its update."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
-        self.name, self.draws, self.trees = inner.name, inner.draws, inner.trees  # type: ignore[misc]
+        self.name, self.sampling_kinds, self.trees = inner.name, inner.sampling_kinds, inner.trees  # type: ignore[misc]
         self.needs = replace(inner.needs, probs=True)
-        self.longest, self.shape = inner.longest, inner.shape
-        self.choices: Mapping[str, Drafter] = MappingProxyType({})
+        self.max_draft_tokens, self.shape = inner.max_draft_tokens, inner.shape
+        self.candidate_drafters: Mapping[str, Drafter] = MappingProxyType({})
         self.capabilities = replace(
             inner.capabilities,
             skips_reproducible=True,
@@ -97,8 +97,8 @@ class Online(Drafter):
         self._inner.random_stream = random_stream
 
     @property
-    def deepest(self) -> int | None:
-        return self._inner.deepest
+    def max_depth(self) -> int | None:
+        return self._inner.max_depth
 
     @property
     def nbytes(self) -> int:
@@ -165,7 +165,7 @@ class Online(Drafter):
     # -- rounds --------------------------------------------------------------------------------
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        budgets = rows.for_others(budgets)
+        budgets = rows.without_reproducible(budgets)
         if not any(budgets):
             return Proposal.empty(len(rows), rows.seeds.device)
         return self._inner.propose(rows, budgets)
@@ -181,8 +181,8 @@ class Online(Drafter):
             return
         if self._begun is None:
             self._begun = time.monotonic()
-        if round.played.probs is not None:
-            self._take(round.played, round.played.probs)
+        if round.scored.probs is not None:
+            self._take(round.scored, round.scored.probs)
         for request in round.requests:
             self._windows += self._traces[request].cut(ended=False)
         del self._windows[: -BACKLOG * self._options.every]
@@ -196,7 +196,7 @@ class Online(Drafter):
         top = probs.topk(min(TOP, probs.shape[-1]), -1)
         for row, (request, outcome) in enumerate(zip(rows.requests, round.outcomes, strict=True)):
             trace, path = self._traces[request], [0, *outcome.path]
-            if not self.needs.states:
+            if not self.needs.hidden_layers:
                 known = rows.since(row, 0 if not len(trace) else rows.lengths[row] - 1)
                 trace.read([*known, *outcome.tokens[:-1]], None)
             places = range(len(path)) if self._options.positions == ALL else [len(path) - 1]

@@ -14,10 +14,10 @@ from outpace.draft.base import Setup
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.parallel.load import SplitModel
 from outpace.train.distill import LikeliestRecipe
-from outpace.train.draft_model import Start
+from outpace.train.draft_model import StartModel
 from outpace.train.recipe import Recipe
 from outpace.train.teacher import Teacher
 
@@ -68,7 +68,7 @@ class OnlineHead(OnlineStudent):
                 "go: leave 'online' or tensor_parallel_size out."
             )
         self.network = self._head = in_float32(head)
-        self._head.let_learn()
+        self._head.unfreeze()
         self.recipe = self._head.recipe()(self._head, Teacher(setup.loaded, head.layers))
         self.depths = head.config.depths
 
@@ -81,14 +81,14 @@ class OnlineModel(OnlineStudent):
 
     depths = 1
 
-    def __init__(self, drafter: Loaded, setup: Setup) -> None:
+    def __init__(self, drafter: LoadedModel, setup: Setup) -> None:
         super().__init__(drafter.model)
         self.network = in_float32(drafter.model).requires_grad_(True)
         self.recipe = LikeliestRecipe(self.network, int(drafter.config.vocab_size))
         self._tokenizer = drafter.tokenizer or setup.loaded.tokenizer
 
     def save(self, folder: Path) -> None:
-        Start(self.network, self._tokenizer).save(folder)
+        StartModel(self.network, self._tokenizer).save(folder)
 
 
 def in_float32(network: Network) -> Network:

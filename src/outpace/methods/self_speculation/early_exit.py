@@ -14,9 +14,13 @@ from annotated_types import Ge
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows, Setup
 from outpace.errors import ConfigError
-from outpace.methods.self_speculation.partial import PartialDrafter, PartialOptions, ending_of
-from outpace.targets.base import LowerView
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.self_speculation.partial import (
+    PartialDrafter,
+    PartialOptions,
+    parse_draft_exit,
+)
+from outpace.targets.base import EarlyExitView
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +40,7 @@ class EarlyExit(PartialDrafter):
 
     name: ClassVar[str] = "early_exit"
     Options: ClassVar[type[Any]] = EarlyExitOptions
-    view: LowerView
+    view: EarlyExitView
 
     @classmethod
     def build(cls, setup: Setup) -> EarlyExit:
@@ -46,11 +50,11 @@ class EarlyExit(PartialDrafter):
             raise ConfigError(
                 f"exit_layer must be below the target's {count} layers, not {wanted}."
             )
-        ending = ending_of(setup.options.draft_exit)
-        return cls(setup.target, setup.target.lower(wanted), ending)
+        ending = parse_draft_exit(setup.options.draft_exit)
+        return cls(setup.target, setup.target.early_exit(wanted), ending)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"exit_layer": int(loaded.config.num_hidden_layers) - 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

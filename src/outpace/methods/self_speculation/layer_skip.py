@@ -13,29 +13,31 @@ from typing import Annotated, Any, ClassVar
 from outpace.core.options import Reads
 from outpace.core.proposal import Needs
 from outpace.draft.base import Setup
-from outpace.methods.self_speculation.chosen import (
-    ChosenLayers,
-    guessed_sub_layers,
-    read_chosen,
-    sub_layers,
-)
 from outpace.methods.self_speculation.partial import (
     DraftExitOption,
     PartialDrafter,
     PartialOptions,
-    ending_of,
+    parse_draft_exit,
+)
+from outpace.methods.self_speculation.skipped_layers import (
+    SkippedLayers,
+    default_skipped_layers,
+    load_skipped_layers,
+    sub_layers,
 )
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 EVEN = "even"
 
 
 def _layers(name: str, value: Any) -> Any:
     even = isinstance(value, str) and value == EVEN  # an array would compare by element
-    if even or isinstance(value, (ChosenLayers, SubLayers)):
+    if even or isinstance(value, (SkippedLayers, SubLayers)):
         return value
-    return read_chosen(value) if isinstance(value, (str, os.PathLike)) else sub_layers(value)
+    return (
+        load_skipped_layers(value) if isinstance(value, (str, os.PathLike)) else sub_layers(value)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +67,13 @@ class LayerSkip(PartialDrafter):
         """Raises ``ConfigError`` for layers that the target does not have, or that were chosen for
         another model."""
         layers, loaded = setup.options.layers, setup.loaded
-        if isinstance(layers, ChosenLayers):
+        if isinstance(layers, SkippedLayers):
             skipped = layers.for_model(loaded)
         elif layers == EVEN:
-            skipped = guessed_sub_layers(loaded.config.num_hidden_layers)
+            skipped = default_skipped_layers(loaded.config.num_hidden_layers)
         else:
-            skipped = ChosenLayers.checked(layers, loaded)
-        ending = ending_of(setup.options.draft_exit)
+            skipped = SkippedLayers.checked(layers, loaded)
+        ending = parse_draft_exit(setup.options.draft_exit)
         return cls(setup.target, setup.target.view(skipped), ending)
 
     def leave_out(self, skipped: SubLayers) -> None:
@@ -80,6 +82,6 @@ class LayerSkip(PartialDrafter):
         self.pass_bytes = self.view.pass_bytes
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         # The first layer's, so that what is written after it is not what the target writes there.
         return {"layers": {"attention": [], "mlp": [0]}, "draft_exit": 0.05}

@@ -13,15 +13,15 @@ from typing import Annotated, Any, ClassVar
 from annotated_types import Ge, Le
 
 from outpace.core.options import Options
-from outpace.core.proposal import AuxTokens, Capabilities, Drawn, Proposal
+from outpace.core.proposal import AuxTokens, Capabilities, DraftSampling, Proposal
 from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows, Setup
-from outpace.draft.guesses import Guess, deterministic_trees, merged
 from outpace.draft.ngrams import NgramPool
+from outpace.draft.token_trees import TokenTree, deterministic_trees, merged
 from outpace.errors import ConfigError
 
-MOST_COLUMNS = 192
+MAX_AUX_TOKENS = 192
 """Auxiliary tokens of a row, at most."""
 
 RECENT = 256
@@ -45,10 +45,10 @@ class LookaheadOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         columns = self.max_window_size * (self.max_ngram_size - 1)
-        if columns > MOST_COLUMNS:
+        if columns > MAX_AUX_TOKENS:
             raise ConfigError(
                 f"max_window_size times (max_ngram_size - 1) is {columns} columns in every pass, "
-                f"and at most {MOST_COLUMNS} are fed: make one of them smaller."
+                f"and at most {MAX_AUX_TOKENS} are fed: make one of them smaller."
             )
 
 
@@ -119,7 +119,7 @@ class LookaheadDrafter(Drafter):
     """
 
     name: ClassVar[str] = "lookahead"
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC})
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.DETERMINISTIC})
     trees: bool = True
     capabilities: Capabilities = Capabilities(uses_aux_tokens=True)
     default_rule: ClassVar[str] = "match"
@@ -128,7 +128,7 @@ class LookaheadDrafter(Drafter):
     def __init__(self, options: LookaheadOptions, vocabulary: int) -> None:
         """vocabulary: tokens that can be drafted; heads may be wider."""
         self.width, self.levels = options.max_window_size, options.max_ngram_size - 1
-        self.longest = options.max_verification_set_size * self.levels
+        self.max_draft_tokens = options.max_verification_set_size * self.levels
         self.aux_per_row = self.width * self.levels
         self._most = options.max_verification_set_size
         self._vocabulary = vocabulary
@@ -168,16 +168,16 @@ class LookaheadDrafter(Drafter):
         window = self._windows[rows.requests[row]]
         return window.place(length, rows.since(row, max(0, length - RECENT)))
 
-    def _guess(self, rows: Rows, row: int, budget: int) -> Guess:
+    def _guess(self, rows: Rows, row: int, budget: int) -> TokenTree:
         if not budget:
-            return Guess()
+            return TokenTree()
         request = rows.requests[row]
         pool = self._pools[request]
         pool.learn(rows.since(row, pool.known))
         known = pool.after(rows.root(row))
         if not known and not rows.is_reproducible(row):
             known = [(self._windows[request].first,)]
-        return merged(map(Guess.chain, known), budget)
+        return merged(map(TokenTree.chain, known), budget)
 
     def _parents(self, drafted: int) -> list[int]:
         """What each auxiliary token follows: the lowest level is a chain after the root, and every

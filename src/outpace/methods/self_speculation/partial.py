@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Lt
 
 from outpace.core.options import Options
-from outpace.core.proposal import Capabilities, Drawn, EndsAfter, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Proposal, StoppingFn
 from outpace.core.request import PerRequest
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.exits import FIRST, PAPER, ExitThreshold, ThresholdRule, below
 from outpace.draft.trees import TreePlans
-from outpace.targets.base import Target, View
+from outpace.targets.base import PartialView, Target
 
 DraftExitOption = Annotated[Literal["adaptive"] | float | None, Ge(0), Lt(1)]
 
@@ -31,7 +31,7 @@ class PartialOptions(Options):
 
 
 @dataclass(frozen=True)
-class Ending:
+class ExitSetting:
     """How chains end early."""
 
     first: float
@@ -47,10 +47,10 @@ class PartialDrafter(Drafter):
     it reads. So nothing of it is ever seen, and nothing has to be rolled back.
     """
 
-    draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    capabilities: Capabilities = Capabilities(ends_chains=True, needs_no_prefill=True)
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.IID})
+    capabilities: Capabilities = Capabilities(supports_early_stop=True, needs_no_prefill=True)
 
-    def __init__(self, target: Target, view: View, ending: Ending | None) -> None:
+    def __init__(self, target: Target, view: PartialView, ending: ExitSetting | None) -> None:
         """ending: how chains end early; None: they do not."""
         self.target, self.view = target, view
         self.pass_bytes = view.pass_bytes
@@ -68,7 +68,7 @@ class PartialDrafter(Drafter):
         pending = [rows.since(row, lengths[row]) for row in range(len(rows))]
         self.view.begin()
         logits = self.view.forward(to_device(pending, rows.seeds.device), keep=1)[:, -1]  # [B, V]
-        chains = Chains(rows, budgets, self.random_stream, self._ends_after(rows))
+        chains = Chains(rows, budgets, self.random_stream, self._make_stopping_fn(rows))
         while chains.grow(logits):
             logits = self.view.forward(chains.tokens[:, -1:])[:, -1]
         rows.state[self] = budgets, chains.counts  # what each row might draft, and what it did
@@ -84,17 +84,17 @@ class PartialDrafter(Drafter):
                 exit = self._exits[request]
                 self._exits[request] = exit.after(self._rule, drafted, accepted, drafted == asked)
 
-    def _ends_after(self, rows: Rows) -> EndsAfter | None:
+    def _make_stopping_fn(self, rows: Rows) -> StoppingFn | None:
         """What ends the chains of this round, by the thresholds of their texts."""
         if self._exits is None:
             return None
         return below([self._exits[request].threshold for request in rows.requests])
 
 
-def ending_of(draft_exit: float | str | None) -> Ending | None:
+def parse_draft_exit(draft_exit: float | str | None) -> ExitSetting | None:
     """Returns how chains end early, as an option says it."""
     if draft_exit is None:
         return None
     if isinstance(draft_exit, str):
-        return Ending(FIRST, PAPER)
-    return Ending(draft_exit, None)
+        return ExitSetting(FIRST, PAPER)
+    return ExitSetting(draft_exit, None)

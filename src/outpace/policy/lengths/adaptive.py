@@ -20,7 +20,7 @@ class Constant(LengthPolicy):
     """The same number for every round. shape: of what is drafted, if the drafter leaves it open."""
 
     name: ClassVar[str] = "constant"
-    usual: ClassVar[int] = 5
+    default_count: ClassVar[int] = 5
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Heuristic(LengthPolicy):
     """
 
     name: ClassVar[str] = "heuristic"
-    usual: ClassVar[int] = 5
+    default_count: ClassVar[int] = 5
     afresh: ClassVar[bool] = False
 
     def __init__(self, count: int, options: object) -> None:
@@ -117,7 +117,7 @@ class _BatchState:
         return _BatchState(max(1, accepted, shorter), shrank=True)
 
 
-class Batch(LengthPolicy):
+class Bass(LengthPolicy):
     """Grows the length of all rows if any of them accepted its whole draft, and else shrinks it,
     faster the second time, but never below what some row accepted.
 
@@ -128,7 +128,7 @@ class Batch(LengthPolicy):
     """
 
     name: ClassVar[str] = "batch"
-    usual: ClassVar[int] = 7
+    default_count: ClassVar[int] = 7
     Options: ClassVar[type[Any]] = BatchOptions
 
     def __init__(self, count: int, options: Any) -> None:

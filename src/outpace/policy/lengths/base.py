@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 from outpace.core.account import Account, Mode
 from outpace.core.options import Options
-from outpace.core.proposal import DraftingTerms, EndsAfter
+from outpace.core.proposal import DraftingTerms, StoppingFn
 from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
@@ -23,7 +23,7 @@ LONGEST = 32
 
 
 @dataclass
-class _Played:
+class _Record:
     """A request's rounds, and what its drafters did in them."""
 
     rounds: int = 0
@@ -44,10 +44,10 @@ class LengthPolicy(Controller):
     """
 
     name: ClassVar[str]
-    stops: ClassVar[bool] = False
+    can_stop_early: ClassVar[bool] = False
     """Whether it ends chains by the drafter's distributions or states, which the drafter then must
     have."""
-    usual: ClassVar[int]
+    default_count: ClassVar[int]
     """Tokens of a draft, or of the first one, where num_speculative_tokens is "auto"."""
     Options: ClassVar[type[Any]] = Options
     has_drafter: bool = True
@@ -57,7 +57,7 @@ class LengthPolicy(Controller):
         """count: num_speculative_tokens."""
         self.count, self.options = count, options
         self._shape: TreeShape | None = None
-        self._played = PerRequest(lambda request: _Played(), lasting=True)
+        self._records = PerRequest(lambda request: _Record(), lasting=True)
 
     @property
     def most(self) -> int:
@@ -80,23 +80,23 @@ class LengthPolicy(Controller):
     def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
         return RoundPlan(self.budgets(requests), self.terms(requests, terms), self._shape)
 
-    def meet(self, drafter: Drafter) -> None:
+    def check_drafter(self, drafter: Drafter) -> None:
         """Is shown the drafter; raises ``ConfigError`` where it does not go with it."""
 
     def record(
         self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
     ) -> None:
         for request, outcome in zip(requests, outcomes, strict=True):
-            self._played[request].enter(outcome)
+            self._records[request].enter(outcome)
         self.learn_round(requests, outcomes)
 
     def account(self, request: Request) -> Account:
-        played = self._played[request]
+        record = self._records[request]
         if not self.has_drafter:
-            return Account(Mode.NONE, played.rounds)
+            return Account(Mode.NONE, record.rounds)
         mode = Mode.OFF if requested_budget(request) == 0 else Mode.FIXED
-        drafters = tuple(tally.account(name) for name, tally in played.by_drafter.items())
-        return Account(mode, played.rounds, drafters)
+        drafters = tuple(tally.account(name) for name, tally in record.by_drafter.items())
+        return Account(mode, record.rounds, drafters)
 
     def learn_round(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Learns what became of a round's drafts."""
@@ -113,14 +113,14 @@ class StoppingPolicy(LengthPolicy):
     """Ends a chain after a token, which stays in the draft, by the distributions and tokens so
     far."""
 
-    stops: ClassVar[bool] = True
+    can_stop_early: ClassVar[bool] = True
 
     def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
-        return replace(terms, ends_after=self.ending(requests))
+        return replace(terms, make_stopping_fn=self.begin_round(requests))
 
     @abstractmethod
-    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
-        """Returns what `DraftingTerms.ends_after` is in the coming round."""
+    def begin_round(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], StoppingFn]:
+        """Returns what `DraftingTerms.make_stopping_fn` is in the coming round."""

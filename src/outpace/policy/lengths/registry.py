@@ -26,7 +26,7 @@ REGISTRY = LazyRegistry(
         "draft_exit": "outpace.policy.lengths.stopping:DraftExit",
         "risk": "outpace.policy.lengths.stopping:Risk",
         "stop_head": "outpace.policy.lengths.stopping:StopHead",
-        "batch": "outpace.policy.lengths.adaptive:Batch",
+        "batch": "outpace.policy.lengths.adaptive:Bass",
     },
 )
 

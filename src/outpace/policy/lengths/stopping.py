@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from outpace.core.options import Options, Reads
-from outpace.core.proposal import DraftingTerms, EndsAfter
+from outpace.core.proposal import DraftingTerms, StoppingFn
 from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter
@@ -43,10 +43,10 @@ class Confidence(StoppingPolicy):
     """
 
     name: ClassVar[str] = "confidence"
-    usual: ClassVar[int] = 20
+    default_count: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = ConfidenceOptions
 
-    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
+    def begin_round(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], StoppingFn]:
         threshold = self.options.threshold
         return lambda counts: (
             lambda distribution, token: probability(distribution, token) < threshold
@@ -73,21 +73,21 @@ class Entropy(LengthPolicy):
     """
 
     name: ClassVar[str] = "entropy"
-    stops: ClassVar[bool] = True
-    usual: ClassVar[int] = 20
+    can_stop_early: ClassVar[bool] = True
+    default_count: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = EntropyOptions
 
     def budgets(self, requests: Sequence[Request]) -> list[int]:
         return [self.count] * len(requests)
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
-        of_rule = terms.keeps_drafting
+        of_rule = terms.continue_on_probs
 
-        def keeps_drafting(distribution: Tensor) -> Tensor:
+        def continue_on_probs(distribution: Tensor) -> Tensor:
             on = torch.le(torch.special.entr(distribution).sum(-1), self.options.threshold)
             return on if of_rule is None else on.logical_and(of_rule(distribution))
 
-        return replace(terms, keeps_drafting=keeps_drafting)
+        return replace(terms, continue_on_probs=continue_on_probs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class DraftExit(StoppingPolicy):
     """
 
     name: ClassVar[str] = "draft_exit"
-    usual: ClassVar[int] = 12
+    default_count: ClassVar[int] = 12
     Options: ClassVar[type[Any]] = DraftExitOptions
 
     def __init__(self, count: int, options: Any) -> None:
@@ -137,11 +137,11 @@ class DraftExit(StoppingPolicy):
         """Returns the present threshold of a request."""
         return self._states[request].threshold
 
-    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
+    def begin_round(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], StoppingFn]:
         thresholds = [self.threshold(request) for request in requests]
         self._counts = allowed = dict[Request, int]()
 
-        def begin(counts: Sequence[int]) -> EndsAfter:
+        def begin(counts: Sequence[int]) -> StoppingFn:
             pairs = zip(requests, counts, strict=True)
             allowed.update((request, count) for request, count in pairs if count)
             return below(thresholds)
@@ -173,11 +173,11 @@ class Risk(StoppingPolicy):
     learn together, except sampled ones with a seed of their own.
 
     Huang et al. 2024, "SpecDec++" (arXiv 2405.19715), where a trained head predicts acceptance
-    (`StopHead` uses one). Here it is learned from the rounds that are played.
+    (`StopHead` uses one). Here it is learned from the rounds that are run.
     """
 
     name: ClassVar[str] = "risk"
-    usual: ClassVar[int] = 20
+    default_count: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = RiskOptions
 
     def __init__(self, count: int, options: Any) -> None:
@@ -186,7 +186,7 @@ class Risk(StoppingPolicy):
         self._known = PerRequest(lambda request: first, lasting=True, common=first)
         self._confidences = Confidences(())
 
-    def meet(self, drafter: Drafter) -> None:
+    def check_drafter(self, drafter: Drafter) -> None:
         if drafter.capabilities.joins_drafts:
             raise ConfigError(
                 f"length='risk' learns from whole chains of one drafter, and method="
@@ -197,7 +197,7 @@ class Risk(StoppingPolicy):
         """Returns what is known for a request."""
         return self._known[request]
 
-    def ending(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], EndsAfter]:
+    def begin_round(self, requests: Sequence[Request]) -> Callable[[Sequence[int]], StoppingFn]:
         self._confidences = of_round = Confidences(requests)
         chances = [self.calibration(request).chances() for request in requests]
 
@@ -246,15 +246,15 @@ class StopHead(LengthPolicy):
     """
 
     name: ClassVar[str] = "stop_head"
-    stops: ClassVar[bool] = True
-    usual: ClassVar[int] = 20
+    can_stop_early: ClassVar[bool] = True
+    default_count: ClassVar[int] = 20
     Options: ClassVar[type[Any]] = StopHeadOptions
 
     def __init__(self, count: int, options: Any) -> None:
         super().__init__(count, options)
         self._head: Classifier = options.head
 
-    def meet(self, drafter: Drafter) -> None:
+    def check_drafter(self, drafter: Drafter) -> None:
         model = drafter.origin()
         if model is None:
             raise ConfigError(
@@ -270,7 +270,7 @@ class StopHead(LengthPolicy):
         return [self.count] * len(requests)
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
-        return replace(terms, goes_on=self._watching())
+        return replace(terms, continue_on_hidden=self._watching())
 
     def _watching(self) -> Callable[[Tensor], Tensor]:
         """What decides in one round, from the states of one token after another."""
@@ -278,7 +278,7 @@ class StopHead(LengthPolicy):
         safe: Tensor | None = None  # [B], the chance that nothing was rejected
 
         @torch.no_grad()
-        def goes_on(states: Tensor) -> Tensor:
+        def continue_on_hidden(states: Tensor) -> Tensor:
             nonlocal safe
             if safe is None:  # at the root, which is no part of the draft
                 safe = torch.ones_like(states[:, 0], dtype=torch.float64)
@@ -286,4 +286,4 @@ class StopHead(LengthPolicy):
                 safe = safe * self._head(states.float()).double().sigmoid()
             return torch.ge(safe, least)
 
-        return goes_on
+        return continue_on_hidden

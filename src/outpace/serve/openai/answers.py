@@ -310,7 +310,7 @@ class Answer:
         self.choices: list[Choice] = [
             ChatChoice(index, call.logprobs, texts, call.parses_tools)
             if call.chat
-            else TextChoice(index, call.logprobs, texts, request.growing())
+            else TextChoice(index, call.logprobs, texts, request.new_detokenizer())
             for index, request in enumerate(call.requests)
         ]
 
@@ -394,7 +394,7 @@ class Answer:
     def _metrics(self, request: Request) -> dict[str, Any]:
         return {
             **request.metrics.as_dict(),
-            "seed": request.seed if request.repeatable else None,
+            "seed": request.seed if request.reports_seed else None,
             "stop_reason": request.stop_reason,
             "preemptions": request.preemptions,
         }

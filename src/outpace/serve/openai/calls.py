@@ -91,7 +91,7 @@ class Reader:
         offered, choice = self._tools(given)
         form = self._form(given)
         tags = (BEGIN, END) if offered else ()
-        special = [tag for tag in tags if self._llm.intake.is_special(tag)]
+        special = [tag for tag in tags if self._llm.input_processor.is_special(tag)]
         demanded = tools.form_of(choice, offered, special)
         if form and demanded:
             raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
@@ -128,7 +128,7 @@ class Reader:
         top = self._llm.target.vocabulary
         if any(token >= top for token in given["tokens"]):
             raise ApiError(400, f"token ids are whole numbers in [0, {top}).", "tokens")
-        decoder = self._llm.intake.decoder
+        decoder = self._llm.input_processor.decoder
         if decoder is None:
             raise ApiError(400, "the model came without a tokenizer.", "tokens")
         return decoder.text(given["tokens"], skip_special_tokens=False)
@@ -212,7 +212,7 @@ class Reader:
         """Raises ``ApiError`` for more texts than one request can ever have. Those that only have
         to wait for others are refused where they are handed over, and may come again."""
         settings = self._settings
-        room = self._llm.engine.target.rows + settings.max_waiting
+        room = self._llm.engine.target.max_rows + settings.max_waiting
         most = min(settings.max_n, room, settings.max_per_client or room)
         if texts > most:
             raise ApiError(400, f"one request may ask for {most} texts at most.", param)
@@ -275,7 +275,7 @@ class Reader:
             if only not in (None, function["name"]):
                 continue
             try:
-                self._llm.intake.check_form({"json": tools.parameters_of(function)})
+                self._llm.input_processor.check_form({"json": tools.parameters_of(function)})
             except OutpaceError as error:
                 raise ApiError(
                     400,

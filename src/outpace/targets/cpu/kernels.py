@@ -20,20 +20,20 @@ from outpace.targets.cpu.native import build
 from outpace.targets.cpu.native_layers.linear import DTYPES as NATIVE_DTYPES
 from outpace.targets.cpu.native_layers.linear import native_linear
 from outpace.targets.cpu.race import fastest
-from outpace.targets.cpu.weights.layers import exchange, linear_layers, matrix_of
+from outpace.targets.cpu.weights.layers import linear_layers, matrix_of, replace_modules
 
 LOGGER = logging.getLogger("outpace")
 
 Kernels = Literal["auto", "tune", "native", "packed", "blocked", "off"]
 KERNELS: tuple[Kernels, ...] = ("auto", "tune", "native", "packed", "blocked", "off")
-ASKED = frozenset({"native", "packed", "blocked"})
+EXPLICIT_KERNELS = frozenset({"native", "packed", "blocked"})
 """Names of one kernel: it is used, or refused with an error, but never left out in silence."""
 NATIVE = frozenset({"auto", "tune", "native"})
 """Choices with which whole layers may be computed by our own code."""
 LEFT_OPEN = frozenset({"auto", "tune"})
 """Choices with which it is left to us in which form a drafter holds its weights."""
 
-SMALLEST = {"native": 1 << 16, "packed": 1 << 14, "blocked": 1 << 20}
+MIN_ELEMENTS = {"native": 1 << 16, "packed": 1 << 14, "blocked": 1 << 20}
 """Elements of a weight from which on a kernel pays. A blocked product takes a few more operations
 than the plain one."""
 
@@ -79,10 +79,10 @@ def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None =
     """
     check(kernels)
     layers: list[Any] = [getattr(parent, name) for parent, name in linear_layers(model)]
-    if kernels == "off" or (kernels not in ASKED and not any(map(_replaceable, layers))):
+    if kernels == "off" or (kernels not in EXPLICIT_KERNELS and not any(map(_replaceable, layers))):
         return 0
     known = available()
-    if kernels in ASKED:
+    if kernels in EXPLICIT_KERNELS:
         _check_asked(model, kernels, known)
     by_dtype = {
         dtype: _chosen(kernels, dtype, layers, known)
@@ -97,7 +97,7 @@ def speed_up(model: nn.Module, kernels: Kernels = "auto", smallest: int | None =
         kernel = kernel if smallest is None else replace(kernel, smallest=smallest)
         return kernel.make(layer) if kernel.suits(layer) else None
 
-    return exchange(linear_layers(model), make)
+    return replace_modules(linear_layers(model), make)
 
 
 def preferred(dtype: torch.dtype, processor: Processor) -> tuple[str, ...]:
@@ -119,11 +119,11 @@ def available() -> Mapping[str, Kernel]:
     library = build().library
     if library is not None:
         make = partial(native_linear, library)
-        found["native"] = Kernel(make, NATIVE_DTYPES, SMALLEST["native"])
+        found["native"] = Kernel(make, NATIVE_DTYPES, MIN_ELEMENTS["native"])
     if can_pack():
-        found["packed"] = Kernel(_packed, packable_dtypes(), SMALLEST["packed"])
+        found["packed"] = Kernel(_packed, packable_dtypes(), MIN_ELEMENTS["packed"])
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        found["blocked"] = Kernel(_blocked, BLOCKED_DTYPES, SMALLEST["blocked"])
+        found["blocked"] = Kernel(_blocked, BLOCKED_DTYPES, MIN_ELEMENTS["blocked"])
     return found
 
 
@@ -136,7 +136,7 @@ def _chosen(
     kernels: Kernels, dtype: torch.dtype, layers: Sequence[Any], known: Mapping[str, Kernel]
 ) -> str:
     """Returns the name of the kernel for the layers of a dtype: "off" if there is none."""
-    if kernels in ASKED:
+    if kernels in EXPLICIT_KERNELS:
         return kernels
     alike = [layer for layer in layers if layer.weight.dtype == dtype]
     order = [name for name in preferred(dtype, this_processor()) if name in known]

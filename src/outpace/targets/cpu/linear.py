@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from outpace.targets.cpu.weights.layers import LaidOut, ShowsWeight
+from outpace.targets.cpu.weights.layers import OnDemandWeight, PrepackedModule
 
 BLOCK = 32
 """Outputs per block: 16 to 64 do alike; 32 x 4096 float32 weights fill half of a core's cache."""
@@ -88,7 +88,9 @@ class RowConv1D(RowLinear):
 
 
 @cache
-def opaque(name: str, product: Callable[..., Any], shape: Callable[..., Any]) -> Callable[..., Any]:
+def as_custom_op(
+    name: str, product: Callable[..., Any], shape: Callable[..., Any]
+) -> Callable[..., Any]:
     """Returns a function as an operator ``outpace::name``, for use inside compiled code only.
 
     torch's compiler takes its own packed products for constants of the graph, and fails where they
@@ -143,7 +145,7 @@ def _empty_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], weight.shape[0])
 
 
-class PackedLinear(LaidOut, ShowsWeight):
+class PackedLinear(PrepackedModule, OnDemandWeight):
     """A linear layer that keeps its weight in oneDNN's layout only, and so in one copy.
 
     A row of the result is the same to the last bit whatever other rows share the pass. ``weight``
@@ -157,12 +159,12 @@ class PackedLinear(LaidOut, ShowsWeight):
         self.bias = bias
         self._dtype = weight.dtype
         self._shown_t = shown_t
-        self.lay_out(weight.detach())
+        self.prepack(weight.detach())
 
-    def lay_out(self, plain: Tensor) -> None:
+    def prepack(self, plain: Tensor) -> None:
         """Takes over a plain weight ``[N, K]``, which is not kept."""
         self._packed = packed(plain)
-        self._compilable = opaque("packed_linear", packed_product, _empty_product)
+        self._compilable = as_custom_op("packed_linear", packed_product, _empty_product)
 
     def plain(self) -> Tensor:
         """Returns the plain weight ``[N, K]``: a copy."""

@@ -32,7 +32,7 @@ from outpace.targets.cpu.weights.weight import (
     LINE,
     BlockShape,
     LinearStruct,
-    Prepared,
+    PreparedLinears,
 )
 from outpace.targets.hf.logits import LogitScaling
 
@@ -53,7 +53,7 @@ WORTH_A_THREAD = 1 << 15
 """Weights of a product per thread, at least: with fewer, starting a thread takes longer."""
 
 
-class Ending(NamedTuple):
+class LogitsOutput(NamedTuple):
     """What a pass computes after its last layer."""
 
     heads: ctypes.Array[LinearStruct] | None
@@ -66,7 +66,7 @@ class Ending(NamedTuple):
     scaling: LogitScaling = LogitScaling()
 
 
-class StatesLeft(NamedTuple):
+class StatesOutput(NamedTuple):
     """Where a pass writes what its layers leave."""
 
     first: int | None
@@ -75,7 +75,7 @@ class StatesLeft(NamedTuple):
     """How many floats further the next layer's is."""
 
 
-NO_LOGITS, NO_STATES = Ending(None, 0, None, 0), StatesLeft(None, 0)
+NO_LOGITS, NO_STATES = LogitsOutput(None, 0, None, 0), StatesOutput(None, 0)
 
 
 class Native:
@@ -97,7 +97,7 @@ class Native:
         """Floats in a vector of the processor."""
         library.outpace_panel.restype = number
         self.panel: int = library.outpace_panel()
-        """Outputs whose weights make one panel (`weight.laid_out`)."""
+        """Outputs whose weights make one panel (`weight.to_panels`)."""
         self._products = library.outpace_products
         given = pointer, pointer, number, number, pointer, number, pointer
         self._products.argtypes = (*given, *threads)
@@ -127,7 +127,7 @@ class Native:
         """Returns whether weights may have this dtype."""
         return KINDS.get(dtype, self._kinds) < self._kinds
 
-    def products(self, x: Tensor, weights: Prepared) -> Tensor:
+    def products(self, x: Tensor, weights: PreparedLinears) -> Tensor:
         """Returns x times each weight, flat: ``[..., N]`` of the first, then of the second, ...
 
         x: float32 ``[..., K]``, contiguous.
@@ -200,8 +200,8 @@ class Native:
         reading: Any,
         norm: Any,
         threads: int,
-        ending: Ending,
-        states: StatesLeft,
+        ending: LogitsOutput,
+        states: StatesOutput,
     ) -> None:
         """Replaces x by what layers make of it, or writes the logits.
 

@@ -105,6 +105,6 @@ def _copy(layer: Any) -> nn.Linear:
 def _ready(layer: nn.Module) -> nn.Module:
     """Returns a layer in the form in which a loaded model uses it."""
     own: Any = layer
-    if getattr(own, "can_be_laid_out", False):
-        own.lay_out()
+    if getattr(own, "can_prepack", False):
+        own.prepack()
     return layer

@@ -18,7 +18,7 @@ from outpace.errors import ConfigError
 
 LOGGER = logging.getLogger("outpace")
 
-MOST = 4
+MAX_THREADS_PER_CPU = 4
 """Threads for each processor, at most: ten thousand of them take the machine's memory."""
 
 GROUPS = Path("/sys/fs/cgroup")
@@ -61,7 +61,7 @@ def use_threads(wanted: int | None) -> int:
     None leaves the number as it is, but takes a share back (`share_threads`), and has no more than
     this process has processors for (`processors`): threads that wait for each other lose much time
     where one of them has none. Raises ``ConfigError`` for anything but a whole number from 1 to
-    `MOST` for each processor.
+    `MAX_THREADS_PER_CPU` for each processor.
     """
     global _asked, _divided
     if wanted is None:
@@ -70,11 +70,14 @@ def use_threads(wanted: int | None) -> int:
         count = min(present, processors())
         if count < present:
             LOGGER.info("%d threads, because this process may use no more processors", count)
-    elif (count := whole("threads", wanted, 1, error=ConfigError)) > MOST * processors():
-        raise ConfigError(
-            f"threads must be at most {MOST * processors()}, not {wanted}: this process may use "
-            f"{processors()} processors, and more threads only wait for each other."
-        )
+    else:
+        count = whole("threads", wanted, 1, error=ConfigError)
+        most = MAX_THREADS_PER_CPU * processors()
+        if count > most:
+            raise ConfigError(
+                f"threads must be at most {most}, not {wanted}: this process may use "
+                f"{processors()} processors, and more threads only wait for each other."
+            )
     set_threads(count)
     _asked, _divided = count, (0, 0)
     return count

@@ -37,7 +37,7 @@ WITHOUT_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDP
 tokens, which takes longer than many passes, and a text has another number in every round."""
 
 
-def kernels_on(device: torch.device) -> AbstractContextManager[Any]:
+def sdpa_backends_for(device: torch.device) -> AbstractContextManager[Any]:
     """Returns what lets passes on a device use only kernels that suit texts that grow."""
     return sdpa_kernel(WITHOUT_PLANS) if device.type == "cuda" else nullcontext()
 
@@ -54,7 +54,7 @@ def use_grouped(model: nn.Module) -> bool:
     loaded: Any = model
     config = loaded.config.get_text_config()
     heads = getattr(config, "num_attention_heads", 1)
-    grouped = (key_heads(config) or heads) < heads
+    grouped = (num_kv_heads(config) or heads) < heads
     if not (grouped and config._attn_implementation == "sdpa"):
         return False
     if INDEXED_LAYERS.intersection(getattr(config, "layer_types", None) or ()):
@@ -66,7 +66,7 @@ def use_grouped(model: nn.Module) -> bool:
     return True
 
 
-def key_heads(config: Any) -> int | None:
+def num_kv_heads(config: Any) -> int | None:
     """Returns how many key heads most layers have, None where a configuration does not say. One
     whose layers differ, such as Gemma 4's, is not asked by attribute, which it forbids."""
     name = "num_key_value_heads"
@@ -124,7 +124,7 @@ def grouped_attention(
     return seen.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
 
 
-def as_attended(seen: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
+def to_attention_mask(seen: Tensor, attn_implementation: str, dtype: torch.dtype) -> Tensor:
     """Returns a mask as an attention function takes it, ``[A, 1, T, S]``.
 
     seen: ``[A, T, S]`` bool. The result is of booleans, or else of numbers in the model's dtype,

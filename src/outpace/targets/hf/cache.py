@@ -7,10 +7,10 @@ A forward pass writes at ``length + column``; what is accepted becomes committed
 advances, what is not is overwritten by the next pass. No tensor moves for a chain. For a tree the
 accepted path is moved to the front by one gather and one scatter per buffer.
 
-Each layer has one buffer for the slots of all rows, ``[H, S, D]``, and each row an extent of its
-own in it. A row that becomes longer than its extent gets one of twice the size; the others stay
-where they are, and so they do when a row ends. Where the buffers themselves are exchanged for
-larger or smaller ones, all has to be copied anyhow, and the rows are put next to each other again.
+Each layer has one buffer for the slots of all rows, ``[H, S, D]``, and each row a range of its own
+in it. A row that becomes longer than its range gets one of twice the size; the others stay where
+they are, and so they do when a row ends. Where the buffers themselves are exchanged for larger or
+smaller ones, all has to be copied anyhow, and the rows are put next to each other again.
 
 Keys and values may be held in 8 bits (`kv_dtype`): then a layer has buffers of their scales, too,
 ``[H, S, 1]``, which are moved, copied and saved like all others.
@@ -29,42 +29,42 @@ from transformers.masking_utils import create_causal_mask
 
 from outpace.core.transfer import to_device
 from outpace.targets.base import KVCacheDtype
-from outpace.targets.hf.extents import (
-    GRAIN,
+from outpace.targets.hf.kv_dtype import EIGHT_BITS
+from outpace.targets.hf.prefixes import SavedPrefix
+from outpace.targets.hf.slot_layer import SlotLayer, SlotLayers, copy_range
+from outpace.targets.hf.slot_ranges import (
     NO_SLOTS,
-    Extent,
-    ExtentAllocator,
+    SLOT_GRANULARITY,
     PassSlots,
     Placement,
-    evened,
+    SlotAllocator,
+    SlotRange,
+    equalize,
     grown,
     rounded,
     spacing_of,
 )
-from outpace.targets.hf.kv_dtype import EIGHT_BITS
-from outpace.targets.hf.prefixes import SavedText
-from outpace.targets.hf.slot_layer import SlotLayer, SlotLayers, copy_extent
 
-NAMES = ("past_key_values", "cache")
+CACHE_ARGUMENTS = ("past_key_values", "cache")
 """What models and their layers call their cache: the second from transformers 5.24 on."""
 
 SPARSE = 4
 """The buffers are made smaller when the rows need no more than one in this many of their slots."""
 
 
-def given_cache(options: Mapping[str, Any]) -> Any:
+def find_cache(options: Mapping[str, Any]) -> Any:
     """Returns the cache among the arguments that a layer is given; None where there is none."""
-    return next((options[name] for name in NAMES if options.get(name) is not None), None)
+    return next((options[name] for name in CACHE_ARGUMENTS if options.get(name) is not None), None)
 
 
 def cache_name(forward: Callable[..., Any]) -> str:
     """Returns by which name a ``forward`` takes its cache; where it takes any, that of
     transformers' own functions."""
     for known in map(inspect.signature, (forward, create_causal_mask)):
-        for name in NAMES:
+        for name in CACHE_ARGUMENTS:
             if name in known.parameters:
                 return name
-    return NAMES[0]
+    return CACHE_ARGUMENTS[0]
 
 
 class SlotCache(Cache):
@@ -81,7 +81,7 @@ class SlotCache(Cache):
         self.rows = rows
         self.bits = EIGHT_BITS[kv_cache_dtype]
         """How keys and values are held in 8 bits; None: as they are."""
-        self.spare = GRAIN if rows > 1 else 0
+        self.spare = SLOT_GRANULARITY if rows > 1 else 0
         """Slots at the end of each buffer, which no row has: rows that are only padding write there
         (`padded_placement`)."""
         self.capacity = 0
@@ -91,13 +91,13 @@ class SlotCache(Cache):
         self.slots: PassSlots
         """The slots of the current pass."""
         self._device = torch.device(device)
-        self._allocator = ExtentAllocator(0)
-        self._extents: list[Extent] = []  # by row
-        self._rows_left = False  # since the extents were last reviewed
+        self._allocator = SlotAllocator(0)
+        self._ranges: list[SlotRange] = []  # by row
+        self._rows_left = False  # since the ranges were last reviewed
         # The first and last slot of each row, on the device and always in the same place, so that
         # a recorded pass finds there how the rows lie now.
         self._bounds: Tensor | None = None  # [2, rows]
-        self._bounds_known = False  # until an extent changes
+        self._bounds_known = False  # until a range changes
         self._placements: dict[tuple[int, int], Placement] = {}  # likewise
 
     # -- what transformers asks for --------------------------------------------------------------
@@ -153,8 +153,8 @@ class SlotCache(Cache):
 
     def row(self, row: int) -> list[Tensor]:
         """Returns one row's part of each buffer, ``[H, its slots, D]``, as views."""
-        extent = self._extents[row]
-        return [buffer.narrow(1, extent.first, extent.size) for buffer in self.buffers]
+        slot_range = self._ranges[row]
+        return [buffer.narrow(1, slot_range.first, slot_range.size) for buffer in self.buffers]
 
     @property
     def nbytes(self) -> int:
@@ -166,18 +166,18 @@ class SlotCache(Cache):
     @property
     def active(self) -> int:
         """How many rows there are."""
-        return len(self._extents)
+        return len(self._ranges)
 
     @property
     def longest(self) -> int:
         """The slots of the row that has the most."""
-        return max((extent.size for extent in self._extents), default=0)
+        return max((slot_range.size for slot_range in self._ranges), default=0)
 
     def admit(self, count: int) -> None:
         """Adds ``count`` rows after the others. They have no slots yet: see `reserve`."""
-        if len(self._extents) + count > self.rows:
-            raise AssertionError(f"{len(self._extents)} + {count} rows in a cache of {self.rows}")
-        self._extents += [NO_SLOTS] * count
+        if len(self._ranges) + count > self.rows:
+            raise AssertionError(f"{len(self._ranges)} + {count} rows in a cache of {self.rows}")
+        self._ranges += [NO_SLOTS] * count
         self._forget_placements()
 
     def reset(self) -> None:
@@ -185,37 +185,37 @@ class SlotCache(Cache):
         self.layers = SlotLayers(self)
         self.capacity = 0
         self.generation += 1
-        self._allocator = ExtentAllocator(0)
-        self._extents = []
+        self._allocator = SlotAllocator(0)
+        self._ranges = []
         self._rows_left = False
         self._forget_placements()
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), numbered from 0 on. Nothing is moved: the slots of the
         others are free from now on."""
-        kept = [self._extents[row] for row in rows]
-        for row in set(range(len(self._extents))).difference(rows):
-            self._allocator.give_back(self._extents[row])
-        self._extents = kept
+        kept = [self._ranges[row] for row in rows]
+        for row in set(range(len(self._ranges))).difference(rows):
+            self._allocator.release(self._ranges[row])
+        self._ranges = kept
         self._rows_left = True
         self._forget_placements()
 
     @torch.inference_mode()
     def fork(self, source: int, length: int) -> int:
         """Adds a row with a copy of the first ``length`` slots of another; returns its number."""
-        row = len(self._extents)
+        row = len(self._ranges)
         self.admit(1)
-        self.reserve(row, [max(length, self._extents[source].size)])
+        self.reserve(row, [max(length, self._ranges[source].size)])
         for old, new in zip(self.row(source), self.row(row), strict=True):
             new[:, :length] = old[:, :length]
         return row
 
-    def saved(self, row: int, length: int) -> SavedText:
+    def saved(self, row: int, length: int) -> SavedPrefix:
         """Returns copies of what is cached of the first ``length`` tokens of a row."""
-        return SavedText([slots[:, :length].clone() for slots in self.row(row)])
+        return SavedPrefix([slots[:, :length].clone() for slots in self.row(row)])
 
     @torch.inference_mode()
-    def restore(self, row: int, saved: SavedText, length: int) -> None:
+    def restore(self, row: int, saved: SavedPrefix, length: int) -> None:
         """Writes the first ``length`` tokens of a text that was `saved` into a row."""
         self.reserve(row, [length])
         for slots, kept in zip(self.row(row), saved.slots, strict=True):
@@ -240,19 +240,19 @@ class SlotCache(Cache):
 
         shrink: whether smaller buffers may be made where most of the slots are free.
         """
-        extents = self._extents
+        ranges = self._ranges
         growing = {}
         for row, slots in enumerate(needed, first):
-            if slots > extents[row].size:
-                growing[row] = grown(extents[row].size, slots)
+            if slots > ranges[row].size:
+                growing[row] = grown(ranges[row].size, slots)
         if growing or self._rows_left:
             self._rows_left = False
             self._rearrange(growing, shrink)
 
     @torch.inference_mode()
     def _rearrange(self, growing: Mapping[int, int], shrink: bool) -> None:
-        """Gives rows extents of new sizes, after other rows may have left."""
-        sizes = [growing.get(row, extent.size) for row, extent in enumerate(self._extents)]
+        """Gives rows ranges of new sizes, after other rows may have left."""
+        sizes = [growing.get(row, slot_range.size) for row, slot_range in enumerate(self._ranges)]
         if shrink and self._worth_shrinking(sum(sizes)):
             self._exchange_buffers(sizes, at_least=0)
         elif growing and not self._take_free_slots(growing):
@@ -261,36 +261,36 @@ class SlotCache(Cache):
     def _worth_shrinking(self, needed: int) -> bool:
         # Not for the sake of a few short rows: all that is cached has to be copied.
         lent = self.capacity - self.spare
-        return lent > self.rows * GRAIN and needed * SPARSE <= lent
+        return lent > self.rows * SLOT_GRANULARITY and needed * SPARSE <= lent
 
     def _take_free_slots(self, growing: Mapping[int, int]) -> bool:
-        """Gives rows extents of new sizes in the buffers as they are; returns whether there was
+        """Gives rows ranges of new sizes in the buffers as they are; returns whether there was
         room. Rows that come or grow together are put next to each other if possible."""
         sizes = list(growing.values())
         take = self._allocator.take
-        taken = take(evened(sizes)) or take(sizes) or self._take_each(sizes)
+        taken = take(equalize(sizes)) or take(sizes) or self._take_each(sizes)
         if taken is None:
             return False
         for row, new in zip(growing, taken, strict=True):
-            old = self._extents[row]
+            old = self._ranges[row]
             for buffer in self.buffers:
                 # A masked slot that held somebody's NaN would still poison 0 * NaN.
                 buffer.narrow(1, new.first, new.size).zero_()
-                copy_extent(buffer, old, buffer, new)
-            self._allocator.give_back(old)
-            self._extents[row] = new
+                copy_range(buffer, old, buffer, new)
+            self._allocator.release(old)
+            self._ranges[row] = new
         self._forget_placements()
         return True
 
-    def _take_each(self, sizes: Sequence[int]) -> list[Extent] | None:
-        """Takes extents wherever there is room for one; returns None, and takes none, where there
+    def _take_each(self, sizes: Sequence[int]) -> list[SlotRange] | None:
+        """Takes ranges wherever there is room for one; returns None, and takes none, where there
         is not room for all."""
-        taken: list[Extent] = []
+        taken: list[SlotRange] = []
         for size in sizes:
             found = self._allocator.take([size])
             if found is None:
-                for extent in taken:
-                    self._allocator.give_back(extent)
+                for slot_range in taken:
+                    self._allocator.release(slot_range)
                 return None
             taken += found
         return taken
@@ -300,16 +300,16 @@ class SlotCache(Cache):
 
         at_least: slots of the new buffers, if the rows need no more.
         """
-        sizes = evened(sizes)
+        sizes = equalize(sizes)
         self.generation += 1  # first: who is stopped on the way leaves no pointer that seems valid
         self.capacity = max(at_least, sum(sizes) + self.spare)
-        self._allocator = ExtentAllocator(self.capacity - self.spare)
-        extents = self._allocator.take(sizes)
-        assert extents is not None
-        moves = list(zip(self._extents, extents, strict=True))
+        self._allocator = SlotAllocator(self.capacity - self.spare)
+        ranges = self._allocator.take(sizes)
+        assert ranges is not None
+        moves = list(zip(self._ranges, ranges, strict=True))
         for layer in self._made:
             layer.exchange(moves, self.capacity)
-        self._extents = extents
+        self._ranges = ranges
         self._forget_placements()
 
     # -- passes ----------------------------------------------------------------------------------
@@ -320,17 +320,17 @@ class SlotCache(Cache):
         found = self._placements.get((first, count))
         if found is None:
             assert self._bounds is not None
-            extents = self._extents[first : first + count]
+            ranges = self._ranges[first : first + count]
             firsts, lasts = self._bounds.narrow(1, first, count).unbind()
-            shortest = min(extent.size for extent in extents)
-            found = Placement(firsts, lasts, spacing_of(extents), shortest)
+            shortest = min(slot_range.size for slot_range in ranges)
+            found = Placement(firsts, lasts, spacing_of(ranges), shortest)
             self._placements[first, count] = found
         return found
 
     @property
     def begins(self) -> bool:
         """Whether its first row lies at the beginning of the buffers."""
-        return self._extents[0].first == 0
+        return self._ranges[0].first == 0
 
     def padded_placement(self, count: int) -> Placement:
         """Returns where the first ``count`` rows lie, also those that are missing: these share the
@@ -341,7 +341,7 @@ class SlotCache(Cache):
         return Placement(firsts, lasts, spacing=None, shortest=0)
 
     def _forget_placements(self) -> None:
-        """Is called whenever an extent has changed."""
+        """Is called whenever a range has changed."""
         self._placements.clear()
         self._bounds_known = False
 
@@ -352,8 +352,8 @@ class SlotCache(Cache):
             return
         if self._bounds is None:
             self._bounds = torch.zeros(2, self.rows, dtype=torch.long, device=self._device)
-        missing = [Extent(self.capacity - self.spare, self.spare)] * (self.rows - self.active)
-        bounds = [(each.first, max(each.first, each.end - 1)) for each in self._extents + missing]
+        missing = [SlotRange(self.capacity - self.spare, self.spare)] * (self.rows - self.active)
+        bounds = [(each.first, max(each.first, each.end - 1)) for each in self._ranges + missing]
         self._bounds.copy_(to_device(bounds, self._device).t())
         self._bounds_known = True
 

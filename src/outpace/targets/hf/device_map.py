@@ -21,7 +21,7 @@ DISK = "disk"
 OUT = "leave device_map out"
 
 
-def is_laid_out(model: nn.Module) -> bool:
+def is_multi_device(model: nn.Module) -> bool:
     """Returns whether accelerate's hooks move what parts of a model are given, or their weights."""
     places = set(getattr(model, "hf_device_map", {}).values())
     return len(places) > 1 or DISK in places
@@ -29,7 +29,7 @@ def is_laid_out(model: nn.Module) -> bool:
 
 def places(model: nn.Module) -> str | None:
     """Returns where the parts of a model lie, in words; None for one that lies on one device."""
-    if not is_laid_out(model):
+    if not is_multi_device(model):
         return None
     loaded: Any = model
     found = dict.fromkeys(
@@ -41,7 +41,7 @@ def places(model: nn.Module) -> str | None:
 
 
 @contextmanager
-def weights_at_hand(module: nn.Module) -> Iterator[None]:
+def onload_weights(module: nn.Module) -> Iterator[None]:
     """Has the weights of a module itself in memory while the block runs, wherever they lie."""
     if not hasattr(module, "_hf_hook"):
         yield

@@ -13,9 +13,9 @@ PREFIX = 6
 """Tokens before the draft, in the longest text."""
 PENDING = 2
 """Those of them that are fed together with the draft; the others are cached before."""
-PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
+TRIAL_PARENTS = (0, 0, 0, 0, 0, 0, 0, 0, 8, 9)
 """A wide tree: the last of many siblings stands far from where its column would put it."""
-BRANCHES = ((1,), (8, 9, 10))
+TRIAL_PATHS = ((1,), (8, 9, 10))
 """The paths whose nodes are compared: the first child, and the longest path."""
 
 COARSE = 0.15

@@ -23,20 +23,20 @@ from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.hf.cache import SlotCache, cache_name
-from outpace.targets.hf.extents import PassSlots, Placement
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.masks import MaskMaker, chain_layout, tree_layout
+from outpace.targets.hf.slot_ranges import PassSlots, Placement
 
 LOGGER = logging.getLogger("outpace")
 
-WIDEST = 64
+MAX_FIXED_COLUMNS = 64
 """Columns of a pass of fixed shape, at most; wider passes are run as they come."""
 
 PENDING = 2
 """Committed tokens that such a pass feeds at most: more are a prompt, or a model that catches up,
 and come in any number."""
 
-SLOTS = 256
+SLOT_BUCKET = 256
 """A pass of fixed shape sees slots in multiples of this; one that is recorded, in this times a
 power of two."""
 
@@ -50,7 +50,7 @@ Step = Callable[..., Outputs]
 they are."""
 
 
-class CannotRecord(Exception):
+class CaptureFailed(Exception):
     """A step does what a recording cannot hold, such as asking the host."""
 
 
@@ -89,7 +89,7 @@ class StepRunner(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class FixedShape:
+class PassShape:
     """The shape of a pass, with its padding, and what the pass sees of the cache."""
 
     rows: int
@@ -107,7 +107,7 @@ class FixedShape:
 
 
 @dataclass(frozen=True, eq=False)
-class FixedShapes:
+class FixedShapeConfig:
     """How one model's passes of fixed shapes are run.
 
     forward: stands for the model in them. steps: runs them. pads: whether few shapes are wanted:
@@ -130,7 +130,7 @@ class FixedShapes:
     columns: int | None = None
 
     def left_out(self, reason: str) -> None:
-        """Says that a model's passes are played as they come after all, and why; raises
+        """Says that a model's passes are run as they come after all, and why; raises
         ``ConfigError`` where they are required."""
         if self.required:
             raise ConfigError(f"{reason}: leave compile out.")
@@ -138,7 +138,7 @@ class FixedShapes:
 
     def width(self, columns: int) -> int | None:
         """Returns the columns to pad a pass to, None if it is too wide for a fixed shape."""
-        if columns > WIDEST:
+        if columns > MAX_FIXED_COLUMNS:
             return None
         return power_of_two(columns) if self.pads else columns
 
@@ -149,17 +149,22 @@ class FixedShapes:
     def slots(self, needed: int, longest: int) -> int:
         """Returns how many slots of each row such a pass sees. longest: those of the largest
         row."""
-        seen = -(-needed // SLOTS)
+        seen = -(-needed // SLOT_BUCKET)
         if self.pads:  # few numbers, since each is recorded anew; what is masked costs little
             seen = power_of_two(seen)
-        return min(seen * SLOTS, longest)
+        return min(seen * SLOT_BUCKET, longest)
 
 
-class FixedPasses:
+class FixedShapeRunner:
     """The passes of fixed shapes of one model over its cache."""
 
     def __init__(
-        self, shapes: FixedShapes, model: Any, cache: SlotCache, mask: MaskMaker, max_length: int
+        self,
+        shapes: FixedShapeConfig,
+        model: Any,
+        cache: SlotCache,
+        mask: MaskMaker,
+        max_length: int,
     ) -> None:
         self.shapes = shapes
         self.records = True
@@ -208,7 +213,7 @@ class FixedPasses:
             inputs.append(pad(tree.parents, (0, width - columns, 0, more)))  # children of the root
         states = bool(options)
         step = partial(self._step, shape, states, pending or 0)
-        outputs = self._play(("pass", shape.key, pending, states), step, inputs)
+        outputs = self._run(("pass", shape.key, pending, states), step, inputs)
         if outputs is None:
             return None
         logits, *layers = outputs
@@ -231,7 +236,7 @@ class FixedPasses:
         pending = columns - (0 if tree is None else tree.size)
         return self.shapes.width(columns) if pending <= PENDING else None
 
-    def _shape(self, count: int, width: int, lengths: Sequence[int]) -> FixedShape:
+    def _shape(self, count: int, width: int, lengths: Sequence[int]) -> PassShape:
         """The shape of a pass over the first rows, padded to ``width`` columns."""
         shapes, cache = self.shapes, self._cache
         # Where all passes have one shape rows are looked up on the device, also while all of them
@@ -242,23 +247,23 @@ class FixedPasses:
         self.reserve(0, ends)
         in_place = not one and rows == count and (cache.begins or not shapes.pads)
         placement = cache.placement(0, rows) if in_place else cache.padded_placement(rows)
-        return FixedShape(rows, width, shapes.slots(max(ends), cache.longest), placement)
+        return PassShape(rows, width, shapes.slots(max(ends), cache.longest), placement)
 
-    def _play(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs | None:
+    def _run(self, key: Hashable, step: Step, inputs: Sequence[Tensor]) -> Outputs | None:
         """What a step gives; None for one that is not recorded and need not have this shape."""
         # In passes of one shape the first of all makes the cache's buffers, which is no part of any
         # other.
         if self.records and self._cache.layers:
             try:
                 return self.shapes.steps.run(key, step, inputs)
-            except CannotRecord as error:
+            except CaptureFailed as error:
                 self.records = False
                 self.shapes.left_out(f"the passes of {self._name} cannot be recorded ({error})")
         return None if self.shapes.columns is None else step(*inputs)
 
     def _step(
         self,
-        shape: FixedShape,
+        shape: PassShape,
         states: bool,
         pending: int,
         tokens: Tensor,
@@ -274,7 +279,9 @@ class FixedPasses:
         parents: of those after the pending ones, if they make a tree.
         """
         columns, slots = shape.columns, shape.slots
-        self._cache.slots = PassSlots(shape.placement, starts, None, columns, slots).worked_out()
+        self._cache.slots = PassSlots(
+            shape.placement, starts, None, columns, slots
+        ).precompute_indices()
         if parents is None:
             layout = chain_layout(starts, columns, slots)
         else:

@@ -19,7 +19,7 @@ from outpace.targets.base import KVCacheDtype
 
 
 @dataclass(frozen=True)
-class EightBits:
+class KVQuantization:
     """Numbers of 8 bits, times the scale of their vector."""
 
     number: int
@@ -43,9 +43,9 @@ class EightBits:
         return numbers.view(self.dtype).to(scales.dtype) * scales
 
 
-EIGHT_BITS: Mapping[KVCacheDtype, EightBits | None] = {
+EIGHT_BITS: Mapping[KVCacheDtype, KVQuantization | None] = {
     "auto": None,
-    "int8": EightBits(1, torch.int8, 127.0),
-    "fp8": EightBits(2, torch.float8_e4m3fn, 448.0),
+    "int8": KVQuantization(1, torch.int8, 127.0),
+    "fp8": KVQuantization(2, torch.float8_e4m3fn, 448.0),
 }
 """By `KVCacheDtype`; None: the dtype of the model."""

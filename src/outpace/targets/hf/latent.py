@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
-from outpace.targets.hf.attention import as_attended
-from outpace.targets.hf.nextn import Slots
+from outpace.targets.hf.attention import to_attention_mask
+from outpace.targets.hf.nextn import EntryCache
 
 DERIVED = ("inv_freq", "attention_factor")
 """Entries of rotary positions that follow from the others."""
@@ -56,17 +56,17 @@ class DeepseekAttention(DeepseekV3Attention):
         x: ``[B, W, inputs]``; turn: cosines and sines, ``[B, W, D]``; before: the two parts of the
         entries before; visible: ``[B, W, L + W]`` bool.
         """
-        slots: Any = Slots(dict(zip(((0, "keys"), (0, "values")), before, strict=True)))
-        mask = as_attended(visible, "sdpa", x.dtype)
-        found: Tensor = super().forward(x, turn, mask, slots)[0]
-        return found, slots.new[0, "keys"], slots.new[0, "values"]
+        cache: Any = EntryCache(dict(zip(((0, "keys"), (0, "values")), before, strict=True)))
+        mask = to_attention_mask(visible, "sdpa", x.dtype)
+        found: Tensor = super().forward(x, turn, mask, cache)[0]
+        return found, cache.new[0, "keys"], cache.new[0, "values"]
 
     @torch.no_grad()
     def sizes(self) -> list[tuple[int, int]]:
         """Returns groups and width of both parts of an entry, which versions of transformers keep
         in other forms."""
-        slots: Any = Slots({})
+        cache: Any = EntryCache({})
         x = self.o_proj.weight.new_zeros(1, 1, self.kv_a_proj_with_mqa.in_features)
         turn = x.new_zeros(1, 1, self.qk_rope_head_dim)
-        super().forward(x, (turn, turn), None, slots)
-        return [(part.shape[1], part.shape[3]) for part in slots.new.values()]
+        super().forward(x, (turn, turn), None, cache)
+        return [(part.shape[1], part.shape[3]) for part in cache.new.values()]

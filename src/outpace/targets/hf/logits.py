@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from outpace.targets.hf.device_map import weights_at_hand
+from outpace.targets.hf.device_map import onload_weights
 
 
 class PassOutput(NamedTuple):
@@ -70,9 +70,9 @@ class LogitScaling:
         >>> LogitScaling(scale=0.5)(torch.tensor([2.0, 4.0])).tolist()
         [1.0, 2.0]
         """
-        return self.bounded(products if self.scale == 1 else products * self.scale)
+        return self.apply_soft_cap(products if self.scale == 1 else products * self.scale)
 
-    def bounded(self, logits: Tensor) -> Tensor:
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
         """Returns logits that are scaled already, with their soft bound."""
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
@@ -86,12 +86,12 @@ def output_rows(model: nn.Module, tokens: Tensor) -> Tensor | None:
     """Returns the output matrix's rows ``[R, H]`` of some tokens with the scale of the logits,
     float32; None where the matrix is not held as one.
 
-    The soft bound of the logits is not in them (`LogitScaling.bounded`).
+    The soft bound of the logits is not in them (`LogitScaling.apply_soft_cap`).
     """
     loaded: Any = model
     head = loaded.get_output_embeddings()
     scale = LogitScaling.of(loaded.config.get_text_config()).scale
-    with weights_at_hand(head):
+    with onload_weights(head):
         weight = _matrix(head)
         return None if weight is None else weight[tokens.to(weight.device)].float() * scale
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.trees.tree import Tree
-from outpace.targets.hf.attention import BOOLEAN, as_attended
-from outpace.targets.hf.plain import read_plainly, reads_forward, some_tokens
-from outpace.targets.hf.recurrent.families import WITHOUT_KEYS, attends
+from outpace.targets.hf.attention import BOOLEAN, to_attention_mask
+from outpace.targets.hf.plain import dummy_tokens, forward_uncached, is_causal_by_default
+from outpace.targets.hf.recurrent.families import NO_KV_LAYER_TYPES, attends
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ class MaskMaker:
         self._attends = attends(config)
         self._implementation: str = config._attn_implementation
         self._dtype: torch.dtype = loaded.dtype
-        self._reads_forward = reads_forward(model)
+        self._reads_forward = is_causal_by_default(model)
 
     @property
     def has_own(self) -> bool:
@@ -128,7 +128,7 @@ class MaskMaker:
         if not self._types.intersection(_NARROW):
             return self._attended(narrow["sliding_attention"])
         wide = self._attended(layout.seen)
-        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & WITHOUT_KEYS)
+        masks: dict[str, Tensor | None] = dict.fromkeys(self._types & NO_KV_LAYER_TYPES)
         masks |= {name: self._attended(seen) for name, seen in narrow.items()}
         # Some models ask for the mask of a type that none of their layers has.
         types = {"full_attention", *masks, *self._types}
@@ -144,7 +144,7 @@ class MaskMaker:
         return narrow
 
     def _attended(self, seen: Tensor) -> Tensor:
-        return as_attended(seen, self._implementation, self._dtype)
+        return to_attention_mask(seen, self._implementation, self._dtype)
 
 
 # -- windows and chunks: whether a model has those that its configuration names --------------------
@@ -197,11 +197,11 @@ def follows(model: nn.Module, name: str) -> bool:
     Bits are compared, not numbers within a tolerance. Where a model computes the same thing twice
     with other bits it is taken to have a window, and the probe at load then refuses it.
     """
-    ids = some_tokens(model, _TOKENS)
+    ids = dummy_tokens(model, _TOKENS)
     with with_span(model, name, 1):
-        narrow = read_plainly(model, ids)
+        narrow = forward_uncached(model, ids)
     with with_span(model, name, _ANY_LENGTH):
-        wide = read_plainly(model, ids)
+        wide = forward_uncached(model, ids)
     return not torch.equal(narrow, wide)
 
 

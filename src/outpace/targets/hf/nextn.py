@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.attention import as_attended, use_grouped
+from outpace.targets.hf.attention import to_attention_mask, use_grouped
 from outpace.targets.hf.cache import cache_name
 from outpace.targets.hf.kinds import compute_in_float64
 
@@ -88,31 +88,31 @@ class NextNLayers(nn.Module):
         """
         parts = {(each.layer, each.what): part for each, part in _apart(keys, self._keys)}
         parts |= {(each.layer, each.what): part for each, part in _apart(values, self._values)}
-        slots = Slots(parts)
-        found = self._run(x, positions, slots, visible)
-        return found, _together(slots.new, self._keys), _together(slots.new, self._values)
+        cache = EntryCache(parts)
+        found = self._run(x, positions, cache, visible)
+        return found, _together(cache.new, self._keys), _together(cache.new, self._values)
 
-    def _run(self, x: Tensor, positions: Tensor, slots: Slots, visible: Tensor) -> Tensor:
+    def _run(self, x: Tensor, positions: Tensor, cache: EntryCache, visible: Tensor) -> Tensor:
         model: Any = self.decoder
         found: Tensor = model(
             inputs_embeds=x,
             attention_mask=self._masks(visible, x.dtype),
             position_ids=positions,
             use_cache=True,
-            **{self._cache_name: slots},
+            **{self._cache_name: cache},
         ).last_hidden_state
         return found
 
     def _masks(self, visible: Tensor, dtype: torch.dtype) -> Any:
         """The ``attention_mask`` argument: one mask, or one for each type of layer."""
         implementation: str = self.decoder.config._attn_implementation  # type: ignore[union-attr,assignment]
-        wide = as_attended(visible, implementation, dtype)
+        wide = to_attention_mask(visible, implementation, dtype)
         if "sliding_attention" not in self._types or self._window is None:
             return wide
         # What an entry sees is its text, what was drafted on its way, and itself, one at each
         # position and in that order: the last ones are the nearest.
         near = visible & (visible.flip(-1).cumsum(-1).flip(-1) <= self._window)
-        slid = as_attended(near, implementation, dtype)
+        slid = to_attention_mask(near, implementation, dtype)
         types = {"full_attention", *self._types}
         return {name: slid if name == "sliding_attention" else wide for name in types}
 
@@ -120,11 +120,11 @@ class NextNLayers(nn.Module):
     def _find_sizes(self, size: int) -> None:
         """Looks at what one entry leaves in the cache: families differ in their keys."""
         weight = next(self.decoder.parameters())
-        slots = Slots({})
+        cache = EntryCache({})
         one = torch.ones(1, 1, 1, dtype=torch.bool, device=weight.device)
         at = torch.zeros(1, 1, dtype=torch.long, device=weight.device)
-        self._run(weight.new_zeros(1, 1, size), at, slots, one)
-        for (layer, what), new in slots.new.items():
+        self._run(weight.new_zeros(1, 1, size), at, cache, one)
+        for (layer, what), new in cache.new.items():
             piece = _Piece(layer, what, new.shape[1], new.shape[3])
             (self._values if what == "values" else self._keys).append(piece)
 
@@ -159,7 +159,7 @@ def _together(new: dict[tuple[int, str], Tensor], pieces: Sequence[_Piece]) -> T
     )
 
 
-class Slots:
+class EntryCache:
     """What a text model takes for its cache."""
 
     is_compileable = False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from outpace.targets.hf.attention import as_attended, kernels_on
+from outpace.targets.hf.attention import sdpa_backends_for, to_attention_mask
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
 from outpace.targets.hf.lock import model_lock
 
@@ -18,7 +18,7 @@ _SOURCE = 4
 
 
 @torch.inference_mode()
-def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tensor:
+def forward_uncached(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tensor:
     """Returns ``[T, V]``: the logits after each token of the text.
 
     arguments: further ones of the model, such as ``position_ids`` ``[1, T]``.
@@ -26,7 +26,7 @@ def read_plainly(model: nn.Module, ids: Sequence[int], **arguments: Any) -> Tens
     loaded: Any = model
     tokens = torch.tensor([list(ids)], device=loaded.device)
     arguments = {**forward_mask(model, len(ids)), **arguments}
-    with model_lock(model), kernels_on(loaded.device):
+    with model_lock(model), sdpa_backends_for(loaded.device):
         logits: Tensor = model(**of_texts(model, tokens), use_cache=False, **arguments).logits
     return logits[0]
 
@@ -36,12 +36,12 @@ def of_texts(model: nn.Module, tokens: Tensor) -> dict[str, Any]:
     decoder, from some source."""
     if not is_encoder_decoder(model):
         return {"input_ids": tokens}
-    states = some_states(model, _SOURCE).expand(len(tokens), -1, -1)
+    states = dummy_states(model, _SOURCE).expand(len(tokens), -1, -1)
     source = BaseModelOutput(last_hidden_state=states)
     return {"decoder_input_ids": tokens, "encoder_outputs": source}
 
 
-def reads_forward(model: nn.Module) -> bool:
+def is_causal_by_default(model: nn.Module) -> bool:
     """Returns whether a text is read from left to right where no mask says so. Without a mask
     PaliGemma's language model reads it both ways, as it does prompts; what it writes it reads from
     left to right. Of a model of text alone this is not asked: such a one writes nothing."""
@@ -55,28 +55,28 @@ def reads_forward(model: nn.Module) -> bool:
 def forward_mask(model: nn.Module, length: int) -> dict[str, Tensor]:
     """Returns the ``attention_mask`` argument with which a text is read from left to right; nothing
     for a model that needs none."""
-    if reads_forward(model):
+    if is_causal_by_default(model):
         return {}
     loaded: Any = model
     seen = torch.ones(1, length, length, dtype=torch.bool, device=loaded.device).tril()
     implementation = loaded.config.get_text_config()._attn_implementation
-    return {"attention_mask": as_attended(seen, implementation, loaded.dtype)}
+    return {"attention_mask": to_attention_mask(seen, implementation, loaded.dtype)}
 
 
-def rounds_inputs(model: nn.Module) -> bool:
+def quantizes_inputs(model: nn.Module) -> bool:
     """Returns whether the model's passes are our own code's, and round what they multiply: then a
     pass by transformers' code has somewhat other logits."""
-    return bool(getattr(model.forward, "rounds_inputs", False))
+    return bool(getattr(model.forward, "quantizes_inputs", False))
 
 
-def some_tokens(model: nn.Module, count: int, first: int = 3) -> list[int]:
+def dummy_tokens(model: nn.Module, count: int, first: int = 3) -> list[int]:
     """Returns a text of ``count`` token ids, neighbours different."""
     loaded: Any = model
     size = loaded.config.get_text_config().vocab_size
     return [(first + 7 * index) % size for index in range(count)]
 
 
-def some_states(model: nn.Module, count: int, seed: int = 0) -> Tensor:
+def dummy_states(model: nn.Module, count: int, seed: int = 0) -> Tensor:
     """Returns ``[count, H]``, what an encoder might have made of a source: drawn numbers."""
     loaded: Any = model
     encoder = getattr(loaded.config, "encoder", None)

@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from outpace.targets.hf.attention import as_attended
-from outpace.targets.hf.exchanging import (
-    changed_result,
-    exchanged_argument,
-    exchanged_attribute,
-)
-from outpace.targets.hf.extra import Extra, Pass
+from outpace.targets.hf.attention import to_attention_mask
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.masks import PassLayout
+from outpace.targets.hf.patching import (
+    patch_argument,
+    patch_attribute,
+    patch_output,
+)
+from outpace.targets.hf.runner_hooks import PassInfo, RunnerHooks
 
 
 class PositionPatch(ABC):
@@ -43,11 +43,11 @@ class PositionPatch(ABC):
         is as it was."""
 
 
-class PositionPatches(Extra):
+class PositionPatches(RunnerHooks):
     """All that one model needs; for most models nothing, since they take ``position_ids``."""
 
     needs_layout = True
-    prevents_fixed = "counts positions by slots of the cache"
+    why_not_fixed = "counts positions by slots of the cache"
 
     def __init__(self, model: nn.Module) -> None:
         # The decoder of an encoder-decoder has patches of its own (`seq2seq.decoder`).
@@ -59,7 +59,7 @@ class PositionPatches(Extra):
         """Whether any part of the model counts otherwise than by ``position_ids``."""
         return bool(self._patches)
 
-    def around(self, given: Pass) -> AbstractContextManager[None]:
+    def around(self, given: PassInfo) -> AbstractContextManager[None]:
         assert given.layout is not None
         return self.applied(given.layout)
 
@@ -97,7 +97,7 @@ class BiasByRow(PositionPatch):
             bias = _by_slot(make(_text_like(layout), heads, dtype), layout)
             return bias.reshape(-1, 1, bias.shape[-1])  # [A * H, 1, S]
 
-        with exchanged_attribute(self._module, "build_alibi_tensor", placed):
+        with patch_attribute(self._module, "build_alibi_tensor", placed):
             yield
 
 
@@ -121,11 +121,11 @@ class BiasInMask(PositionPatch):
         module = self._module
         with ExitStack() as stack:
             # Without the option the model adds no bias by slot, and turns queries and keys: by 0.
-            stack.enter_context(exchanged_attribute(module, "use_alibi", False))
-            stack.enter_context(exchanged_attribute(module.rotary_emb, "forward", _unturned))
+            stack.enter_context(patch_attribute(module, "use_alibi", False))
+            stack.enter_context(patch_attribute(module.rotary_emb, "forward", _unturned))
             mask = self._mask(layout)
             for block in module.h:
-                stack.enter_context(exchanged_argument(block, "attention_mask", mask))
+                stack.enter_context(patch_argument(block, "attention_mask", mask))
             yield
 
     def _mask(self, layout: PassLayout) -> Tensor:
@@ -196,8 +196,8 @@ class BlockIndexer(PositionPatch):
             return self._mask(picked, of_slot, layout, blocks)
 
         with (
-            exchanged_attribute(self._module, "forward", pick),
-            exchanged_attribute(self._module, "build_block_mask", mask),
+            patch_attribute(self._module, "forward", pick),
+            patch_attribute(self._module, "build_block_mask", mask),
         ):
             yield
 
@@ -265,10 +265,10 @@ class LocalWindow(PositionPatch):
         slots = layout.seen.shape[-1]
         everything = torch.ones((), dtype=torch.bool, device=layout.seen.device)
         dtype: torch.dtype = self._module.q_proj.weight.dtype
-        mask = as_attended(layout.within(self._window), self._attention, dtype)
+        mask = to_attention_mask(layout.within(self._window), self._attention, dtype)
         with (
-            exchanged_attribute(self._module, "bias", everything.expand(1, 1, slots, slots)),
-            exchanged_argument(self._module, "attention_mask", mask),
+            patch_attribute(self._module, "bias", everything.expand(1, 1, slots, slots)),
+            patch_argument(self._module, "attention_mask", mask),
         ):
             yield
 
@@ -296,7 +296,7 @@ class PositionTable(PositionPatch):
 
     @contextmanager
     def applied(self, layout: PassLayout) -> Iterator[None]:
-        with exchanged_attribute(self._table, "forward", looked_up(self._table, layout.positions)):
+        with patch_attribute(self._table, "forward", looked_up(self._table, layout.positions)):
             yield
 
 
@@ -331,8 +331,8 @@ class Temperature(PositionPatch):
         steps = torch.floor((layout.positions.float() + 1.0) / module.floor_scale)
         scales = (torch.log1p(steps) * module.attn_scale + 1.0)[..., None]  # [A, T, 1]
         with (
-            exchanged_attribute(module, "attn_temperature_tuning", False),
-            changed_result(module.q_proj, lambda queries: (queries * scales).to(queries.dtype)),
+            patch_attribute(module, "attn_temperature_tuning", False),
+            patch_output(module.q_proj, lambda queries: (queries * scales).to(queries.dtype)),
         ):
             yield
 

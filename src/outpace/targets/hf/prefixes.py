@@ -16,8 +16,8 @@ WORTHWHILE = 16
 
 
 @dataclass(frozen=True, eq=False)
-class SavedText:
-    """What a text has cached."""
+class SavedPrefix:
+    """What a text has cached, which texts that begin alike take over."""
 
     slots: Sequence[Tensor] = ()
     """Its part of each buffer, ``[H, T, D]``."""
@@ -41,7 +41,7 @@ class SavedText:
         return max((slot + 1 for slot in self.states if slot < whole), default=0)
 
 
-class SavedTexts:
+class PrefixStore:
     """The keys and values of texts that have ended, at most ``limit`` of them, and of at most
     ``tokens`` tokens together.
 
@@ -52,7 +52,7 @@ class SavedTexts:
     def __init__(self, limit: int, tokens: int | None = None) -> None:
         self.limit = limit
         self.tokens = tokens
-        self._texts: OrderedDict[tuple[int, ...], SavedText] = OrderedDict()
+        self._texts: OrderedDict[tuple[int, ...], SavedPrefix] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -67,7 +67,7 @@ class SavedTexts:
         may have together, since all others would leave, and then this one."""
         return self.tokens is None or count <= self.tokens
 
-    def add(self, tokens: Sequence[int], saved: SavedText) -> None:
+    def add(self, tokens: Sequence[int], saved: SavedPrefix) -> None:
         """Keeps a text that it `takes`.
 
         saved: its keys and values, one for each token that another text can take, and states.
@@ -82,16 +82,16 @@ class SavedTexts:
     def _too_many(self) -> bool:
         return self.tokens is not None and sum(map(len, self._texts)) > self.tokens
 
-    def find(self, tokens: Sequence[int]) -> tuple[int, SavedText]:
+    def find(self, tokens: Sequence[int]) -> tuple[int, SavedPrefix]:
         """Returns how many of these tokens, from their beginning, the most similar text can lend,
         and what it has cached; 0 where it is not worth while."""
         wanted = tuple(tokens)
         lent = (
             (saved.reach(_common(text, wanted)), text, saved) for text, saved in self._texts.items()
         )
-        most, best, saved = max(lent, key=itemgetter(0, 1), default=(0, (), SavedText()))
+        most, best, saved = max(lent, key=itemgetter(0, 1), default=(0, (), SavedPrefix()))
         if most < WORTHWHILE:
-            return 0, SavedText()
+            return 0, SavedPrefix()
         self._texts.move_to_end(best)
         return most, saved
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.targets.base import ReadPart, States
+from outpace.targets.base import HiddenStates, PrefillChunk
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.vision.images import feed_piece
 from outpace.targets.hf.vision.prompt import ImagePrompt
@@ -26,16 +26,17 @@ class RowPrompt:
 
 
 class Prompts:
-    """The prompts of the rows, of which the first ``ready`` are read but for their last tokens."""
+    """The prompts of the rows, of which the first ``num_ready_rows`` are read but for their last
+    tokens."""
 
     def __init__(self, runner: Runner, fixed_pieces: bool) -> None:
         """fixed_pieces: prompts are read one by one, in pieces that depend on nothing but their
         lengths."""
         self._runner = runner
         self._fixed_pieces = fixed_pieces
-        self._padding = PADDING if runner.reads_padding else 1.0
+        self._padding = PADDING if runner.supports_padding else 1.0
         self._rows: list[RowPrompt] = []
-        self.ready = 0
+        self.num_ready_rows = 0
 
     def __getitem__(self, row: int) -> RowPrompt:
         return self._rows[row]
@@ -47,28 +48,29 @@ class Prompts:
     def fork(self, row: int) -> None:
         """Adds a row with a prompt that is read already."""
         self._rows.append(RowPrompt(self._rows[row].tokens))
-        self.ready += 1
+        self.num_ready_rows += 1
 
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps these rows."""
         self._rows = [self._rows[row] for row in rows]
-        self.ready = sum(row < self.ready for row in rows)
+        self.num_ready_rows = sum(row < self.num_ready_rows for row in rows)
 
-    def fill(self, token_budget: int, layers: frozenset[int], whole: bool) -> list[ReadPart]:
-        """As `Target.fill`. The tokens of sources count as those of prompts do."""
+    def prefill(self, token_budget: int, layers: frozenset[int], whole: bool) -> list[PrefillChunk]:
+        """As `Target.prefill`. The tokens of sources count as those of prompts do."""
         runner = self._runner
         if runner.sources is not None:
-            spent = runner.sources.encode(self.ready, token_budget)
+            spent = runner.sources.encode(self.num_ready_rows, token_budget)
             token_budget = max(1, token_budget - spent)
-        if self.ready and self._left(0) > 0:
-            self.ready = 0  # their first round, which was to read the rest, came to nothing
+        if self.num_ready_rows and self._left(0) > 0:
+            # Their first round, which was to read the rest, came to nothing.
+            self.num_ready_rows = 0
         # Where states are wanted they are there before the first round, however prompts are read.
         first = not (layers or whole)
-        if self.ready == 0 and first and self._fit_the_first_pass(token_budget):
-            self.ready = runner.active
+        if self.num_ready_rows == 0 and first and self._fit_the_first_pass(token_budget):
+            self.num_ready_rows = runner.active
             return []
-        unread = self._rows[self.ready :]
-        runner.reserve(self.ready, [len(row.tokens) + 1 for row in unread])
+        unread = self._rows[self.num_ready_rows :]
+        runner.reserve(self.num_ready_rows, [len(row.tokens) + 1 for row in unread])
         found = []
         while self._skip_read_rows() < self._readable and token_budget > 0:
             part = self._read_some(token_budget, layers)
@@ -98,9 +100,9 @@ class Prompts:
 
     def _skip_read_rows(self) -> int:
         """Counts as ready the rows whose prompts are read, up to the first that is not."""
-        while self.ready < self._readable and self._left(self.ready) == 0:
-            self.ready += 1
-        return self.ready
+        while self.num_ready_rows < self._readable and self._left(self.num_ready_rows) == 0:
+            self.num_ready_rows += 1
+        return self.num_ready_rows
 
     def _next_chunk(self, budget: int) -> list[list[int]]:
         """The tokens that the next rows read in one pass."""
@@ -108,7 +110,7 @@ class Prompts:
             budget = PREFILL_CHUNK
         found: list[list[int]] = []
         width = total = 0
-        for row in range(self.ready, self._readable):
+        for row in range(self.num_ready_rows, self._readable):
             begin = self._runner.lengths[row]
             size = min(self._left(row), PREFILL_CHUNK, budget - total)
             width, total = max(width, size), total + size
@@ -118,19 +120,19 @@ class Prompts:
             found.append(list(self._rows[row].tokens[begin : begin + size]))
         return found
 
-    def _read_some(self, budget: int, layers: frozenset[int]) -> ReadPart:
+    def _read_some(self, budget: int, layers: frozenset[int]) -> PrefillChunk:
         """Reads what the next rows read in one pass."""
-        first = self.ready
+        first = self.num_ready_rows
         images = self._rows[first].images
         if images is not None:
             return self._read_images(first, images, budget, layers)
         tokens = self._next_chunk(budget)
         output = self._runner.prefill(first, tokens, **asking_for(layers))
-        return ReadPart(range(first, first + len(tokens)), tokens, states_of(output, layers))
+        return PrefillChunk(range(first, first + len(tokens)), tokens, states_of(output, layers))
 
     def _read_images(
         self, row: int, images: ImagePrompt, budget: int, layers: frozenset[int]
-    ) -> ReadPart:
+    ) -> PrefillChunk:
         """Reads the next piece of a prompt with images."""
         # The last token of a prompt is read with those that see it. It is the root of the first
         # round all the same, which writes it to its slot once more as it is.
@@ -140,7 +142,7 @@ class Prompts:
         known = list(prompt[begin : lengths[row]])
         if lengths[row] >= min(last, len(images)):
             self._rows[row].images = None
-        return ReadPart([row], [known], states_of(output, layers, len(known)))
+        return PrefillChunk([row], [known], states_of(output, layers, len(known)))
 
 
 def asking_for(layers: Iterable[int]) -> dict[str, Any]:
@@ -148,6 +150,6 @@ def asking_for(layers: Iterable[int]) -> dict[str, Any]:
     return {"output_hidden_states": True} if layers else {}
 
 
-def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> States:
+def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> HiddenStates:
     """Returns the hidden states of a pass's first ``columns`` columns, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}

@@ -1,4 +1,4 @@
-"""Runs one model over ragged rows: the pass of a plan, and the lengths that follow it."""
+"""Runs one model over ragged rows: its passes, and the lengths that follow them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.cpu.weights.blocks import block_bytes
-from outpace.targets.hf.attention import kernels_on
-from outpace.targets.hf.device_map import is_laid_out
-from outpace.targets.hf.extents import PassSlots
-from outpace.targets.hf.extra import Extra, Pass
-from outpace.targets.hf.fixed import FixedPasses, FixedShapes
+from outpace.targets.hf.attention import sdpa_backends_for
+from outpace.targets.hf.device_map import is_multi_device
+from outpace.targets.hf.fixed import FixedShapeConfig, FixedShapeRunner
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
@@ -32,17 +30,19 @@ from outpace.targets.hf.masks import (
     chain_positions,
     tree_layout,
 )
+from outpace.targets.hf.model_snapshot import ModelSnapshot
 from outpace.targets.hf.position_patches import PositionPatches
-from outpace.targets.hf.prefixes import SavedText
+from outpace.targets.hf.prefixes import SavedPrefix
 from outpace.targets.hf.recurrent.families import (
     FIRST_LAYER_FIRST,
     cache_arguments,
     cache_for,
 )
 from outpace.targets.hf.recurrent.states import StateCache
-from outpace.targets.hf.recurrent.steps import TRIAL, Steps
+from outpace.targets.hf.recurrent.steps import TRIAL, ColumnStepper
+from outpace.targets.hf.runner_hooks import PassInfo, RunnerHooks
 from outpace.targets.hf.seq2seq.sources import Sources
-from outpace.targets.hf.setting import Setting
+from outpace.targets.hf.slot_ranges import PassSlots
 from outpace.targets.hf.vision.prompt import text_offset
 from outpace.targets.hf.weights import pass_bytes
 
@@ -51,8 +51,8 @@ PREFILL_CHUNK = 512
 
 
 class Runner:
-    """One model, its cache, what else it needs (`Extra`), and ``lengths``: how many tokens of each
-    row are cached.
+    """One model, its cache, what else it needs (`RunnerHooks`), and ``lengths``: how many tokens of
+    each row are cached.
 
     Rows 0..active-1 are in use and every pass covers all of them, but for a prefill, which covers
     the rows that it is given. ``forward`` never changes a length: the caller commits what it
@@ -64,7 +64,7 @@ class Runner:
         model: nn.Module,
         rows: int,
         max_length: int,
-        fixed: FixedShapes | None = None,
+        fixed: FixedShapeConfig | None = None,
         kv_cache_dtype: KVCacheDtype = "auto",
         device: torch.device | None = None,
     ) -> None:
@@ -88,28 +88,28 @@ class Runner:
         self.dtype: torch.dtype = self.model.dtype
         self.cache = cache_for(self.model, rows, self._own_device, kv_cache_dtype)
         self.text_offset = text_offset(self.model)  # of a row without images
-        self.setting = Setting.of(self.model)
+        self.snapshot = ModelSnapshot.of(self.model)
         self._lock = model_lock(model)
         self._mask = MaskMaker(self.model, max_length)
         self._cached = cache_arguments(self.model, self.cache)
-        self.steps: Steps | None = None
+        self.steps: ColumnStepper | None = None
         if isinstance(self.cache, StateCache):
-            self.steps = Steps(self.cache, lambda: Runner(model, 1, TRIAL))
+            self.steps = ColumnStepper(self.cache, lambda: Runner(model, 1, TRIAL))
         positions = PositionPatches(model)
         found = (self.sources, self.steps, positions if positions.needed else None)
-        self.extras: list[Extra] = [extra for extra in found if extra is not None]
-        self._needs_layout = any(extra.needs_layout for extra in self.extras)
-        self._fewest_columns = max((extra.fewest_columns for extra in self.extras), default=1)
-        self.reads_padding = all(extra.reads_padding for extra in self.extras)
+        self.hooks: list[RunnerHooks] = [hook for hook in found if hook is not None]
+        self._needs_layout = any(hook.needs_layout for hook in self.hooks)
+        self._min_columns = max((hook.min_columns for hook in self.hooks), default=1)
+        self.supports_padding = all(hook.supports_padding for hook in self.hooks)
         """Whether rows of different lengths may be read in one pass, the shorter ones with padding:
         a state that has read padding would be of no use."""
-        self.fixed: FixedPasses | None = None
+        self.fixed: FixedShapeRunner | None = None
         if fixed is not None:
-            self.run_fixed(fixed)
+            self.use_fixed_shapes(fixed)
         if self.steps is not None:
             self.steps.find_mixers(self)
 
-    def run_fixed(self, shapes: FixedShapes) -> None:
+    def use_fixed_shapes(self, shapes: FixedShapeConfig) -> None:
         """Runs passes whose shapes come again and again in this way from now on.
 
         Raises ``ConfigError`` where that is required and the model has no such passes.
@@ -120,11 +120,13 @@ class Runner:
                 f"the passes of {self._name} are not compiled or recorded, since {reason}"
             )
         else:
-            self.fixed = FixedPasses(shapes, self.model, self.cache, self._mask, self.max_length)
+            self.fixed = FixedShapeRunner(
+                shapes, self.model, self.cache, self._mask, self.max_length
+            )
 
-    def _why_not_fixed(self, shapes: FixedShapes) -> str | None:
+    def _why_not_fixed(self, shapes: FixedShapeConfig) -> str | None:
         """Why the model's passes have no fixed shapes, None if they have."""
-        for reason in (extra.prevents_fixed for extra in self.extras):
+        for reason in (hook.why_not_fixed for hook in self.hooks):
             if reason is not None and shapes.columns is None:
                 return f"it {reason}"
             if reason is not None:
@@ -133,7 +135,7 @@ class Runner:
                     "leave batch_invariant out."
                 )
         compiled = shapes.forward is not self.model
-        if is_laid_out(self.model):
+        if is_multi_device(self.model):
             return "its parts lie on several devices"
         if block_bytes(self.model) and (compiled or shapes.columns is None):
             return "its weights are in blocks, which our own code computes"
@@ -162,7 +164,7 @@ class Runner:
     @property
     def nbytes(self) -> int:
         """Bytes that are cached of all rows."""
-        return self.cache.nbytes + sum(extra.nbytes for extra in self.extras)
+        return self.cache.nbytes + sum(hook.nbytes for hook in self.hooks)
 
     @property
     def supports_partial_logits(self) -> bool:
@@ -172,15 +174,15 @@ class Runner:
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def admit(self, count: int, source: Source | None = None) -> None:
+    def admit(self, count: int, source: EncoderInputs | None = None) -> None:
         """Adds ``count`` empty rows after the active ones; ``ConfigError`` for a changed model.
 
         source: what an encoder reads. A model without one does not look at it.
         """
-        self.setting.check(self.model)
+        self.snapshot.check(self.model)
         self.cache.admit(count)
-        for extra in self.extras:
-            extra.admit(count, source)
+        for hook in self.hooks:
+            hook.admit(count, source)
         self.lengths += [0] * count
         self.offsets += [self.text_offset] * count
 
@@ -188,8 +190,8 @@ class Runner:
         """Adds a row that begins with the first ``length`` tokens cached of another row, so that
         they are not read again; returns its number."""
         row = self.cache.fork(source, length)
-        for extra in self.extras:
-            extra.fork(source)
+        for hook in self.hooks:
+            hook.fork(source)
         self.lengths.append(length)
         self.offsets.append(self.offsets[source])
         return row
@@ -197,8 +199,8 @@ class Runner:
     def retain(self, rows: Sequence[int]) -> None:
         """Keeps only these rows (ascending), renumbered from 0."""
         self.cache.retain(rows)
-        for extra in self.extras:
-            extra.retain(rows)
+        for hook in self.hooks:
+            hook.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self.offsets = [self.offsets[row] for row in rows]
 
@@ -206,14 +208,14 @@ class Runner:
         """Forgets all rows, whatever state an interruption has left."""
         self.lengths, self.offsets = [], []
         self.cache.reset()
-        for extra in self.extras:
-            extra.reset()
+        for hook in self.hooks:
+            hook.reset()
 
-    def save(self, row: int, length: int) -> SavedText:
+    def save(self, row: int, length: int) -> SavedPrefix:
         """Returns copies of what is cached of the first ``length`` tokens of a row."""
         return self.cache.saved(row, length)
 
-    def restore(self, row: int, saved: SavedText, length: int) -> None:
+    def restore(self, row: int, saved: SavedPrefix, length: int) -> None:
         """Lets a row that has cached nothing begin with the first ``length`` saved tokens."""
         self.reserve(row, [length])
         self.cache.restore(row, saved, length)
@@ -260,7 +262,7 @@ class Runner:
         """Caches the prompts into the rows from ``first`` on, padded to the longest of them, and
         commits them; returns the model's output for the last chunk of them."""
         output = None
-        if not self.reads_padding and len(set(map(len, prompts))) > 1:
+        if not self.supports_padding and len(set(map(len, prompts))) > 1:
             for row, prompt in enumerate(prompts, first):
                 output = self.prefill(row, [prompt], **options)
             return output
@@ -280,7 +282,7 @@ class Runner:
         tree: Tree | None = None,
         first: int = 0,
         through: Callable[..., Any] | None = None,
-        certain: int | None = None,
+        num_committed: int | None = None,
         **options: Any,
     ) -> PassOutput:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
@@ -290,21 +292,21 @@ class Runner:
         first: the first of the rows.
         through: stands for the model in this pass, which is then neither compiled nor recorded: a
         part of the model, or the model itself with modules that are changed for this pass.
-        certain: how many first columns are committed in any case, so that no row will go on from
-        within them; by default those without logits.
+        num_committed: how many first columns are committed in any case, so that no row will go on
+        from within them; by default those without logits.
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
         tokens, tree = tokens.to(self._own_device), tree and tree.to(self._own_device)
         # Parts of the model may be exchanged for this pass.
-        with self._lock, kernels_on(self._own_device):
+        with self._lock, sdpa_backends_for(self._own_device):
             if self.fixed is not None and through is None and not first:
                 output = self.fixed.run(tokens, keep, tree, options, self.lengths, self.offsets)
                 if output is not None:
                     self.passes += 1
                     return output.to(self.device)
             rows, columns = tokens.shape
-            added = max(0, self._fewest_columns - columns)
+            added = max(0, self._min_columns - columns)
             if added:
                 tokens = pad(tokens, (0, added))  # nobody sees these
             starts = self.lengths[first : first + rows]
@@ -320,14 +322,14 @@ class Runner:
                 "attention_mask": mask,
                 "logits_to_keep": keep + added,
             }
-            if certain is None:
+            if num_committed is None:
                 pending = columns if tree is None else columns - tree.size
-                certain = max(0, min(columns - keep, pending - 1))
-            given = Pass(first, starts, slots.columns, tree, certain, layout)
+                num_committed = max(0, min(columns - keep, pending - 1))
+            given = PassInfo(first, starts, slots.columns, tree, num_committed, layout)
             self.passes += 1
             with ExitStack() as stack:
-                for extra in self.extras:
-                    stack.enter_context(extra.around(given))
+                for hook in self.hooks:
+                    stack.enter_context(hook.around(given))
                 output = (through or self.model)(**arguments)
             # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
             logits = output.logits[:, -(keep + added) :]

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from outpace.targets.hf.extents import Extent, PassSlots
-from outpace.targets.hf.kv_dtype import EightBits
+from outpace.targets.hf.kv_dtype import KVQuantization
+from outpace.targets.hf.slot_ranges import PassSlots, SlotRange
 
 
 class Owner(Protocol):
     """What layers ask their cache."""
 
-    bits: EightBits | None
+    bits: KVQuantization | None
     capacity: int
     slots: PassSlots
 
@@ -107,8 +107,8 @@ class SlotLayer(CacheLayerMixin):
         found = (getattr(self, name) for name in self.NAMES)
         return [buffer for buffer in found if buffer is not None]
 
-    def exchange(self, moves: Sequence[tuple[Extent, Extent]], capacity: int) -> None:
-        """Makes buffers of another size, with the content of extents at their new places."""
+    def exchange(self, moves: Sequence[tuple[SlotRange, SlotRange]], capacity: int) -> None:
+        """Makes buffers of another size, with the content of ranges at their new places."""
         for name in self.NAMES:
             buffer = getattr(self, name)
             if buffer is not None:
@@ -131,7 +131,7 @@ def _write(buffer: Tensor, states: Tensor, slots: PassSlots) -> None:
         first = spacing.first + start
         _rows_of(buffer, slots.rows, first, spacing.distance, slots.columns).copy_(states)
     else:
-        buffer.index_copy_(1, slots.written, states.transpose(0, 1).flatten(1, 2))
+        buffer.index_copy_(1, slots.slot_mapping, states.transpose(0, 1).flatten(1, 2))
 
 
 def seen(buffer: Tensor, slots: PassSlots) -> Tensor:
@@ -165,16 +165,16 @@ class SlotLayers(list[SlotLayer]):
         return super().__getitem__(index)
 
 
-def copy_extent(source: Tensor, old: Extent, target: Tensor, new: Extent) -> None:
-    """Copies what is in an extent of a buffer ``[H, S, D]`` into one of another."""
+def copy_range(source: Tensor, old: SlotRange, target: Tensor, new: SlotRange) -> None:
+    """Copies what is in a range of a buffer ``[H, S, D]`` into one of another."""
     size = min(old.size, new.size)
     target.narrow(1, new.first, size).copy_(source.narrow(1, old.first, size))
 
 
-def _moved(buffer: Tensor, moves: Iterable[tuple[Extent, Extent]], capacity: int) -> Tensor:
-    """Returns a buffer of ``capacity`` slots with the content of extents at their new places."""
+def _moved(buffer: Tensor, moves: Iterable[tuple[SlotRange, SlotRange]], capacity: int) -> Tensor:
+    """Returns a buffer of ``capacity`` slots with the content of ranges at their new places."""
     heads, _, dim = buffer.shape
     exchanged = buffer.new_zeros(heads, capacity, dim)
     for old, new in moves:
-        copy_extent(buffer, old, exchanged, new)
+        copy_range(buffer, old, exchanged, new)
     return exchanged

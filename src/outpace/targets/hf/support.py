@@ -17,17 +17,17 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.hf import device_map, kinds
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
 from outpace.targets.hf.kinds import is_encoder_decoder, reads_sources
-from outpace.targets.hf.plain import reads_forward
+from outpace.targets.hf.plain import is_causal_by_default
 from outpace.targets.hf.position_patches import PositionPatches
-from outpace.targets.hf.recurrent.families import STATES, WITHOUT_KEYS, keeps_states
+from outpace.targets.hf.recurrent.families import NO_KV_LAYER_TYPES, STATES, has_recurrent_states
 from outpace.targets.hf.runner import PREFILL_CHUNK
-from outpace.targets.hf.seq2seq.inputs import FEATURES, heard_shape
+from outpace.targets.hf.seq2seq.inputs import FEATURES, audio_feature_shape
 
 MASKED = INDEXED_LAYERS | {"full_attention", "sliding_attention", "chunked_attention"}
 """Types of layers whose masks are known."""
 MASKABLE = BOOLEAN | {"eager"}
 
-MOST_LAYERS = 2_000
+MAX_LAYERS = 2_000
 """Many times those of the largest models. transformers makes all layers before it looks for their
 weights, so that a damaged number would keep it busy until memory ends."""
 
@@ -86,7 +86,7 @@ def check_config(config: Any) -> None:
             "(architectures): download or save the model again."
         )
     layers = getattr(text, "num_hidden_layers", None)
-    if layers is not None and not (is_whole(layers) and 0 < layers <= MOST_LAYERS):
+    if layers is not None and not (is_whole(layers) and 0 < layers <= MAX_LAYERS):
         raise UnsupportedModel(
             f"{name} has {shown(layers)} layers by its config.json (num_hidden_layers): download "
             "or save the model again."
@@ -95,7 +95,7 @@ def check_config(config: Any) -> None:
     if reads_sources(config):
         _check_encoder_decoder_config(config)
     _check_states(config)
-    unknown = layer_types - MASKED - WITHOUT_KEYS - STATES
+    unknown = layer_types - MASKED - NO_KV_LAYER_TYPES - STATES
     if unknown:
         raise UnsupportedModel(
             f"{name} has layers of type {sorted(unknown)}, for which no mask of "
@@ -139,7 +139,7 @@ def check(model: nn.Module) -> None:
         )
     check_config(config)
     name = type(model).__name__
-    if device_map.is_laid_out(model):
+    if device_map.is_multi_device(model):
         device_map.check(model, _why_on_one_device(model))
     if not hasattr(config.get_text_config(), "vocab_size"):
         raise UnsupportedModel(
@@ -156,7 +156,7 @@ def check(model: nn.Module) -> None:
             "with attn_implementation='sdpa'."
         )
     window = getattr(config.get_text_config(), "sliding_window", None)
-    if window is not None and not reads_forward(model):
+    if window is not None and not is_causal_by_default(model):
         raise UnsupportedModel(
             f"{name} reads prompts both ways and has sliding windows, but takes no mask for each "
             "type of layer: use another model, such as PaliGemma 1."
@@ -168,7 +168,7 @@ def _why_on_one_device(model: nn.Module) -> str | None:
     loaded: Any = model
     if is_encoder_decoder(model):
         return "is an encoder-decoder"
-    if keeps_states(loaded.config):
+    if has_recurrent_states(loaded.config):
         return "keeps recurrent states"
     if PositionPatches(model).needed:
         return "counts positions by slots of the cache"
@@ -221,7 +221,9 @@ def _check_encoder(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` where the encoder reads what outpace cannot give it."""
     loaded: Any = model
     reads: str = loaded.main_input_name
-    if reads == "input_ids" or (reads == FEATURES and heard_shape(loaded.config) is not None):
+    if reads == "input_ids" or (
+        reads == FEATURES and audio_feature_shape(loaded.config) is not None
+    ):
         return
     raise UnsupportedModel(
         f"the encoder of {type(model).__name__} reads {reads!r} in a form of its own, and outpace "

@@ -17,18 +17,18 @@ from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import (
     KVCacheDtype,
-    Plan,
+    PrefillChunk,
     PromptInputs,
-    ReadPart,
+    ScoreInputs,
     Scores,
     SubLayers,
     Target,
 )
 from outpace.targets.cpu.threads import ThreadLimit
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.device_map import is_laid_out
-from outpace.targets.hf.fixed import FixedShapes
-from outpace.targets.hf.invariance import COLUMNS, BatchInvariance
+from outpace.targets.hf.device_map import is_multi_device
+from outpace.targets.hf.fixed import FixedShapeConfig
+from outpace.targets.hf.invariance import INVARIANT_COLUMNS, BatchInvariance
 from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import LogitScaling
@@ -41,8 +41,8 @@ from outpace.targets.hf.partial.parts import (
     WithoutSubLayers,
     pass_after,
 )
-from outpace.targets.hf.plain import forward_mask, rounds_inputs
-from outpace.targets.hf.prefixes import SavedTexts
+from outpace.targets.hf.plain import forward_mask, quantizes_inputs
+from outpace.targets.hf.prefixes import PrefixStore
 from outpace.targets.hf.prompts import Prompts, RowPrompt, asking_for, states_of
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.vision.images import Images
@@ -66,8 +66,8 @@ class HFTarget(Target):
         model: nn.Module,
         rows: int,
         max_length: int,
-        fixed: FixedShapes | None = None,
-        saved: SavedTexts | None = None,
+        fixed: FixedShapeConfig | None = None,
+        saved: PrefixStore | None = None,
         invariant: bool = False,
         kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
@@ -79,9 +79,9 @@ class HFTarget(Target):
         Raises ``ConfigError`` for what the model cannot do.
         """
         self.model: Any = model
-        self.rows, self.max_length = rows, max_length
-        self._saved = SavedTexts(0) if saved is None else saved
-        self.reuses = self._saved.limit > 0
+        self.max_rows, self.max_length = rows, max_length
+        self._saved = PrefixStore(0) if saved is None else saved
+        self.has_prefix_cache = self._saved.limit > 0
         shown = not is_encoder_decoder(model) and bool(placeholders(self.model.config))
         self._images = Images(model) if shown else None
         self._check_composition(invariant)
@@ -89,14 +89,14 @@ class HFTarget(Target):
         """How its passes are alike, if they shall be."""
         if invariant:
             self.invariance = BatchInvariance.of(model, rows, one_shape=fixed is not None)
-            self.chains_only, self.most_nodes = fixed is not None, self.invariance.most_nodes
-            fixed = None if fixed is None else replace(fixed, columns=COLUMNS)
+            self.chains_only, self.max_nodes = fixed is not None, self.invariance.max_nodes
+            fixed = None if fixed is None else replace(fixed, columns=INVARIANT_COLUMNS)
         self.kv_cache_dtype = kv_cache_dtype
         self.runner = Runner(model, rows, max_length, fixed, kv_cache_dtype)
         self.device, self.dtype = self.runner.device, self.runner.dtype
         self._scaling = LogitScaling.of(self.runner.config)
         self._prompts = Prompts(self.runner, fixed_pieces=invariant)
-        self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last plan; a chain?
+        self._scored: tuple[int, bool] = (0, True)  # pending tokens of the last pass; a chain?
         # By number of layers: the first ones, without norm and head, and those after them.
         self._halves: dict[int, tuple[LowerLayers, UpperLayers]] = {}
         self._aux_forward: AuxForward | None = None
@@ -112,29 +112,29 @@ class HFTarget(Target):
                 f"{name} reads more than tokens, which passes of one shape cannot: leave "
                 "batch_invariant out."
             )
-        if invariant and is_laid_out(self.model):
+        if invariant and is_multi_device(self.model):
             raise ConfigError(
                 f"{name} lies on several devices, and the passes of batch_invariant are tried on "
                 "one: leave batch_invariant or device_map out."
             )
-        if sources and self.reuses:
+        if sources and self.has_prefix_cache:
             raise ConfigError(
                 f"{name} is an encoder-decoder, whose texts begin alike only where their sources "
                 "are the same: leave enable_prefix_caching out."
             )
 
-    def computing(self) -> AbstractContextManager[None]:
+    def step_context(self) -> AbstractContextManager[None]:
         return nullcontext() if self._limit is None else self._limit
 
     # -- rows ----------------------------------------------------------------------------------
 
     @property
-    def active(self) -> int:
+    def num_rows(self) -> int:
         return self.runner.active
 
     @property
-    def ready(self) -> int:
-        return self._prompts.ready
+    def num_ready_rows(self) -> int:
+        return self._prompts.num_ready_rows
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -144,24 +144,25 @@ class HFTarget(Target):
         images = None if self._images is None else self._images.look(inputs)
         self.runner.admit(1, inputs.source)
         self._prompts.admit(RowPrompt(inputs.token_ids, images))
-        row = self.active - 1
+        row = self.num_rows - 1
         self.runner.pin(row, len(inputs.token_ids) - 1)
         if images is not None:
             self.runner.offsets[row] = images.offset
-        elif inputs.reuse and self.reuses:
-            most = min(inputs.reuse, len(inputs.token_ids) - 1)  # the last one stays pending
+        elif inputs.max_cached_prefix and self.has_prefix_cache:
+            # The last token stays pending.
+            most = min(inputs.max_cached_prefix, len(inputs.token_ids) - 1)
             length, saved = self._saved.find(inputs.token_ids[:most])
             if length:
                 self.runner.restore(row, saved, length)
         return row
 
     def fork(self, row: int, whole: bool = False) -> int:
-        if self.ready < self.active:
+        if self.num_ready_rows < self.num_rows:
             raise AssertionError("a row is forked while prompts are being read")
         read = len(self._prompts[row].tokens) - 1
         self.runner.fork(row, self.lengths[row] if whole else read)
         self._prompts.fork(row)
-        return self.active - 1
+        return self.num_rows - 1
 
     def reset(self) -> None:
         self.runner.reset()
@@ -175,32 +176,34 @@ class HFTarget(Target):
         for row, text in (texts or {}).items():
             length = min(self.lengths[row], len(text))
             shown = self._images is not None and self._images.shown_in(text)
-            if self.reuses and length and not shown and self._saved.takes(length):
+            if self.has_prefix_cache and length and not shown and self._saved.takes(length):
                 self._saved.add(text[:length], self.runner.save(row, length))
         self.runner.retain(rows)
         self._prompts.retain(rows)
 
-    def fill(
+    def prefill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[ReadPart]:
-        return self._prompts.fill(token_budget, layers, whole)
+    ) -> list[PrefillChunk]:
+        return self._prompts.prefill(token_budget, layers, whole)
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def score(self, plan: Plan) -> Scores:
+    def score(self, inputs: ScoreInputs) -> Scores:
         if self.invariance is not None:
-            plan = self.invariance.of_plan(plan)
-        pending = to_device(plan.pending, self.device)  # [B, P]
-        tokens = torch.cat([pending, plan.tokens], 1) if plan.tree.size else pending
-        self._scored = pending.shape[1], plan.tree.is_chain
-        if plan.aux_tokens is not None:
-            return self._score_with_aux(plan, tokens, plan.aux_tokens)
-        if plan.precomputed is not None and plan.tree.is_chain and not plan.layers:
-            return self._score_precomputed(plan, tokens, plan.precomputed)
-        output = self._pass(plan, tokens, plan.tree)
-        return Scores(output.logits, states_of(output, plan.layers))
+            inputs = self.invariance.of_inputs(inputs)
+        pending = to_device(inputs.pending, self.device)  # [B, P]
+        tokens = torch.cat([pending, inputs.tokens], 1) if inputs.tree.size else pending
+        self._scored = pending.shape[1], inputs.tree.is_chain
+        if inputs.aux_tokens is not None:
+            return self._score_with_aux(inputs, tokens, inputs.aux_tokens)
+        if inputs.precomputed is not None and inputs.tree.is_chain and not inputs.layers:
+            return self._score_precomputed(inputs, tokens, inputs.precomputed)
+        output = self._pass(inputs, tokens, inputs.tree)
+        return Scores(output.logits, states_of(output, inputs.layers))
 
-    def _score_precomputed(self, plan: Plan, tokens: Tensor, precomputed: Precomputed) -> Scores:
+    def _score_precomputed(
+        self, inputs: ScoreInputs, tokens: Tensor, precomputed: Precomputed
+    ) -> Scores:
         """Scores a chain whose first columns have been through the first layers already."""
         lower, upper = self._halves[precomputed.layers]
         states, rest = precomputed.states, tokens[:, precomputed.states.shape[1] :]
@@ -208,25 +211,27 @@ class HFTarget(Target):
             pass_after(self.runner, states.shape[1], rest, 1, lower)
             states = torch.cat([states, lower.states], 1)
         through = partial(upper, states=states)
-        output = self.runner.forward(tokens, keep=1 + plan.tree.size, through=through)
+        output = self.runner.forward(tokens, keep=1 + inputs.tree.size, through=through)
         return Scores(output.logits)
 
     @torch.inference_mode()
-    def _score_with_aux(self, plan: Plan, tokens: Tensor, aux_tokens: AuxTokens) -> Scores:
+    def _score_with_aux(self, inputs: ScoreInputs, tokens: Tensor, aux_tokens: AuxTokens) -> Scores:
         """Scores a draft and the auxiliary tokens after it in one pass."""
-        if aux_tokens.enter or aux_tokens.made is not None:
+        if aux_tokens.entry_layer or aux_tokens.made is not None:
             self._check_layers("let drafts join it after one of its layers")
-        columns, nodes = tokens.shape[1], 1 + plan.tree.size
+        columns, nodes = tokens.shape[1], 1 + inputs.tree.size
         with aux_inputs(self.model, tokens, nodes, aux_tokens) as (all_tokens, options):
-            if aux_tokens.enter:  # they change the model for this pass: it is run as it comes
+            if aux_tokens.entry_layer:  # they change the model for this pass: it is run as it comes
                 options["through"] = self.runner.model
-            output = self._pass(plan, all_tokens, with_aux_tokens(plan.tree, aux_tokens), **options)
-        states = states_of(output, plan.layers, columns)
+            output = self._pass(
+                inputs, all_tokens, with_aux_tokens(inputs.tree, aux_tokens), **options
+            )
+        states = states_of(output, inputs.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
 
-    def _pass(self, plan: Plan, tokens: Tensor, tree: Tree, **options: Any) -> Any:
+    def _pass(self, inputs: ScoreInputs, tokens: Tensor, tree: Tree, **options: Any) -> Any:
         """The model's output, with the logits of the tree's nodes."""
-        options |= asking_for(plan.layers)
+        options |= asking_for(inputs.layers)
         return self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -271,15 +276,15 @@ class HFTarget(Target):
         return found
 
     @torch.inference_mode()
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         if self.runner.sources is not None:
-            logits: Tensor = self.runner.sources.decoder.head(states)
+            logits: Tensor = self.runner.sources.decoder.compute_logits(states)
             return logits
         products = self.model.get_output_embeddings()(states.to(self.dtype))
         return self._scaling(products.to(self.device))  # it may lie on another device
 
-    def bounded(self, logits: Tensor) -> Tensor:
-        return self._scaling.bounded(logits)
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
+        return self._scaling.apply_soft_cap(logits)
 
     def _check_layers(self, what: str) -> None:
         """Raises ``UnsupportedModel`` for a model whose layers are not taken apart."""
@@ -290,7 +295,7 @@ class HFTarget(Target):
             )
 
     @property
-    def entry_layers(self) -> Mapping[str, int]:
+    def kv_layers(self) -> Mapping[str, int]:
         config, runner = self.runner.config, self.runner
         if runner.sources is not None or type(runner.cache) is not SlotCache:
             return {}
@@ -300,35 +305,35 @@ class HFTarget(Target):
         return {kind: layer for layer, kind in enumerate(types[:own])}
 
     @torch.inference_mode()
-    def entries(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
-        layers = {kind: self.runner.cache.layers[self.entry_layers[kind]] for kind in types}
-        slots = self.runner.cached_slots(self.ready)
+    def key_values(self, types: Iterable[str]) -> Mapping[str, tuple[Tensor, Tensor]]:
+        layers = {kind: self.runner.cache.layers[self.kv_layers[kind]] for kind in types}
+        slots = self.runner.cached_slots(self.num_ready_rows)
         found = {kind: layer.shown(slots.on(layer.keys.device)) for kind, layer in layers.items()}
         return {kind: (k.to(self.device), v.to(self.device)) for kind, (k, v) in found.items()}
 
     def view(self, skipped: SubLayers) -> PartView:
         self._check_layers("leave out some of its layers")
         part = WithoutSubLayers(self.model, skipped)
-        return PartView(self.runner, lambda: self.ready, part)
+        return PartView(self.runner, lambda: self.num_ready_rows, part)
 
-    def lower(self, layers: int) -> LowerLayersView:
+    def early_exit(self, layers: int) -> LowerLayersView:
         self._check_layers("stop after some of its layers")
         lower = LowerLayers(self.model, layers)
         rest = LowerLayers(self.model, layers, stops=True)
         self._halves[layers] = rest, UpperLayers(self.model, layers)
-        return LowerLayersView(self.runner, lambda: self.ready, lower)
+        return LowerLayersView(self.runner, lambda: self.num_ready_rows, lower)
 
     @torch.inference_mode()
-    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+    def forward_uncached(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
         if self.runner.sources is not None:
             raise UnsupportedModel(
                 f"{type(self.model).__name__} is an encoder-decoder: it reads no text without a "
                 "source."
             )
-        if self._images is not None and not self._images.reads_forward:
-            return super().plain(token_ids, last)
+        if self._images is not None and not self._images.is_causal_by_default:
+            return super().forward_uncached(token_ids, last)
         ids = torch.tensor([list(token_ids)], device=self.device)
-        if rounds_inputs(self.model) or self.kv_cache_dtype != "auto":
+        if quantizes_inputs(self.model) or self.kv_cache_dtype != "auto":
             return self._plain_through_slots(ids, last or len(token_ids))
         wanted: dict[str, Any] = forward_mask(self.model, len(token_ids))
         if last is not None:
@@ -349,7 +354,7 @@ class HFTarget(Target):
         for piece in torch.split(ids, PREFILL_CHUNK, 1):
             after -= piece.shape[1]
             keep = min(piece.shape[1], max(1, last - after))
-            logits = runner.forward(piece, keep, certain=piece.shape[1] - 1).logits
+            logits = runner.forward(piece, keep, num_committed=piece.shape[1] - 1).logits
             found.append(logits[0])
             runner.advance([piece.shape[1]])
         return torch.cat(found)[-last:]
@@ -362,5 +367,5 @@ class HFTarget(Target):
         with torch.inference_mode():
             return self._aux_forward(ids, aux_tokens)[0]
 
-    def another(self, rows: int) -> HFTarget:
+    def new_target(self, rows: int) -> HFTarget:
         return HFTarget(self.model, rows, self.max_length, kv_cache_dtype=self.kv_cache_dtype)

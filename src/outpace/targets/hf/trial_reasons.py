@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.attention import as_attended
+from outpace.targets.hf.attention import to_attention_mask
 from outpace.targets.hf.kinds import GROUPED, lack_float64
-from outpace.targets.hf.plain import read_plainly, some_tokens
+from outpace.targets.hf.plain import dummy_tokens, forward_uncached
 from outpace.targets.hf.recurrent.families import attends
 
 _SHORT = 6
@@ -22,7 +22,7 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
     """
     if "view size is not compatible" in str(error):
         return "it reads the keys of several rows only where they lie one after the other"
-    ids, positions, mask = some_tokens(model, _SHORT), _positions(model), _causal(model)
+    ids, positions, mask = dummy_tokens(model, _SHORT), _positions(model), _causal(model)
     needed: tuple[tuple[dict[str, Tensor], str], ...] = (
         ({}, _unread_alone(model)),
         ({"position_ids": positions}, "it takes no position_ids, which place drafted tokens"),
@@ -33,12 +33,12 @@ def why_it_fails(model: nn.Module, error: Exception) -> str:
     )
     for arguments, reason in needed:
         try:
-            read_plainly(model, ids, **arguments)
+            forward_uncached(model, ids, **arguments)
         except Exception:  # the error that matters is the one that the caller has seen
             return reason
     if attends(model.config):
-        hidden = read_plainly(model, ids, attention_mask=_causal(model, hidden=1))
-        if torch.equal(hidden, read_plainly(model, ids)):
+        hidden = forward_uncached(model, ids, attention_mask=_causal(model, hidden=1))
+        if torch.equal(hidden, forward_uncached(model, ids)):
             return "it ignores a mask with a row for each token, which drafted tokens need"
     return "it does not work with a cache that is handed to it, but keeps one of another kind"
 
@@ -68,13 +68,13 @@ def remedy_for(model: nn.Module) -> str:
 
 def why_other_logits(model: nn.Module) -> str:
     """Returns which of the things that place drafted tokens the model ignores."""
-    ids, positions = some_tokens(model, _SHORT), _positions(model)
-    plain = read_plainly(model, ids)
-    if torch.equal(read_plainly(model, ids, attention_mask=_causal(model, hidden=1)), plain):
+    ids, positions = dummy_tokens(model, _SHORT), _positions(model)
+    plain = forward_uncached(model, ids)
+    if torch.equal(forward_uncached(model, ids, attention_mask=_causal(model, hidden=1)), plain):
         return "it ignores the attention mask that it is given"
-    if not torch.allclose(read_plainly(model, ids, position_ids=positions), plain):
+    if not torch.allclose(forward_uncached(model, ids, position_ids=positions), plain):
         return "it does not count the positions of a text from 0"
-    if torch.equal(read_plainly(model, ids, position_ids=positions * 2), plain):
+    if torch.equal(forward_uncached(model, ids, position_ids=positions * 2), plain):
         return "it ignores the position_ids that it is given"
     return "it reads drafted tokens after cached ones otherwise than the same tokens in a text"
 
@@ -91,4 +91,6 @@ def _causal(model: nn.Module, hidden: int = 0) -> Tensor:
     loaded: Any = model
     seen = torch.ones(1, _SHORT, _SHORT, dtype=torch.bool, device=loaded.device).tril()
     seen[:, -1, :hidden] = False
-    return as_attended(seen, loaded.config.get_text_config()._attn_implementation, loaded.dtype)
+    return to_attention_mask(
+        seen, loaded.config.get_text_config()._attn_implementation, loaded.dtype
+    )

@@ -14,22 +14,22 @@ from torch import Tensor, nn
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.distance import (
-    BRANCHES,
     COARSE,
-    PARENTS,
     PENDING,
     PREFIX,
+    TRIAL_PARENTS,
+    TRIAL_PATHS,
     distance,
     is_exact,
     tolerance_in,
 )
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.masks import INDEXED, NAMES, follows, named_span, with_span
-from outpace.targets.hf.plain import read_plainly, rounds_inputs, some_tokens
-from outpace.targets.hf.recurrent.families import keeps_states
+from outpace.targets.hf.model_snapshot import autocast_of
+from outpace.targets.hf.plain import dummy_tokens, forward_uncached, quantizes_inputs
+from outpace.targets.hf.recurrent.families import has_recurrent_states
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.seq2seq.trials import probe_encoder_decoder
-from outpace.targets.hf.setting import autocast_of
 from outpace.targets.hf.trial_reasons import remedy_for, why_it_fails, why_other_logits
 
 _ACCEPTED = (8, 9)
@@ -57,7 +57,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
     if is_encoder_decoder(model):
         return probe_encoder_decoder(model, coarse)
     try:
-        most = COARSE if coarse and not rounds_inputs(model) else tolerance(model)
+        most = COARSE if coarse and not quantizes_inputs(model) else tolerance(model)
         if _difference(model) <= most and _difference_of_rows(model) <= most:
             return
         reason, cause = why_other_logits(model), None
@@ -74,7 +74,7 @@ def probe(model: nn.Module, coarse: bool = False) -> None:
 def _difference(model: nn.Module) -> float:
     """Returns how far the logits of a draft are off."""
     spans, prefix = _spans(model)
-    text, nodes = some_tokens(model, prefix), some_tokens(model, len(PARENTS), first=9)
+    text, nodes = dummy_tokens(model, prefix), dummy_tokens(model, len(TRIAL_PARENTS), first=9)
     with ExitStack() as settings:
         for name in spans:
             settings.enter_context(with_span(model, name, _SPAN))
@@ -87,7 +87,7 @@ def _difference(model: nn.Module) -> float:
 @torch.inference_mode()
 def _difference_of_rows(model: nn.Module) -> float:
     """Returns the same for two rows of different length in one pass."""
-    texts = [some_tokens(model, 5), some_tokens(model, 3, first=9)]
+    texts = [dummy_tokens(model, 5), dummy_tokens(model, 3, first=9)]
     runner = Runner(model, rows=len(texts), max_length=len(texts[0]) + 1)
     runner.admit(len(texts))
     runner.prefill(0, [text[:-PENDING] for text in texts])
@@ -100,7 +100,7 @@ def _difference_of_rows(model: nn.Module) -> float:
 
 def check_numbers(model: nn.Module) -> None:
     """Raises ``UnsupportedModel`` for a model whose logits are no numbers, after one pass."""
-    _check_finite(model, read_plainly(model, some_tokens(model, 1)))
+    _check_finite(model, forward_uncached(model, dummy_tokens(model, 1)))
 
 
 def _check_finite(model: nn.Module, logits: Tensor) -> None:
@@ -128,7 +128,7 @@ def _spans(model: nn.Module) -> tuple[list[str], int]:
         if follows(model, name):
             followed.append(name)
         elif span <= _LONG_WINDOW:
-            most = _longest_text(model, span) - len(PARENTS) - _AFTER
+            most = _longest_text(model, span) - len(TRIAL_PARENTS) - _AFTER
             longest = max(longest, min(span + 1, most))
     return followed, longest
 
@@ -151,7 +151,7 @@ def _computed_in(model: nn.Module) -> torch.dtype:
     loaded: Any = model
     dtype = autocast_of(loaded.device) or _dtype(model)
     wide = dtype == torch.float64
-    return torch.float32 if wide and keeps_states(loaded.config) else dtype
+    return torch.float32 if wide and has_recurrent_states(loaded.config) else dtype
 
 
 def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
@@ -163,14 +163,14 @@ def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int])
     runner = Runner(model, rows=1, max_length=len(text) + len(nodes) + _AFTER)
     runner.admit(1)
     runner.prefill(0, [text[:-PENDING]])
-    tree = Tree.uniform(list(PARENTS), rows=1, device=runner.device)
+    tree = Tree.uniform(list(TRIAL_PARENTS), rows=1, device=runner.device)
     tokens = torch.tensor([[*text[-PENDING:], *nodes]], device=runner.device)
     logits = runner.forward(tokens, keep=1 + len(nodes), tree=tree).logits[0]
-    read = [logits[[0, *branch]] for branch in BRANCHES]
+    read = [logits[[0, *branch]] for branch in TRIAL_PATHS]
     # A part of a path is accepted, and the text goes on otherwise than it was drafted.
     runner.advance_paths(PENDING, [_ACCEPTED])
     runner.settle()
-    after = torch.tensor([some_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
+    after = torch.tensor([dummy_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
     read.append(runner.forward(after, keep=_AFTER).logits[0])
     return torch.cat(read).double()
 
@@ -183,16 +183,16 @@ def _reader(model: nn.Module) -> Reader:
     """Returns what reads texts plainly: transformers' own code, or, where our own code computes a
     model and rounds what it multiplies, one pass over the whole text, which follows nothing that is
     cached: such passes agree to the last bit, and transformers' code adds up in another order."""
-    if not rounds_inputs(model):
-        return lambda ids: read_plainly(model, ids)
-    runner = Runner(model, rows=1, max_length=_LONG_WINDOW + PREFIX + len(PARENTS))
+    if not quantizes_inputs(model):
+        return lambda ids: forward_uncached(model, ids)
+    runner = Runner(model, rows=1, max_length=_LONG_WINDOW + PREFIX + len(TRIAL_PARENTS))
 
     def read(ids: Sequence[int]) -> Tensor:
         runner.retain([])
         runner.admit(1)
         tokens = torch.tensor([list(ids)], device=runner.device)
         # Nothing goes on from within the text, and a state of each of its tokens may be large.
-        return runner.forward(tokens, keep=len(ids), certain=len(ids) - 1).logits[0]
+        return runner.forward(tokens, keep=len(ids), num_committed=len(ids) - 1).logits[0]
 
     return read
 
@@ -200,10 +200,10 @@ def _reader(model: nn.Module) -> Reader:
 def _read_as_text(model: nn.Module, text: Sequence[int], nodes: Sequence[int]) -> Tensor:
     """Returns ``[P, V]``: the same from one plain pass for each path."""
     read, reader = [], _reader(model)
-    for branch in BRANCHES:
+    for branch in TRIAL_PATHS:
         logits = reader([*text, *(nodes[node - 1] for node in branch)])
         read.append(logits[-len(branch) - 1 :])
-    after = some_tokens(model, _AFTER, first=_OTHER)
+    after = dummy_tokens(model, _AFTER, first=_OTHER)
     logits = reader([*text, *(nodes[node - 1] for node in _ACCEPTED), *after])
     read.append(logits[-_AFTER:])
     return torch.cat(read).double()

@@ -22,14 +22,14 @@ from outpace.targets.cpu.threads import use_threads
 from outpace.targets.hf.loading.reading import hide_progress_bars
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.calls import Call, receive
-from outpace.targets.parallel.load import PartOfModel, part_of, read_part, shared_modules
+from outpace.targets.parallel.load import ShardSpec, make_shard_target, read_part, shared_modules
 from outpace.targets.parallel.processes import (
     DEVICE,
     IDLE,
-    come_to,
     join,
-    met,
+    open_store,
     started_with,
+    wait_at_barrier,
 )
 
 
@@ -64,11 +64,11 @@ class Follower:
 
     # -- calls of no target ------------------------------------------------------------------------
 
-    def load(self, number: int, part: PartOfModel, threads: int) -> None:
+    def load(self, number: int, part: ShardSpec, threads: int) -> None:
         """Reads this process's part of a model."""
         use_threads(threads)
         self._models[number] = read_part(
-            part, lambda: come_to(self._store, f"read {number}", self._rank)
+            part, lambda: wait_at_barrier(self._store, f"read {number}", self._rank)
         )
 
     def compute(
@@ -89,7 +89,7 @@ class Follower:
     ) -> None:
         """Makes a target of a model."""
         part = self._models[model]
-        self._targets[number] = part_of(part, rows, max_length, saved, kv_cache_dtype)
+        self._targets[number] = make_shard_target(part, rows, max_length, saved, kv_cache_dtype)
 
     def forget(self, number: int) -> None:
         """Lets go of a model or a target."""
@@ -100,8 +100,8 @@ class Follower:
 def follow() -> None:
     """Makes the calls of the first process until that is gone."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = met(rank, count)
-    come_to(store, "started", rank)
+    store = open_store(rank, count)
+    wait_at_barrier(store, "started", rank)
     kind = store.get(DEVICE).decode()
     device = (
         torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)

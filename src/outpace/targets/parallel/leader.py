@@ -14,19 +14,19 @@ from torch import Tensor
 from outpace.core.proposal import AuxTokens
 from outpace.errors import ConfigError
 from outpace.targets.base import (
+    EarlyExitView,
     KVCacheDtype,
-    LowerView,
-    Plan,
+    PartialView,
+    PrefillChunk,
     PromptInputs,
-    ReadPart,
+    ScoreInputs,
     Scores,
     SubLayers,
     Target,
-    View,
 )
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.parallel.calls import Call
-from outpace.targets.parallel.load import OUT, SplitModel, part_of
+from outpace.targets.parallel.load import OUT, SplitModel, make_shard_target
 
 
 class Leader(Target):
@@ -46,7 +46,7 @@ class Leader(Target):
         saved: tuple[int, int | None] = (0, None),
         kv_cache_dtype: KVCacheDtype = "auto",
     ) -> None:
-        """saved: how many ended texts stay cached, and how many tokens of them, as `SavedTexts`
+        """saved: how many ended texts stay cached, and how many tokens of them, as `PrefixStore`
         takes them."""
         self._loaded = loaded
         self._processes = loaded.processes
@@ -54,11 +54,11 @@ class Leader(Target):
         given = (rows, max_length, saved, kv_cache_dtype)
         begin = Call("begin", (self._number, loaded.number, *given))
         with model_lock(loaded.model):  # some models are tried out when a target is made
-            self._own = self._processes.call(begin, lambda: part_of(loaded.model, *given))
+            self._own = self._processes.call(begin, lambda: make_shard_target(loaded.model, *given))
         self.device, self.dtype = self._own.device, self._own.dtype
-        self.reuses = self._own.reuses
+        self.has_prefix_cache = self._own.has_prefix_cache
         self.kv_cache_dtype = kv_cache_dtype
-        self.rows, self.max_length = rows, max_length
+        self.max_rows, self.max_length = rows, max_length
         weakref.finalize(self, self._processes.forget, self._number).atexit = False
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -72,18 +72,18 @@ class Leader(Target):
             return self._processes.note(Call(name, arguments, self._number), work)
 
     @property
-    def lost(self) -> str | None:
-        return self._processes.lost
+    def failure_reason(self) -> str | None:
+        return self._processes.failure_reason
 
     # -- rows ------------------------------------------------------------------------------------
 
     @property
-    def active(self) -> int:
-        return self._own.active
+    def num_rows(self) -> int:
+        return self._own.num_rows
 
     @property
-    def ready(self) -> int:
-        return self._own.ready
+    def num_ready_rows(self) -> int:
+        return self._own.num_ready_rows
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -109,27 +109,27 @@ class Leader(Target):
     def reset(self) -> None:
         """As `Target.reset`, also where a process is lost: requests end one after the other then,
         with an error that says so."""
-        if self.lost is None:
+        if self.failure_reason is None:
             self._note("reset")
         else:
             self._own.reset()
 
     # -- passes ----------------------------------------------------------------------------------
 
-    def fill(
+    def prefill(
         self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
-    ) -> list[ReadPart]:
-        found: list[ReadPart] = self._call("fill", token_budget, layers, whole)
+    ) -> list[PrefillChunk]:
+        found: list[PrefillChunk] = self._call("prefill", token_budget, layers, whole)
         return found
 
-    def score(self, plan: Plan) -> Scores:
-        if plan.aux_tokens is not None and plan.aux_tokens.enter:
+    def score(self, inputs: ScoreInputs) -> Scores:
+        if inputs.aux_tokens is not None and inputs.aux_tokens.entry_layer:
             self._refuse("have drafts join its passes after some of its layers")
-        found: Scores = self._call("score", plan)
+        found: Scores = self._call("score", inputs)
         return found
 
-    def computing(self) -> AbstractContextManager[None]:
-        return self._own.computing()
+    def step_context(self) -> AbstractContextManager[None]:
+        return self._own.step_context()
 
     # -- what it costs: all processes together -----------------------------------------------------
 
@@ -160,29 +160,29 @@ class Leader(Target):
     def embed(self, tokens: Tensor) -> Tensor:
         return self._own.embed(tokens)
 
-    def head(self, states: Tensor) -> Tensor:
-        return self._own.head(states)
+    def compute_logits(self, states: Tensor) -> Tensor:
+        return self._own.compute_logits(states)
 
-    def bounded(self, logits: Tensor) -> Tensor:
-        return self._own.bounded(logits)
+    def apply_soft_cap(self, logits: Tensor) -> Tensor:
+        return self._own.apply_soft_cap(logits)
 
-    def plain(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
-        return self._own.plain(token_ids, last)
+    def forward_uncached(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
+        return self._own.forward_uncached(token_ids, last)
 
     def forward_aux(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
-        if aux_tokens.enter:
+        if aux_tokens.entry_layer:
             self._refuse("have drafts join its passes after some of its layers")
         found: Tensor = self._call("forward_aux", token_ids, aux_tokens)
         return found
 
-    def another(self, rows: int) -> Leader:
+    def new_target(self, rows: int) -> Leader:
         kind = self.kv_cache_dtype
         return Leader(self._loaded, rows, self.max_length, kv_cache_dtype=kind)
 
-    def view(self, skipped: SubLayers) -> View:
+    def view(self, skipped: SubLayers) -> PartialView:
         self._refuse("leave out some of its layers")
 
-    def lower(self, layers: int) -> LowerView:
+    def early_exit(self, layers: int) -> EarlyExitView:
         self._refuse("stop after some of its layers")
 
     def _refuse(self, what: str) -> NoReturn:

@@ -19,15 +19,15 @@ from torch import nn
 from outpace.core.progress import Progress, silent
 from outpace.errors import ConfigError, UnsupportedModel, reason_of, refuse
 from outpace.targets.base import KVCacheDtype
-from outpace.targets.cpu.kernels import ASKED
+from outpace.targets.cpu.kernels import EXPLICIT_KERNELS
 from outpace.targets.cpu.threads import share_threads, use_threads
 from outpace.targets.hf import support, trials
-from outpace.targets.hf.cache import given_cache
+from outpace.targets.hf.cache import find_cache
 from outpace.targets.hf.generating import generation
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.kinds import INSTALLED, placeholders, reads_sources
 from outpace.targets.hf.loading.load import check_trust
-from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
+from outpace.targets.hf.loading.loaded import LoadedModel, check_tokenizer, max_length_of
 from outpace.targets.hf.loading.placing import pick_device, pick_dtype
 from outpace.targets.hf.loading.prepare import set_up
 from outpace.targets.hf.loading.reading import (
@@ -37,8 +37,8 @@ from outpace.targets.hf.loading.reading import (
     without_loading_bars,
 )
 from outpace.targets.hf.loading.source import check_path, locate
-from outpace.targets.hf.prefixes import SavedTexts
-from outpace.targets.hf.recurrent.families import keeps_states
+from outpace.targets.hf.prefixes import PrefixStore
+from outpace.targets.hf.recurrent.families import has_recurrent_states
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.calls import Call
 from outpace.targets.parallel.processes import Processes, started_with
@@ -50,7 +50,7 @@ KEYS = ("k_proj", "qkv_proj", "query_key_value", "kv_b_proj")
 
 
 @dataclass(frozen=True)
-class SplitModel(Loaded):
+class SplitModel(LoadedModel):
     """A model of which this process, the first one, holds a part."""
 
     processes: Processes = field(kw_only=True)
@@ -100,7 +100,7 @@ def check_options(
         "quantization": quantization is not None and "quantised weights are not split",
         "lora": lora is not None and "adapters are not split",
         "processor": processor is not None and "models that read images are not split",
-        f"cpu_kernels={cpu_kernels!r}": (cpu_kernels == "tune" or cpu_kernels in ASKED)
+        f"cpu_kernels={cpu_kernels!r}": (cpu_kernels == "tune" or cpu_kernels in EXPLICIT_KERNELS)
         and "layers of our own are not split",
         "compile=True": compiled and "its passes are neither compiled nor recorded",
         "device_map": device_map is not None and "each process has its part on one device",
@@ -118,7 +118,7 @@ def check_config(config: Any, count: int) -> None:
         reason = "it is an encoder-decoder"
     elif placeholders(config):
         reason = "it reads images"
-    elif keeps_states(config):
+    elif has_recurrent_states(config):
         reason = "it keeps recurrent states"
     elif getattr(config, "quantization_config", None):
         reason = "its weights are quantised"
@@ -159,7 +159,7 @@ def _check_accelerator(device: torch.device) -> None:
 
 
 @dataclass(frozen=True)
-class PartOfModel:
+class ShardSpec:
     """What every process needs to know to read its part of a model."""
 
     name: str
@@ -169,7 +169,7 @@ class PartOfModel:
     count: int
 
 
-def read_part(part: PartOfModel, others_have_read: Callable[[], None]) -> nn.Module:
+def read_part(part: ShardSpec, others_have_read: Callable[[], None]) -> nn.Module:
     """Returns this process's part of a model, which all of them have tried out together.
 
     others_have_read: returns when the other processes have read theirs.
@@ -186,15 +186,15 @@ def read_part(part: PartOfModel, others_have_read: Callable[[], None]) -> nn.Mod
     return model
 
 
-def part_of(
+def make_shard_target(
     model: nn.Module,
     rows: int,
     max_length: int,
     saved: tuple[int, int | None],
     kv_cache_dtype: KVCacheDtype,
 ) -> HFTarget:
-    """Returns this process's part of a target. saved: the arguments of its `SavedTexts`."""
-    texts = SavedTexts(*saved)
+    """Returns this process's part of a target. saved: the arguments of its `PrefixStore`."""
+    texts = PrefixStore(*saved)
     return HFTarget(model, rows, max_length, saved=texts, kv_cache_dtype=kv_cache_dtype)
 
 
@@ -291,7 +291,7 @@ def load_split(
     support.check_config(config)
     check_config(config, count)
     if check_length is not None:
-        check_length(longest_of(config.get_text_config()))
+        check_length(max_length_of(config.get_text_config()))
     if tokenizer is None:
         tokenizer = read_tokenizer_of(source, model, trust_remote_code)
     report(f"starting {count} processes", 0.1)
@@ -301,7 +301,7 @@ def load_split(
         processes = Processes(count, where)
         report("reading the weights", 0.3)
         with nullcontext() if progress is None else without_loading_bars():
-            part = PartOfModel(model, kind, trust_remote_code, count)
+            part = ShardSpec(model, kind, trust_remote_code, count)
             found = read_split(processes, part, tokenizer, used)
     except BaseException:
         if processes is not None:
@@ -313,7 +313,7 @@ def load_split(
     return found
 
 
-def read_split(processes: Processes, part: PartOfModel, tokenizer: Any, threads: int) -> SplitModel:
+def read_split(processes: Processes, part: ShardSpec, tokenizer: Any, threads: int) -> SplitModel:
     """Returns a model of which all processes read their parts."""
     number = processes.next_number()
     read = partial(read_part, part, lambda: processes.meet(f"read {number}"))
@@ -351,7 +351,7 @@ def _shared(
     @functools.wraps(forward)
     def shared(*given: Any, **named: Any) -> Any:
         with processes.turn:
-            if given_cache(named) is not None and not processes.inside:
+            if find_cache(named) is not None and not processes.inside:
                 raise UnsupportedModel(
                     "a model over several processes is not called with a cache of one's own: "
                     f"generate with LLM, or {OUT}."

@@ -39,7 +39,7 @@ from outpace.targets.parallel.calls import Call, packed, send
 WAIT = timedelta(seconds=60)
 """How long a process waits for another one within a pass. They compute the same number of products
 between two sums, so that one that is this late hangs."""
-COMING = timedelta(minutes=10)
+START_TIMEOUT = timedelta(minutes=10)
 """How long all of them may take to start, and to read their weights."""
 IDLE = timedelta(days=3650)
 """How long the others wait for the next call: a server may have nothing to do."""
@@ -74,13 +74,13 @@ def started_with(count: int) -> int | None:
     return int(rank)
 
 
-def met(rank: int, count: int) -> Any:
+def open_store(rank: int, count: int) -> Any:
     """Returns the store at which the processes that torchrun has started leave messages, once this
     one has come there."""
     from torch.distributed.rendezvous import rendezvous  # there are builds of torch without it
 
     try:
-        store, _, _ = next(rendezvous("env://", rank, count, timeout=COMING))
+        store, _, _ = next(rendezvous("env://", rank, count, timeout=START_TIMEOUT))
     except RuntimeError as error:
         raise OutpaceError(
             f"of the {count} processes that are to hold the model not all have come "
@@ -119,7 +119,7 @@ class _Fate:
     """What has become of the processes, as every thread of the first one sees it."""
 
     closing: bool = False
-    lost: str | None = None
+    failure_reason: str | None = None
 
 
 class Processes:
@@ -160,7 +160,7 @@ class Processes:
     def _start(self) -> Any:
         """Starts the other processes, unless torchrun has; returns the store."""
         if started_with(self.count) is not None:
-            known = met(0, self.count)
+            known = open_store(0, self.count)
             if known.check([DEVICE]):  # which the first model has set
                 raise ConfigError(
                     "the processes that torchrun has started held a model, and ended with it: "
@@ -199,9 +199,9 @@ class Processes:
         return store
 
     @property
-    def lost(self) -> str | None:
+    def failure_reason(self) -> str | None:
         """Why no call can be made any more, as a sentence; None as long as one can."""
-        return self._fate.lost
+        return self._fate.failure_reason
 
     def next_number(self) -> int:
         """Returns a number for a model or a target."""
@@ -209,8 +209,8 @@ class Processes:
 
     def check(self) -> None:
         """Raises ``ProcessLost`` where no call can be made any more."""
-        if self._fate.lost is not None:
-            raise ProcessLost(self._fate.lost)
+        if self._fate.failure_reason is not None:
+            raise ProcessLost(self._fate.failure_reason)
         if self._fate.closing:
             raise ConfigError("the processes that held this model were closed: load it again.")
 
@@ -265,17 +265,17 @@ class Processes:
         self._waiting.append(Call("forget", (number,)))
 
     def meet(self, step: str) -> None:
-        """Returns when all processes have come to a step (`come_to`), which may take them
+        """Returns when all processes have come to a step (`wait_at_barrier`), which may take them
         minutes."""
         self._store.set(_key(step, 0), "")
         keys = [_key(step, rank) for rank in range(1, self.count)]
         begin = time.monotonic()
         while not self._store.check(keys):
             self.check()
-            if time.monotonic() - begin > COMING.total_seconds():
+            if time.monotonic() - begin > START_TIMEOUT.total_seconds():
                 raise ProcessLost(
                     f"of the {self.count} processes that hold the model not all have {step} within "
-                    f"{COMING.total_seconds() / 60:.0f} minutes: load it again."
+                    f"{START_TIMEOUT.total_seconds() / 60:.0f} minutes: load it again."
                 )
             time.sleep(0.01)
 
@@ -284,30 +284,30 @@ class Processes:
         others = is_about_others(error)
         begin = time.monotonic()
         while others and self._children and time.monotonic() - begin < NOTICING:
-            if self._fate.lost is not None:
+            if self._fate.failure_reason is not None:
                 break
             time.sleep(0.01)
-        if self._fate.lost is None and others:
-            self._fate.lost = (
+        if self._fate.failure_reason is None and others:
+            self._fate.failure_reason = (
                 f"one of the {self.count} processes that hold the model has ended, or has not "
                 f"answered for {WAIT.total_seconds():.0f} seconds ({reason_of(error)}): load it "
                 "again."
             )
-        elif self._fate.lost is None:
-            self._fate.lost = (
+        elif self._fate.failure_reason is None:
+            self._fate.failure_reason = (
                 f"the first of the {self.count} processes that hold the model failed in the middle "
                 f"of a pass ({reason_of(error, named=True)}), in which the others wait for it: "
                 "load it again."
             )
         for child in self._children:
             child.kill()
-        return ProcessLost(self._fate.lost)
+        return ProcessLost(self._fate.failure_reason)
 
 
-def come_to(store: Any, step: str, rank: int) -> None:
+def wait_at_barrier(store: Any, step: str, rank: int) -> None:
     """Says that this process, not the first one, has come to a step, and returns when that has."""
     store.set(_key(step, rank), "")
-    store.wait([_key(step, 0)], COMING)
+    store.wait([_key(step, 0)], START_TIMEOUT)
 
 
 def _key(step: str, rank: int) -> str:
@@ -325,9 +325,9 @@ def _spawn(environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
 def _watch(child: subprocess.Popen[bytes], rank: int, count: int, fate: _Fate) -> None:
     """Notes when a process has ended that should not have."""
     code = child.wait()
-    if not fate.closing and fate.lost is None:
+    if not fate.closing and fate.failure_reason is None:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        fate.lost = (
+        fate.failure_reason = (
             f"process {rank} of the {count} that hold the model has ended ({how}), and may have "
             "said why: load the model again."
         )
@@ -344,7 +344,7 @@ def _end(fate: _Fate, children: Sequence[subprocess.Popen[bytes]], owner: int) -
                 child.stdin.close()
     for child in children:
         try:
-            child.wait(0 if fate.lost else ENDING)
+            child.wait(0 if fate.failure_reason else ENDING)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

@@ -11,14 +11,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, at_drafted, drafted_mass, in_pieces, normalised, rows_of
+from outpace.core.proposal import ONE_DISTRIBUTION, DraftSampling, Proposal, Sampled
+from outpace.verify.base import Rule
 from outpace.verify.lossless.match import MatchRule
+from outpace.verify.probs import (
+    map_in_chunks,
+    normalize,
+    p_of_drafted,
+    q_of_drafted,
+    select_node,
+)
 from outpace.verify.siblings import (
     TINY,
-    as_match,
     children_probs_at,
     excess,
+    is_deterministic,
     quotient,
 )
 
@@ -38,17 +45,17 @@ class BlockRule(Rule):
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
+    takes: ClassVar[frozenset[DraftSampling]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
     looks_ahead: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().stop(p, proposal)
         assert isinstance(proposal.distribution, Sampled)
         joint = self.shared(p, proposal)  # [B, M]
         pass_ = torch.ones_like(joint)
-        pass_[:, 1:-1] = in_pieces(
+        pass_[:, 1:-1] = map_in_chunks(
             _pass, p[:, 1:-1], proposal.distribution.q[:, 1:], joint[:, 1:-1]
         )
         nodes = torch.arange(joint.shape[1], device=p.device)
@@ -62,12 +69,12 @@ class BlockRule(Rule):
         return joint_ratio(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().next(p, proposal, node)
-        here = rows_of(p, node).double()
+        here = select_node(p, node).double()
         joint = self.shared(p, proposal).gather(1, node[:, None])
         q = children_probs_at(proposal, node)
-        return normalised(excess(here, q, 1 / joint[:, 0].clamp(min=TINY)), fallback=here)
+        return normalize(excess(here, q, 1 / joint[:, 0].clamp(min=TINY)), fallback=here)
 
 
 def _pass(p: Tensor, q: Tensor, joint: Tensor) -> Tensor:
@@ -84,7 +91,7 @@ def _pass(p: Tensor, q: Tensor, joint: Tensor) -> Tensor:
 
 def joint_ratio(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, M]`` float64: a_0 = 1 and a_i = min(1, a_{i-1} p_i(x_i) / q_i(x_i))."""
-    step = quotient(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
+    step = quotient(p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64))
     found = [torch.ones_like(p[:, 0, 0], dtype=torch.float64)]
     for i in range(step.shape[1]):
         found.append((found[-1] * step[:, i]).clamp(max=1))

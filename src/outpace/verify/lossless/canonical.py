@@ -14,13 +14,14 @@ from annotated_types import Ge
 from torch import Tensor
 
 from outpace.core.logits.pieces import pieces
-from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, at_drafted, normalised, ratio, rows_of
+from outpace.core.proposal import DraftSampling, Proposal, Sampled
+from outpace.verify.base import Rule
 from outpace.verify.lossless.match import MatchRule
 from outpace.verify.lossless.selection import best_pairing
+from outpace.verify.probs import normalize, p_of_drafted, ratio, select_node
 from outpace.verify.siblings import (
-    as_match,
     child,
+    is_deterministic,
     merged,
     reach_merged,
 )
@@ -54,15 +55,17 @@ class CanonicalRule(Rule):
 
     name: ClassVar[str] = "canonical"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(
+        {DraftSampling.DETERMINISTIC, DraftSampling.IID}
+    )
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().stop(p, proposal)
         choice = self.shared(p, proposal)
         pooled = choice.proposal
-        step = choice.chance * ratio(at_drafted(p, pooled), choice.induced)
+        step = choice.chance * ratio(p_of_drafted(p, pooled), choice.induced)
         leave: Tensor = (pooled.tree.child_of * step[:, None, :]).sum(-1)
         return reach_merged(step, pooled.tree, choice.stands) * (1 - leave).clamp(min=0)
 
@@ -70,14 +73,14 @@ class CanonicalRule(Rule):
         return _choose(p, *merged(proposal), self.alphabet)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().next(p, proposal, node)
         choice: _Choice = self.shared(p, proposal)
         rows = torch.arange(node.shape[0], device=node.device)
         tables = choice.tables[choice.place[rows, node]]
         knocked_out = _knock_out(p, choice.proposal, rows, node, self.alphabet, tables)
-        here = rows_of(p, node).double()
-        return normalised(here - knocked_out.induced, fallback=here)
+        here = select_node(p, node).double()
+        return normalize(here - knocked_out.induced, fallback=here)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +137,7 @@ def _knock_out(
     several solutions, and `stop` and `next` have to go by the same.)
     """
     assert isinstance(proposal.distribution, Sampled)
-    width = proposal.tree.most_siblings
+    width = proposal.tree.max_siblings
     listed = torch.stack([child(proposal, rank)[row, node] for rank in range(width)], 1)  # [F, W]
     there, index = listed >= 0, listed.clamp(min=0)
     here = p[row, node].double()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from outpace.core.proposal import Drawn
+from outpace.core.proposal import DraftSampling
 from outpace.verify.lossless.match import MatchRule
 
 
@@ -20,10 +20,10 @@ class CoupledRule(MatchRule):
     the acceptance is at least (1 - d) / (1 + d) for d = TV(p, q); the token rule's is 1 - d.
 
     Without the noise, `stop` and `next` are those of "match": what the walk does on average. With
-    it every node's token is fixed by `gumbel.realise`, and the walk is deterministic.
+    it every node's token is fixed, and the walk is deterministic.
     """
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
     coupled: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC})
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset({DraftSampling.DETERMINISTIC})

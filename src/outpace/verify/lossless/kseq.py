@@ -12,14 +12,21 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits.pieces import pieces
-from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, ratio, rows_of
+from outpace.core.proposal import DraftSampling, Proposal, Sampled
+from outpace.verify.base import Rule
 from outpace.verify.lossless.match import MatchRule
+from outpace.verify.probs import (
+    normalize,
+    p_of_drafted,
+    q_of_drafted,
+    ratio,
+    select_node,
+)
 from outpace.verify.siblings import (
-    as_match,
     children,
     children_probs_at,
     in_turn,
+    is_deterministic,
     merged,
     quotient,
     reach_merged,
@@ -48,15 +55,17 @@ class KSeqRule(Rule):
 
     name: ClassVar[str] = "kseq"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(
+        {DraftSampling.DETERMINISTIC, DraftSampling.IID}
+    )
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().stop(p, proposal)
         pooled, stands, rho = self.shared(p, proposal)
-        drafted = drafted_mass(pooled, torch.float64) * rho.gather(1, pooled.tree.parents)
-        step, stay = in_turn(ratio(at_drafted(p, pooled), drafted), pooled)
+        drafted = q_of_drafted(pooled, torch.float64) * rho.gather(1, pooled.tree.parents)
+        step, stay = in_turn(ratio(p_of_drafted(p, pooled), drafted), pooled)
         return reach_merged(step, pooled.tree, stands) * stay
 
     def compute_shared(self, p: Tensor, proposal: Proposal) -> tuple[Proposal, Tensor, Tensor]:
@@ -64,22 +73,22 @@ class KSeqRule(Rule):
         return pooled, stands, density(p, pooled)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().next(p, proposal, node)
         pooled, _, rho = self.shared(p, proposal)
-        here, q = rows_of(p, node).double(), children_probs_at(pooled, node)
+        here, q = select_node(p, node).double(), children_probs_at(pooled, node)
         count, rho = (x.gather(1, node[:, None])[:, 0] for x in (children(pooled), rho))
         passing = torch.minimum(q, here / rho[..., None])
         beta = passing.sum(-1)
         times = quotient(_any(beta, count), beta)
-        return normalised(here - passing * times[..., None], fallback=here)
+        return normalize(here - passing * times[..., None], fallback=here)
 
 
 def density(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, M]`` float64: rho of each node, 1 where there are not several children."""
     assert isinstance(proposal.distribution, Sampled)
     rho = torch.ones_like(p[..., 0], dtype=torch.float64)
-    if proposal.tree.most_siblings < 2:
+    if proposal.tree.max_siblings < 2:
         return rho
     fork = proposal.tree.forks[0]
     count = children(proposal)[fork.row, fork.node].clamp(min=1)  # [F], padding has none

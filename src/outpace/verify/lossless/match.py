@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import Drawn, Proposal
-from outpace.verify.base import Rule, at_drafted, normalised, rows_of
-from outpace.verify.siblings import reach, repeats
+from outpace.core.proposal import DraftSampling, Proposal
+from outpace.verify.base import Rule
+from outpace.verify.probs import normalize, p_of_drafted, select_node
+from outpace.verify.siblings import reach_probs, repeats
 
 
 class MatchRule(Rule):
@@ -28,21 +29,21 @@ class MatchRule(Rule):
 
     name: ClassVar[str] = "match"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(DraftSampling)
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         tree = proposal.tree
-        mass = at_drafted(p, proposal) * (proposal.valid & ~repeats(proposal))
+        mass = p_of_drafted(p, proposal) * (proposal.valid & ~repeats(proposal))
         leave = (tree.child_of * mass[:, None, :]).sum(-1)
-        return reach(mass, tree) * (1 - leave).clamp(min=0)
+        return reach_probs(mass, tree) * (1 - leave).clamp(min=0)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        here = rows_of(p, node)
+        here = select_node(p, node)
         if proposal.tokens.shape[1] == 0:
             return here
         drafted = (proposal.tree.parents == node[:, None]) & proposal.valid
         taken = torch.zeros_like(here).scatter_reduce(
             1, proposal.tokens, drafted.to(here.dtype), "amax"
         )
-        return normalised(here * (1 - taken), fallback=here)
+        return normalize(here * (1 - taken), fallback=here)

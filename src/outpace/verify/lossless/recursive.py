@@ -12,28 +12,28 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits.pieces import pieces
-from outpace.core.proposal import Drawn, Proposal, Sampled
-from outpace.verify.base import (
-    Rule,
-    at_drafted,
-    drafted_mass,
-    normalised,
-    proposed_at,
-    ratio,
-    rows_of,
-)
+from outpace.core.proposal import DraftSampling, Proposal, Sampled
+from outpace.verify.base import Rule
 from outpace.verify.lossless.match import MatchRule
+from outpace.verify.probs import (
+    draft_probs_at,
+    normalize,
+    p_of_drafted,
+    q_of_drafted,
+    ratio,
+    select_node,
+)
 from outpace.verify.siblings import (
-    as_match,
     child,
     children_probs_at,
     drawable,
     excess,
     in_turn,
+    is_deterministic,
     left_over,
     possible_child,
     quotient,
-    reach,
+    reach_probs,
     removed,
 )
 
@@ -58,47 +58,47 @@ class RecursiveRule(Rule):
 
     name: ClassVar[str] = "recursive"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = frozenset(Drawn)
+    takes: ClassVar[frozenset[DraftSampling]] = frozenset(DraftSampling)
     trees: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().stop(p, proposal)
         accept, _ = self.shared(p, proposal)
         step, stay = in_turn(accept, proposal)
-        return reach(step, proposal.tree) * stay
+        return reach_probs(step, proposal.tree) * stay
 
     def compute_shared(self, p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor | None]:
-        if Drawn.of(proposal) is Drawn.SEVERAL:
+        if DraftSampling.of(proposal) is DraftSampling.PER_DRAFTER:
             return _each_by_its_distribution(p, proposal), None
         return _in_order(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().next(p, proposal, node)
         _, times = self.shared(p, proposal)
-        here = rows_of(p, node).double()
+        here = select_node(p, node).double()
         if times is None:
             return _left_by_all(here, proposal, node)
         t = times.gather(1, node[:, None])[:, 0]
-        return normalised(excess(here, children_probs_at(proposal, node), t), fallback=here)
+        return normalize(excess(here, children_probs_at(proposal, node), t), fallback=here)
 
 
 def _in_order(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     """Returns a ``[B, N]`` of each child, and t ``[B, M]`` of each node after all its children."""
     tree = proposal.tree
-    at_child, drafted = at_drafted(p, proposal), drafted_mass(proposal, torch.float64)  # [B, N]
+    at_child, drafted = p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64)  # [B, N]
     t = torch.zeros_like(p[..., 0], dtype=torch.float64)  # [B, M]
     total, left = torch.ones_like(t), torch.ones_like(t)  # sum [p - t q]_+, q not yet removed
     accept = torch.zeros_like(at_child)
     there = drawable(proposal, drafted)
-    for rank in range(tree.most_siblings):
+    for rank in range(tree.max_siblings):
         over = (at_child - t.gather(1, tree.parents) * drafted).clamp(min=0)
         fresh = ratio(over * quotient(left, total).gather(1, tree.parents), drafted)
         accept = torch.where((tree.sibling_rank == rank) & there, fresh, accept)
         index = possible_child(proposal, rank, there)  # [B, M]
         t = torch.where(index >= 0, t + quotient(total, left), t)
-        if rank + 1 < tree.most_siblings:
+        if rank + 1 < tree.max_siblings:
             _subtract(p, proposal, rank, t, there, total, left)
     return accept, t
 
@@ -136,14 +136,14 @@ def _each_by_its_distribution(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns a ``[B, N]`` of each child. What elder siblings left of p is kept over the whole
     vocabulary, at the nodes with several children only."""
     assert isinstance(proposal.distribution, Sampled)
-    accept = ratio(at_drafted(p, proposal), drafted_mass(proposal, torch.float64))
-    if proposal.tree.most_siblings < 2:
+    accept = ratio(p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64))
+    if proposal.tree.max_siblings < 2:
         return accept
     fork = proposal.tree.forks[0]
     for part in pieces(len(fork.row), p.shape[-1], p.device):
         row, node = fork.row[part], fork.node[part]
         left = p[row, node].double()  # [F, V]
-        for rank in range(proposal.tree.most_siblings):
+        for rank in range(proposal.tree.max_siblings):
             index = child(proposal, rank)[row, node]  # [F], -1 for none
             (some,) = (index >= 0).nonzero(as_tuple=True)
             at = row[some], index[some]
@@ -157,13 +157,13 @@ def _each_by_its_distribution(p: Tensor, proposal: Proposal) -> Tensor:
 def _left_by_all(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
     """Returns ``[B, V]``: what all children of a node leave of p there, ``here``."""
     left = here
-    for rank in range(proposal.tree.most_siblings):
+    for rank in range(proposal.tree.max_siblings):
         index = child(proposal, rank).gather(1, node[:, None])[:, 0]  # [B], -1 for none
-        q = proposed_at(proposal, index.clamp(min=0), here)
+        q = draft_probs_at(proposal, index.clamp(min=0), here)
         left = torch.where((index >= 0)[:, None], _left(left, q), left)
     return left
 
 
 def _left(left: Tensor, q: Tensor) -> Tensor:
     """norm([r - q]_+); r itself where nothing is left, which is where no sibling is refused."""
-    return normalised(left - q, fallback=left)
+    return normalize(left - q, fallback=left)

@@ -10,16 +10,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal
-from outpace.verify.base import (
-    Rule,
-    at_drafted,
-    drafted_mass,
-    first_failure,
-    normalised,
-    proposed_at,
+from outpace.core.proposal import ONE_DISTRIBUTION, DraftSampling, Proposal
+from outpace.verify.base import Rule
+from outpace.verify.probs import (
+    draft_probs_at,
+    first_rejection_probs,
+    normalize,
+    p_of_drafted,
+    q_of_drafted,
     ratio,
-    rows_of,
+    select_node,
 )
 
 
@@ -36,11 +36,11 @@ class TokenRule(Rule):
 
     name: ClassVar[str] = "token"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
+    takes: ClassVar[frozenset[DraftSampling]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = False
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        return stop_where_one_fails(at_drafted(p, proposal), proposal)
+        return stop_where_one_fails(p_of_drafted(p, proposal), proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
         return residual_next(p, proposal, node)
@@ -51,7 +51,7 @@ def stop_where_one_fails(at: Tensor, proposal: Proposal) -> Tensor:
 
     at: ``[B, N]`` float64, what the distribution that is verified against gives each drafted token.
     """
-    return first_failure(ratio(at, drafted_mass(proposal, torch.float64)), proposal)
+    return first_rejection_probs(ratio(at, q_of_drafted(proposal, torch.float64)), proposal)
 
 
 def residual_next(p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def residual_next(p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
 
     q is the distribution of that following token.
     """
-    return residual(rows_of(p, node), proposal, node)
+    return residual(select_node(p, node), proposal, node)
 
 
 def residual(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
@@ -69,5 +69,5 @@ def residual(here: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
     if proposal.tokens.shape[1] == 0:
         return here
     following = node.clamp(max=proposal.tokens.shape[1] - 1)
-    left = normalised(here - proposed_at(proposal, following, here), fallback=here)
+    left = normalize(here - draft_probs_at(proposal, following, here), fallback=here)
     return left.where((node < proposal.counts)[:, None], here)

@@ -10,16 +10,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from outpace.core.proposal import ONE_DISTRIBUTION, Drawn, Proposal, Sampled
-from outpace.verify.base import Rule, at_drafted, drafted_mass, normalised, rows_of
+from outpace.core.proposal import ONE_DISTRIBUTION, DraftSampling, Proposal, Sampled
+from outpace.verify.base import Rule
 from outpace.verify.lossless.block import BlockRule
 from outpace.verify.lossless.match import MatchRule
+from outpace.verify.probs import normalize, p_of_drafted, q_of_drafted, select_node
 from outpace.verify.siblings import (
     TINY,
-    as_match,
     children_probs_at,
     drawable,
     excess,
+    is_deterministic,
     left_over,
     quotient,
     removed,
@@ -44,12 +45,12 @@ class TraversalRule(Rule):
 
     name: ClassVar[str] = "traversal"
     lossless: ClassVar[bool] = True
-    takes: ClassVar[frozenset[Drawn]] = ONE_DISTRIBUTION
+    takes: ClassVar[frozenset[DraftSampling]] = ONE_DISTRIBUTION
     trees: ClassVar[bool] = True
     looks_ahead: ClassVar[bool] = True
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().stop(p, proposal)
         if proposal.tree.is_chain:
             return BlockRule().stop(p, proposal)
@@ -60,13 +61,13 @@ class TraversalRule(Rule):
         return _traverse(p, proposal)
 
     def next(self, p: Tensor, proposal: Proposal, node: Tensor) -> Tensor:
-        if as_match(proposal):
+        if is_deterministic(proposal):
             return MatchRule().next(p, proposal, node)
         if proposal.tree.is_chain:
             return BlockRule().next(p, proposal, node)
-        here = rows_of(p, node).double()
+        here = select_node(p, node).double()
         t = self.shared(p, proposal)[1].gather(1, node[:, None])[:, 0]
-        return normalised(excess(here, children_probs_at(proposal, node), t), fallback=here)
+        return normalize(excess(here, children_probs_at(proposal, node), t), fallback=here)
 
 
 def _traverse(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
@@ -76,7 +77,7 @@ def _traverse(p: Tensor, proposal: Proposal) -> tuple[Tensor, Tensor]:
     nodes are settled level by level from the top, those of one depth and sibling rank at once, and
     the depth-first order matters only at the end, for the product of the failures.
     """
-    tree, there = proposal.tree, drawable(proposal, drafted_mass(proposal, torch.float64))
+    tree, there = proposal.tree, drawable(proposal, q_of_drafted(proposal, torch.float64))
     accept, t = _settled(p, proposal, there)
     root = torch.ones_like(there[:, :1])
     accept = torch.where(torch.cat([root, there & proposal.valid], 1), accept, 0.0)
@@ -90,13 +91,13 @@ def _settled(p: Tensor, proposal: Proposal, there: Tensor) -> tuple[Tensor, Tens
     """Returns a and t ``[B, M]`` of each node once all of its children are cut off."""
     assert isinstance(proposal.distribution, Sampled)
     tree = proposal.tree
-    drafted = drafted_mass(proposal, torch.float64)
+    drafted = q_of_drafted(proposal, torch.float64)
     # Of each child: what p gives it, what q gives it, and whether it can be cut off.
-    children = torch.stack([at_drafted(p, proposal) * there, drafted, there & proposal.valid])
+    children = torch.stack([p_of_drafted(p, proposal) * there, drafted, there & proposal.valid])
     start = torch.tensor([1.0, 0.0, 1.0, 1.0], dtype=torch.float64, device=p.device)
     # Of each node: a, t, sum [p - t q]_+ and the mass of q that was not yet removed.
     state = start[:, None, None].repeat(1, *p.shape[:2])  # [4, B, M]
-    for group in tree.generations:
+    for group in tree.sibling_groups:
         row, parent, child = group.row, group.parent, group.child
         at, q, cuttable = children[:, row, child]
         a, t, total, left = before = state[:, row, parent]

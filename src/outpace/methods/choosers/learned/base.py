@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar
 
-from outpace.core.proposal import Drawn, Needs
+from outpace.core.proposal import DraftSampling, Needs
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Setup
 from outpace.draft.state import FileName, StateFile
 from outpace.methods.choosers.base import Children, rule_of
-from outpace.methods.choosers.choosing import Choosing, DraftersOptions
+from outpace.methods.choosers.choosing import DraftersOptions, SelectingDrafter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,13 @@ class LearningOptions(DraftersOptions):
 State = TypeVar("State")
 
 
-class Learning(Choosing, Generic[State]):
+class LearningSelector(SelectingDrafter, Generic[State]):
     """Keeps what is learned: one state for all rows, one for each reproducible row, and a file
     between runs if the option ``state`` names one."""
 
-    draws: frozenset[Drawn] = frozenset({Drawn.DETERMINISTIC, Drawn.IID})
+    sampling_kinds: frozenset[DraftSampling] = frozenset(
+        {DraftSampling.DETERMINISTIC, DraftSampling.IID}
+    )
     needs: Needs = Needs(probs=True)
 
     def __init__(
@@ -68,7 +70,7 @@ class Learning(Choosing, Generic[State]):
         """Goes on from what `to_save` returned in an earlier run."""
 
     @classmethod
-    def usual_rule(cls, options: Any) -> str:
+    def default_rule_for(cls, options: Any) -> str:
         return rule_of(options.drafters)
 
     @classmethod

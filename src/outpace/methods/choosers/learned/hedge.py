@@ -17,12 +17,12 @@ from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded
 from outpace.draft.base import Round, Rows, Setup
-from outpace.draft.guesses import Guess
 from outpace.draft.state import numbers
-from outpace.methods.choosers.base import Asked, Children, Turn
+from outpace.draft.token_trees import TokenTree
+from outpace.methods.choosers.base import ChildProposal, Children, ChildrenRound
 from outpace.methods.choosers.feedback import Committed
-from outpace.methods.choosers.learned.base import Learning, LearningOptions
-from outpace.methods.choosers.learned.leader import ALIKE, AT_FIRST, Allowance, Leader, Shadow
+from outpace.methods.choosers.learned.base import LearningOptions, LearningSelector
+from outpace.methods.choosers.learned.leader import ALIKE, AT_FIRST, Allowance, HedgeState, Shadow
 
 READ_AT_ONCE = 8
 """Tokens of a text that a model reads for the cost of one pass."""
@@ -58,7 +58,7 @@ class HedgeOptions(LearningOptions):
     """The share of the cost of all rounds that asking may take, reading included."""
 
 
-class Hedge(Learning[Leader]):
+class Hedge(LearningSelector[HedgeState]):
     """Drafts with the child that would have brought most lately, in tokens per cost.
 
     After a round, a model that did not draft gives the distributions from which it would have
@@ -81,8 +81,8 @@ class Hedge(Learning[Leader]):
         shares = [child.pass_bytes / max(1, target_bytes) for child in children]
         costs = [1 + horizon * share for share in shares]
 
-        def first() -> Leader:
-            return Leader(costs, options.memory)
+        def first() -> HedgeState:
+            return HedgeState(costs, options.memory)
 
         super().__init__(given, first, options.state)
         joins = any(
@@ -153,7 +153,7 @@ class Hedge(Learning[Leader]):
 
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
-    ) -> Asked:
+    ) -> ChildProposal:
         return self.ask(number, rows, self.turn(rows).wanted[number])
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
@@ -186,7 +186,7 @@ class Hedge(Learning[Leader]):
             for row, (own, most) in enumerate(zip(wanted, budgets, strict=True))
         ]
 
-    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> Asked:
+    def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> ChildProposal:
         asked = super().ask(child, rows, budgets)
         if asked.proposal.aux_tokens is not None:
             self._riding.add(child)
@@ -214,10 +214,10 @@ class Hedge(Learning[Leader]):
             leader.learn(ended, len(tokens))
             text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
 
-    def _pay(self, turn: Turn, rows: Rows, row: int) -> None:
+    def _pay(self, turn: ChildrenRound, rows: Rows, row: int) -> None:
         """Enters what a round has cost in a row, drafts of children that were only asked included.
 
-        That waits until the round is over, because a round that fails is played again."""
+        That waits until the round is over, because a round that fails is run again."""
         request, cost = rows.requests[row], 1.0
         allowance, text = self._allowances[request], self._texts[request]
         for each in turn.asked:
@@ -232,14 +232,14 @@ class Hedge(Learning[Leader]):
         allowance.earned += cost
 
     def _found(
-        self, number: int, turn: Turn, rows: Rows, committed: Committed
+        self, number: int, turn: ChildrenRound, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """By row, whether a look-up would have drafted each committed token. A round of its own
         ends with the first token that it would not have; then it is asked again."""
         before, texts, asked = rows.history_before(), committed.tokens, turn.of(number)
         every = range(len(rows))
         said: list[list[float]] = [[] for _ in every]
-        known: list[Guess | None] = [
+        known: list[TokenTree | None] = [
             asked.nodes[row] if asked and turn.budgets[row] else None for row in every
         ]
         while True:
@@ -261,7 +261,7 @@ class Hedge(Learning[Leader]):
             known = list(self.made(number, then, budgets)[1])
 
     def _chances(
-        self, number: int, turn: Turn, rows: Rows, committed: Committed
+        self, number: int, turn: ChildrenRound, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """By row, a child's chances of acceptance at each committed token; none where it was not
         asked."""
@@ -309,7 +309,7 @@ class Hedge(Learning[Leader]):
         reading = self._cost_of_reading(number, rows.requests[row], rows.lengths[row])
         return passes * self._shares[number] + reading
 
-    def _was_silent(self, number: int, turn: Turn, rows: Rows, row: int) -> bool:
+    def _was_silent(self, number: int, turn: ChildrenRound, rows: Rows, row: int) -> bool:
         """Whether a child without passes of its own was asked and found nothing. A child whose
         auxiliary tokens were not in the target's last pass could not find anything."""
         if not turn.budgets[row]:
@@ -320,7 +320,7 @@ class Hedge(Learning[Leader]):
         return not rides or turn.chosen[row] == number
 
     @staticmethod
-    def _continued(chances: list[float], asked: Asked, row: int) -> list[float]:
+    def _continued(chances: list[float], asked: ChildProposal, row: int) -> list[float]:
         """The chances of a draft's tokens. After a draft that was accepted whole, the mean of its
         chances stands for that of one more token."""
         length = len(asked.nodes[row])

@@ -47,12 +47,12 @@ class Shadow:
         return ended
 
 
-class Leader:
+class HedgeState:
     """What N drafters would have brought lately, of which the greatest leads.
 
-    A drafter's gain is the tokens per cost of the rounds that it would have played alone; older
-    tokens count less and less. Gains are known for all drafters, whichever drafted. The leader is
-    the drafter with most weight, by Hedge's weights exp(eta x gain); it is taken without a draw, so
+    A drafter's gain is the tokens per cost of the rounds that it would have run alone; older tokens
+    count less and less. Gains are known for all drafters, whichever drafted. The leader is the
+    drafter with most weight, by Hedge's weights exp(eta x gain); it is taken without a draw, so
     that texts are reproducible.
     """
 
@@ -104,7 +104,7 @@ class Allowance:
     """The cost of all rounds so far."""
     spent: float = 0.0
     held: float = 0.0
-    """What will be spent in the present round, unless that is played again."""
+    """What will be spent in the present round, unless that is run again."""
 
     def hold(self, cost: float) -> bool:
         """Returns whether this may be spent, and reserves it if so."""

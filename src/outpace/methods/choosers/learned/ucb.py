@@ -16,7 +16,7 @@ from outpace.draft.base import Round, Rows, Setup
 from outpace.draft.state import numbers
 from outpace.methods.choosers.base import Children
 from outpace.methods.choosers.feedback import Committed
-from outpace.methods.choosers.learned.base import Learning, LearningOptions
+from outpace.methods.choosers.learned.base import LearningOptions, LearningSelector
 
 
 class Bandit:
@@ -72,7 +72,7 @@ class UcbOptions(LearningOptions):
     """Width of the confidence bounds (beta)."""
 
 
-class Ucb(Learning[Bandit]):
+class Ucb(LearningSelector[Bandit]):
     """Drafts with one child and learns about that one only: for drafters of similar cost that
     cannot say what they would have drafted.
 
@@ -90,7 +90,7 @@ class Ucb(Learning[Bandit]):
 
     @property
     def pulls(self) -> dict[str, float]:
-        """How many drafts of each drafter were played."""
+        """How many drafts of each drafter were scored."""
         return dict(zip(self.names, self.learned.pulls, strict=True))
 
     def choice(self, rows: Rows) -> list[int]:

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.targets.cpu.linear import opaque
+from outpace.targets.cpu.linear import as_custom_op
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.product import NativeProduct, in_panels
 from outpace.targets.cpu.weights.blocks import BlockEmbedding, BlockLinear, Blocks
 from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.cpu.weights.latents import BlockLatents
-from outpace.targets.cpu.weights.layers import ShowsWeight, exchange
-from outpace.targets.cpu.weights.weight import BLOCK_PANEL, BlockShape, Prepared, Weight
+from outpace.targets.cpu.weights.layers import OnDemandWeight, replace_modules
+from outpace.targets.cpu.weights.weight import BLOCK_PANEL, BlockShape, PreparedLinears, Weight
 
 
-class NativeBlockLinear(ShowsWeight, NativeProduct):
+class NativeBlockLinear(OnDemandWeight, NativeProduct):
     """A linear layer whose weight stays in blocks, multiplied as integers.
 
     ``weight`` and ``state_dict`` show the weight dequantised, as a copy that is made at each look.
@@ -97,12 +97,12 @@ class NativeBlockLinear(ShowsWeight, NativeProduct):
             assert weight.blocks is not None
             plain = self.library.dequantize_blocks(weight.matrix, weight.blocks)
             return functional.linear(x, plain.to(x), weight.bias)
-        y = self.library.products(x.float().contiguous(), Prepared([weight]))
+        y = self.library.products(x.float().contiguous(), PreparedLinears([weight]))
         return y.view(*x.shape[:-1], outputs).to(x.dtype)
 
     def compiled(self, x: Tensor) -> Tensor:
         """Returns the product as an operator that torch's compiler leaves alone."""
-        product = opaque("block_linear", _product, _empty)
+        product = as_custom_op("block_linear", _product, _empty)
         matrix, _, bias, _ = self.as_weight()
         y: Tensor = product(x.float().contiguous(), matrix, bias, *self.shape)
         return y.to(x.dtype)
@@ -137,7 +137,7 @@ def use_block_kernels(model: nn.Module) -> int:
         for name, child in parent.named_children()
         if type(child) in (BlockLinear, BlockEmbedding)
     ]
-    return exchange(places, lambda layer: _of_our_own(library, layer))
+    return replace_modules(places, lambda layer: _of_our_own(library, layer))
 
 
 def _of_our_own(library: Native, layer: BlockLinear | BlockEmbedding) -> nn.Module:
@@ -166,7 +166,7 @@ def dequantize_blocks(model: nn.Module, dtype: torch.dtype = torch.float32) -> i
         made.append(layer.dequantized(dtype) if whole else _dequantized(layer, dtype))
         return made[-1]
 
-    exchange(places, dequantized)
+    replace_modules(places, dequantized)
     numbers = [each for layer in made for each in layer.parameters() if each.dim() > 1]
     return sum(each.nbytes for each in numbers)
 
@@ -186,7 +186,7 @@ def _product(
     library = native()
     assert library is not None, "its layers exist"
     weight = Weight(panels, None, bias, BlockShape(kind, outputs, inputs))
-    return library.products(x, Prepared([weight])).view(*x.shape[:-1], outputs)
+    return library.products(x, PreparedLinears([weight])).view(*x.shape[:-1], outputs)
 
 
 def _empty(

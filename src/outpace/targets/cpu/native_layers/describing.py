@@ -33,7 +33,7 @@ from outpace.targets.hf.kinds import rope_entries
 
 INPUT, POST_ATTENTION = "input_layernorm", "post_attention_layernorm"
 POST_MLP = "post_feedforward_layernorm"
-ARRANGEMENTS: Sequence[tuple[str | None, str | None, str | None, str | None]] = (
+NORM_LAYOUTS: Sequence[tuple[str | None, str | None, str | None, str | None]] = (
     (INPUT, None, POST_ATTENTION, None),  # Llama and most others
     (INPUT, POST_ATTENTION, "pre_feedforward_layernorm", POST_MLP),  # Gemma 2 and 3
     (None, POST_ATTENTION, None, POST_MLP),  # OLMo 2, EXAONE 4
@@ -119,7 +119,7 @@ def _norms_around(parts: Mapping[str, nn.Module]) -> tuple[Norm | None, ...] | N
     """Returns the norms before and after attention and the MLP, from the other parts of a layer;
     the same one twice where both are given the same."""
     names = {name for name, part in parts.items() if type(part) is not nn.Dropout}
-    places = next((row for row in ARRANGEMENTS if {*row} - {None} == names), None)
+    places = next((row for row in NORM_LAYOUTS if {*row} - {None} == names), None)
     norms = {name: norm_of(parts[name]) for name in names}
     if places is None or None in norms.values():
         return None

@@ -26,10 +26,10 @@ from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs, seen_by
 from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.cpu.weights.experts import BlockExperts
-from outpace.targets.hf.cache import SlotCache, given_cache
+from outpace.targets.hf.cache import SlotCache, find_cache
 from outpace.targets.hf.masks import WINDOW, with_span
-from outpace.targets.hf.recurrent.states import Name, StateCache
-from outpace.targets.hf.recurrent.steps import Stepped
+from outpace.targets.hf.recurrent.states import StateCache, StateName
+from outpace.targets.hf.recurrent.steps import StepwiseForward
 from outpace.targets.hf.runner import Runner
 
 TOLERANCE = 5e-4
@@ -75,7 +75,7 @@ class NativeLayer:
         self._passes = passes
         self.inside = [module for module in layer.modules() if module is not layer]
         """All modules within the layer."""
-        self._unchanged = Unchanged([layer, *self.inside], self.inside)
+        self._unchanged = ModuleGuard([layer, *self.inside], self.inside)
         self._made: LayerStack | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class NativeLayer:
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         """Returns the layer's output ``[A, T, hidden]``."""
-        cached = isinstance(given_cache(options), SlotCache) and not args
+        cached = isinstance(find_cache(options), SlotCache) and not args
         rotates = (
             not self.description.knows_positions or options.get("position_embeddings") is not None
         )
@@ -103,7 +103,7 @@ class NativeLayer:
         """Whether the library can compute the layer, and nobody has changed or hooked it."""
         if self._layer.training or torch.compiler.is_compiling() or not self._unchanged:
             return False  # a layer that is trained drops numbers out
-        return can_run(hidden_states, self._stack.most) and not self._stack.is_watched_inside
+        return can_run(hidden_states, self._stack.most) and not self._stack.has_inner_hooks
 
     def plain(self, *args: Any, **options: Any) -> Any:
         """Returns the output of transformers' own code for the layer."""
@@ -118,7 +118,7 @@ class NativeLayer:
         **options: Any,
     ) -> Tensor:
         """Returns the same, computed by the library."""
-        cache = given_cache(options)
+        cache = find_cache(options)
         y = hidden_states.clone(memory_format=torch.contiguous_format)
         angles = () if position_embeddings is None else (Angles.of(position_embeddings),)
         masks = (seen_by(attention_mask),)
@@ -222,7 +222,7 @@ class _Trial:
 
     def _tries(self, hidden_states: Tensor, args: Any, options: dict[str, Any]) -> bool:
         """Whether a pass is the one over drafts, and can be computed."""
-        cache = given_cache(options)
+        cache = find_cache(options)
         if args or not can_run(hidden_states):
             return False
         recurrence = self._candidates[0].recurrence
@@ -231,7 +231,8 @@ class _Trial:
         drafted = isinstance(cache, StateCache) and hidden_states.shape[1] == 1 + len(DRAFT)
         layer = recurrence.module.layer_idx
         return drafted and all(
-            cache.holds(Name(layer, kind, 0), shape) for kind, shape in recurrence.states.items()
+            cache.holds(StateName(layer, kind, 0), shape)
+            for kind, shape in recurrence.states.items()
         )
 
     def __call__(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
@@ -294,7 +295,7 @@ def small_draft(model: nn.Module) -> Tensor:
         return logits
 
 
-class Unchanged:
+class ModuleGuard:
     """The children and the ``forward`` of some modules, as they were when this was made.
 
     Our own code reads the weights of a layer's modules itself. It would not notice that somebody
@@ -326,5 +327,5 @@ class Unchanged:
         if found == self._forwards_then:
             return True
         # One that reads columns one by one stands there for a pass, and changes no number.
-        own = [each.own if type(each) is Stepped else each for each in found]
+        own = [each.own if type(each) is StepwiseForward else each for each in found]
         return own == self._forwards_then

@@ -11,19 +11,19 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from outpace.targets.cpu.linear import can_pack, opaque, packed_product
+from outpace.targets.cpu.linear import as_custom_op, can_pack, packed_product
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.product import (
+    FusedProduct,
     NativeProduct,
-    Together,
     WeightLayout,
     in_panels,
 )
 from outpace.targets.cpu.race import native_reads_prompts
 from outpace.targets.cpu.weights.layers import matrix_of
 from outpace.targets.cpu.weights.narrow import narrowed, to_int8
-from outpace.targets.cpu.weights.weight import Prepared, Weight, laid_out
-from outpace.targets.hf.plain import read_plainly
+from outpace.targets.cpu.weights.weight import PreparedLinears, Weight, to_panels
+from outpace.targets.hf.plain import forward_uncached
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 """Dtypes of models whose layers can be replaced by these."""
@@ -41,7 +41,7 @@ class NativeLinear(NativeProduct):
 
     A row of the result has the same bits whatever other rows share the product, up to
     `INVARIANT_ROWS` rows. Products of more than ``most`` rows are left to oneDNN
-    (`lay_out_weights`). The weight may have a narrower dtype than the activations. Sums are always
+    (`prepack_weights`). The weight may have a narrower dtype than the activations. Sums are always
     in float32.
 
     ``weight`` is the parameter itself, or a copy of it in rows that is made at each look where it
@@ -70,7 +70,7 @@ class NativeLinear(NativeProduct):
         self.scale = None if scale is None else nn.Parameter(scale, requires_grad=False)
         self._of_conv1d = of_conv1d
         self._shown: Tensor | None = None
-        self._compilable = opaque("native_linear", _product, _shape)
+        self._compilable = as_custom_op("native_linear", _product, _shape)
         self.loaded_bytes = weight.nbytes if loaded_bytes is None else loaded_bytes
         self._onednn = can_pack()
 
@@ -99,16 +99,16 @@ class NativeLinear(NativeProduct):
         return found
 
     @property
-    def can_be_laid_out(self) -> bool:
+    def can_prepack(self) -> bool:
         """Whether the weight can be put into panels: its outputs fill them."""
         return self.layout is WeightLayout.ROWS and self.out_features % self.library.panel == 0
 
-    def lay_out(self) -> None:
-        """Puts the weight into panels (`weight.laid_out`), the order in which products read it.
+    def prepack(self) -> None:
+        """Puts the weight into panels (`weight.to_panels`), the order in which products read it.
 
         It is held only so: from then on ``weight`` is a copy that is made at each look.
         """
-        panels = laid_out(self.read.detach(), self.library.panel)
+        panels = to_panels(self.read.detach(), self.library.panel)
         self.panels = nn.Parameter(panels, requires_grad=self.read.requires_grad)
         self.layout = WeightLayout.PANELS
         del self._parameters["weight"]
@@ -171,7 +171,7 @@ class NativeLinear(NativeProduct):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self._compilable = opaque("native_linear", _product, _shape)
+        self._compilable = as_custom_op("native_linear", _product, _shape)
         if self.layout is WeightLayout.PANELS and self.panels.shape[2] != self.library.panel:
             self._take_out_of_panels()  # of a processor with other vectors
 
@@ -181,15 +181,15 @@ class NativeLinear(NativeProduct):
         rows = self.layout.rows(panels)
         self.weight = nn.Parameter(rows, requires_grad=panels.requires_grad)
         self.layout = WeightLayout.ROWS
-        if self.can_be_laid_out:
-            self.lay_out()
+        if self.can_prepack:
+            self.prepack()
 
 
 def _product(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
     library = native()
     assert library is not None, "its layers exist"
     weight = Weight(matrix, scale, bias)
-    return library.products(x, Prepared([weight])).view(*x.shape[:-1], weight.outputs)
+    return library.products(x, PreparedLinears([weight])).view(*x.shape[:-1], weight.outputs)
 
 
 def _shape(x: Tensor, matrix: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -241,8 +241,8 @@ def native_int8(library: Native, layer: Any) -> NativeLinear:
 
 
 @torch.no_grad()
-def lay_out_weights(model: nn.Module, tune: bool = False) -> int:
-    """Puts the weights of a model into panels (`NativeLinear.lay_out`); returns of how many layers.
+def prepack_weights(model: nn.Module, tune: bool = False) -> int:
+    """Puts the weights of a model into panels (`NativeLinear.prepack`); returns of how many layers.
 
     Weights that other modules read too, such as embeddings, stay in rows. So do float32 weights
     where oneDNN is much faster at products of many rows, which it then computes. Where that is so
@@ -255,9 +255,9 @@ def lay_out_weights(model: nn.Module, tune: bool = False) -> int:
             layer.most = INVARIANT_ROWS
         layers = [layer for layer in layers if layer.most > INVARIANT_ROWS]
     readers = Counter(id(own) for each in model.modules() for own in each._parameters.values())
-    found = [layer for layer in layers if layer.can_be_laid_out and readers[id(layer.read)] == 1]
+    found = [layer for layer in layers if layer.can_prepack and readers[id(layer.read)] == 1]
     for layer in found:
-        layer.lay_out()
+        layer.prepack()
     return len(found)
 
 
@@ -269,7 +269,7 @@ def reads_prompts(layer: NativeLinear, tune: bool = False) -> bool:
 
 
 @torch.inference_mode()
-def share_products(model: nn.Module) -> int:
+def fuse_products(model: nn.Module) -> int:
     """Lets layers of a causal LM that receive the very same input compute together; returns how
     many do. A pass over one token shows which ones these are."""
     calls: list[tuple[NativeProduct, Tensor, Tensor]] = []
@@ -281,7 +281,7 @@ def share_products(model: nn.Module) -> int:
     hooks = [layer.register_forward_pre_hook(note) for layer in layers]
     try:
         if layers:
-            read_plainly(model, [0])
+            forward_uncached(model, [0])
     finally:
         for hook in hooks:
             hook.remove()
@@ -294,8 +294,8 @@ def share_products(model: nn.Module) -> int:
     for group in by_input.values():
         unchanged = all(torch.equal(copy, group[0][1]) for _, copy in group)
         if len(group) > 1 and unchanged:
-            together = Together(group[0][0].library, [layer for layer, _ in group])
+            fused = FusedProduct(group[0][0].library, [layer for layer, _ in group])
             for layer, _ in group:
-                layer.share(together)
+                layer.share(fused)
             shared += len(group)
     return shared

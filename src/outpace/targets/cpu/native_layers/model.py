@@ -20,7 +20,7 @@ from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription, kinds_of
-from outpace.targets.cpu.native_layers.layer import NativeLayer, Unchanged, agree, small_draft
+from outpace.targets.cpu.native_layers.layer import ModuleGuard, NativeLayer, agree, small_draft
 from outpace.targets.cpu.native_layers.passes import (
     PassDescriptions,
     PassInputs,
@@ -28,12 +28,12 @@ from outpace.targets.cpu.native_layers.passes import (
     seen_by,
 )
 from outpace.targets.cpu.native_layers.probing import Norm, norm_of
-from outpace.targets.cpu.native_layers.stack import LayerStack, ModelEnd, few
+from outpace.targets.cpu.native_layers.stack import LayerStack, ModelHead, few
 from outpace.targets.cpu.weights.blocks import embedding_dtype
 from outpace.targets.cpu.weights.layers import hooks_of
 from outpace.targets.hf.cache import SlotCache, cache_name
 from outpace.targets.hf.logits import LogitScaling, PassOutput, VocabularySubset
-from outpace.targets.hf.partial.layers import Joining, changing
+from outpace.targets.hf.partial.layers import StateInjection, inject_states
 
 NORMS = ("norm", "final_layernorm", "embedding_norm")
 ROTARY = ("rotary_emb", "pos_emb")
@@ -60,12 +60,12 @@ class NativeModel:
         self._layers = _of_kinds(layers, whole.config, self._kinds, len(self._rotaries))
         norm = _last_norm(whole.model)
         assert norm is not None
-        self._ends = ModelEnd(norm, whole.lm_head, LogitScaling.of(whole.config))
+        self._ends = ModelHead(norm, whole.lm_head, LogitScaling.of(whole.config))
         self._library = library
         inside = [module for layer in layers for module in layer.forward.inside]
         beside = [self._inner, *whole.model.children(), whole.lm_head]
         parents = [whole, self._inner, whole.model.layers, *layers, *inside]
-        self._unchanged = Unchanged(parents, [*beside, *layers, *inside])
+        self._unchanged = ModuleGuard(parents, [*beside, *layers, *inside])
         self._made: LayerStack | None = None
         self._made_halves: dict[int, tuple[LayerStack, LayerStack]] = {}
 
@@ -76,19 +76,19 @@ class NativeModel:
     @property
     def supports_partial_logits(self) -> bool:
         """Whether a pass is shorter where logits are needed of a part of the vocabulary."""
-        return self._is_as_it_was() and self._stack.has_head
+        return self._is_unchanged() and self._stack.has_head
 
     @property
-    def rounds_inputs(self) -> bool:
+    def quantizes_inputs(self) -> bool:
         """Whether its products round what they multiply. Then only passes of its own agree to the
         last bit: sums in another order now and then decide how a number is rounded."""
         return any(isinstance(module, NativeBlockLinear) for module in self._model.modules())
 
     @property
-    def tokens_alike(self) -> int:
+    def max_invariant_tokens(self) -> int:
         """Up to how many tokens in a pass it gives each token the same bits, however many they are
         and however they branch. 0 where the model is not as it was, so that others compute it."""
-        return self._stack.most if self._is_as_it_was() else 0
+        return self._stack.most if self._is_unchanged() else 0
 
     @property
     def _stack(self) -> LayerStack:
@@ -117,7 +117,7 @@ class NativeModel:
         logits_to_keep: int | Tensor = 0,
         output_hidden_states: bool | None = None,
         inputs_embeds: Tensor | None = None,
-        joining: Joining | None = None,
+        joining: StateInjection | None = None,
         subset: VocabularySubset | None = None,
         **rest: Any,
     ) -> Any:
@@ -128,7 +128,7 @@ class NativeModel:
         read = input_ids if inputs_embeds is None else inputs_embeds
         asked = rest or not use_cache or read is None or position_ids is None
         if asked or not self.takes(read, attention_mask, past_key_values):
-            with nullcontext() if joining is None else changing(self._model, joining):
+            with nullcontext() if joining is None else inject_states(self._model, joining):
                 return self.plain(
                     input_ids=input_ids,
                     position_ids=position_ids,
@@ -154,7 +154,7 @@ class NativeModel:
         self,
         given: PassInputs,
         keep: int | Tensor,
-        joining: Joining | None,
+        joining: StateInjection | None,
         subset: VocabularySubset | None,
     ) -> PassOutput:
         """Returns logits, the embeddings and what each layer leaves, with the same bits as in a
@@ -230,13 +230,15 @@ class NativeModel:
             and not (torch.is_grad_enabled() or torch.compiler.is_compiling())
             and not self._inner.training
         )
-        mine = known and plain and isinstance(cache, SlotCache) and self._is_as_it_was()
+        mine = known and plain and isinstance(cache, SlotCache) and self._is_unchanged()
         return mine and few(tokens, self._stack.most)
 
-    def _is_as_it_was(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Whether the model still has the modules that it was loaded with, and no hooks on them."""
         return (
-            bool(self._unchanged) and not any(hooks_of(self._inner)) and not self._stack.is_watched
+            bool(self._unchanged)
+            and not any(hooks_of(self._inner))
+            and not self._stack.has_foreign_hooks
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from outpace.targets.cpu.native_layers.recurrence import Recurrence
-from outpace.targets.hf.recurrent.states import Name, StateCache
+from outpace.targets.hf.recurrent.states import StateCache, StateName
 
 
 class _States(ctypes.Structure):
@@ -48,15 +48,15 @@ class PassStates:
         self, cache: StateCache, recurrences: Sequence[Recurrence | None], columns: int
     ) -> None:
         """recurrences: of the layers; None where one keeps no state in this pass."""
-        reading = cache.reading
-        assert reading is not None
-        rows = len(reading.starts)
+        progress = cache.progress
+        assert progress is not None
+        rows = len(progress.starts)
         self._rows, self._columns, self._count = rows, columns, len(recurrences)
         self._parents: Tensor | None = None
-        if not isinstance(reading.parents, range):
-            by_column = [[own] * rows if isinstance(own, int) else own for own in reading.parents]
+        if not isinstance(progress.parents, range):
+            by_column = [[own] * rows if isinstance(own, int) else own for own in progress.parents]
             self._parents = torch.tensor(by_column).t().contiguous()  # [A, T]
-        wanted = range(max(reading.certain - 1, 0), columns)
+        wanted = range(max(progress.num_committed - 1, 0), columns)
         self._alive: list[Any] = []
         pointers: list[int | None] = []
         self._places: list[int | None] = []  # in the pointers, by layer and kind
@@ -67,7 +67,7 @@ class PassStates:
                     self._places.append(None)
                     continue
                 self._places.append(len(pointers))
-                name = Name(recurrence.module.layer_idx, kind, 0)
+                name = StateName(recurrence.module.layer_idx, kind, 0)
                 before, made = cache.states_before_and_after(name, shapes[kind], wanted)
                 self._alive.append(before)
                 pointers += [state.data_ptr() for state in before]

@@ -14,7 +14,7 @@ from torch import Tensor, arange
 
 from outpace.targets.cpu.weights.weight import LINE
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import PassSlots
+from outpace.targets.hf.slot_ranges import PassSlots
 
 STATIC = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds whose angles depend on nothing but the position."""

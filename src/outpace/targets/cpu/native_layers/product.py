@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 from outpace.targets.cpu.native import Native
 from outpace.targets.cpu.native_layers.probing import is_plain
 from outpace.targets.cpu.weights.weight import (
     LinearStruct,
-    Prepared,
+    PreparedLinears,
     Weight,
     in_rows,
     linear_struct,
@@ -30,7 +30,7 @@ class WeightLayout(Enum):
     TRANSPOSED = "transposed", "weight"
     """``[K, N]``, over memory that holds rows: what GPT-2's layers show."""
     PANELS = "panels", "panels"
-    """``[N / panel, K, panel]`` (`weight.laid_out`)."""
+    """``[N / panel, K, panel]`` (`weight.to_panels`)."""
 
     def __init__(self, _: str, parameter: str) -> None:
         self.parameter = parameter
@@ -60,7 +60,7 @@ class NativeProduct(nn.Module):
         self.out_features, self.in_features = outputs, inputs
         self.most = UNLIMITED
         """Rows up to which products are ours."""
-        self._together = Together(library, [self])
+        self._fused = FusedProduct(library, [self])
 
     @property
     def read(self) -> Tensor:
@@ -100,11 +100,11 @@ class NativeProduct(nn.Module):
             return self.compiled(x)
         if not self._can(x):
             return self.dense(x)
-        return self._together.product(self, x)
+        return self._fused.product(self, x)
 
-    def share(self, together: Together) -> None:
-        """Makes this layer compute in the products of ``together`` from now on."""
-        self._together = together
+    def share(self, fused: FusedProduct) -> None:
+        """Makes this layer compute in the products of ``fused`` from now on."""
+        self._fused = fused
 
     def learns(self, x: Tensor) -> bool:
         """Returns whether gradients are wanted, which our products do not give."""
@@ -166,7 +166,7 @@ def in_panels(outputs: Sequence[int], width: int) -> tuple[list[int], list[int]]
     return list(places), [width * places[each // width] + each % width for each in outputs]
 
 
-class Together:
+class FusedProduct:
     """Layers that receive the same input one after another, such as q, k and v: one product
     computes all of them.
 
@@ -178,7 +178,7 @@ class Together:
         self._library = library
         self._layers = tuple(layers)
         # With where its tensors were; replaced as a whole, as what is held.
-        self._prepared: tuple[list[int | None], Prepared] | None = None
+        self._prepared: tuple[list[int | None], PreparedLinears] | None = None
         # The latest input and its results; replaced as a whole, for the sake of other threads.
         self._held: tuple[Tensor, dict[int, Tensor]] | None = None
 
@@ -213,16 +213,16 @@ class Together:
         parts = torch.split(y, [rows * outputs for outputs in prepared.outputs])
         return [part.view(*shape, -1) for part in parts]
 
-    def _ready(self) -> Prepared:
+    def _ready(self) -> PreparedLinears:
         found, pointers = self._prepared, [at for layer in self._layers for at in layer.pointers]
         if found is None or found[0] != pointers:
-            found = pointers, Prepared([layer.as_weight() for layer in self._layers])
+            found = pointers, PreparedLinears([layer.as_weight() for layer in self._layers])
             self._prepared = found
         return found[1]
 
 
 @dataclass(frozen=True)
-class OtherTokens:
+class SubsetHead:
     """A copy of what a head has for some tokens, as a small head of its own."""
 
     tokens: tuple[int, ...]
@@ -239,7 +239,7 @@ class OtherTokens:
     """Tokens of the vocabulary, V."""
 
     @classmethod
-    def of(cls, tokens: tuple[int, ...], head: NativeProduct) -> OtherTokens:
+    def of(cls, tokens: tuple[int, ...], head: NativeProduct) -> SubsetHead:
         """Copies what a head has for these tokens."""
         weight, where = head.some(tokens)
         return cls(
@@ -259,7 +259,7 @@ class OtherTokens:
     def spread(self, found: Tensor, first: int) -> Tensor:
         """Returns logits ``[A, keep, V]`` from those of the first tokens and of these, ``[A, keep,
         first + outputs]``; all others are -inf."""
-        logits = found.new_full((*found.shape[:-1], self.size), NEVER)
+        logits = found.new_full((*found.shape[:-1], self.size), NEG_INF)
         logits[..., :first] = found[..., :first]
         logits[..., self.at] = found[..., first:][..., self.where]
         return logits

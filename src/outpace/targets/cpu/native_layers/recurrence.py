@@ -141,7 +141,7 @@ class Recurrence:
 
     @property
     def states(self) -> Mapping[str, tuple[int, ...]]:
-        """The kinds of states (`Name.kind`) and their shapes, for each row."""
+        """The kinds of states (`StateName.kind`) and their shapes, for each row."""
         inputs = self.convolution.weight.shape
         found: dict[str, tuple[int, ...]] = {"conv": (inputs[0], inputs[2])}
         sizes = self.heads.key_dim, self.heads.value_dim

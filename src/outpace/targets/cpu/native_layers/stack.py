@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.base import NOTHING, SubLayers
-from outpace.targets.cpu.native import NO_LOGITS, NO_STATES, Ending, Native, StatesLeft
+from outpace.targets.base import NO_SUBLAYERS, SubLayers
+from outpace.targets.cpu.native import NO_LOGITS, NO_STATES, LogitsOutput, Native, StatesOutput
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.experts import MixtureStruct
@@ -25,7 +25,7 @@ from outpace.targets.cpu.native_layers.passes import PassDescriptions, PassInput
 from outpace.targets.cpu.native_layers.probing import Norm, NormStruct
 from outpace.targets.cpu.native_layers.product import (
     NativeProduct,
-    OtherTokens,
+    SubsetHead,
     side_by_side,
     weight_of,
 )
@@ -76,7 +76,7 @@ class _Cache(ctypes.Structure):
     )
 
 
-class ModelEnd(NamedTuple):
+class ModelHead(NamedTuple):
     """What comes after the last layer of a model."""
 
     norm: Norm
@@ -93,8 +93,8 @@ class LayerStack:
         library: Native,
         layers: Sequence[LayerDescription],
         passes: PassDescriptions,
-        ends: ModelEnd | None = None,
-        skipped: SubLayers = NOTHING,
+        ends: ModelHead | None = None,
+        skipped: SubLayers = NO_SUBLAYERS,
     ) -> None:
         """passes: shared by all stacks of one model. ends: what comes after the last layer, if the
         stack ends the model. skipped: the parts that are left out, by the layers' numbers in the
@@ -131,15 +131,15 @@ class LayerStack:
         self._outside = _Hooks(outside)
         self._last_description: _StackDescription | None = None
         self._last_pointers: _CachePointers | None = None
-        self._last_others: OtherTokens | None = None
+        self._last_subset: SubsetHead | None = None
 
     @property
-    def is_watched(self) -> bool:
+    def has_foreign_hooks(self) -> bool:
         """Whether somebody has hooked a module since, whose own code must run then."""
         return self._outside.are_others() or self._inside.are_others()
 
     @property
-    def is_watched_inside(self) -> bool:
+    def has_inner_hooks(self) -> bool:
         """The same, of parts of the layers: hooks on a whole layer run around any code for it."""
         return self._inside.are_others()
 
@@ -163,7 +163,7 @@ class LayerStack:
         description = self._description()
         assert description.head is not None
         head = description.head if subset is None else first_outputs(description.head, subset.first)
-        others = self._others(subset.others) if subset is not None and subset.others else None
+        others = self._subset_head(subset.others) if subset is not None and subset.others else None
         heads = (
             (LinearStruct * 1)(head) if others is None else (LinearStruct * 2)(head, others.struct)
         )
@@ -171,17 +171,17 @@ class LayerStack:
         states = self._states(given)
         for rows, some in given.in_parts():
             logits = found[rows]
-            ending = Ending(heads, len(heads), logits.data_ptr(), keep, self._scaling)
+            ending = LogitsOutput(heads, len(heads), logits.data_ptr(), keep, self._scaling)
             self._run(description, some, ending, states, rows.start)
             if others is not None:
                 side_by_side(logits, head.outputs)
         return found if others is None else others.spread(found, head.outputs)
 
-    def _others(self, tokens: tuple[int, ...]) -> OtherTokens:
+    def _subset_head(self, tokens: tuple[int, ...]) -> SubsetHead:
         """What computes the logits of some tokens; the same ones come again and again."""
-        if self._last_others is None or not self._last_others.are(tokens, self._head):
-            self._last_others = OtherTokens.of(tokens, self._head)
-        return self._last_others
+        if self._last_subset is None or not self._last_subset.are(tokens, self._head):
+            self._last_subset = SubsetHead.of(tokens, self._head)
+        return self._last_subset
 
     def _states(self, given: PassInputs) -> PassStates | None:
         """The states that layers go on from, and those that they will have made; None where no
@@ -195,7 +195,7 @@ class LayerStack:
         self,
         description: _StackDescription,
         given: PassInputs,
-        ending: Ending,
+        ending: LogitsOutput,
         states: PassStates | None,
         first: int,
     ) -> None:
@@ -215,7 +215,7 @@ class LayerStack:
             norm=description.norm,
             threads=description.threads,
             ending=ending,
-            states=NO_STATES if left is None else StatesLeft(left.data_ptr(), left.stride(0)),
+            states=NO_STATES if left is None else StatesOutput(left.data_ptr(), left.stride(0)),
         )
 
     def _pointers_into(

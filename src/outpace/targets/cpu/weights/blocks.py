@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.cpu.weights.layers import ShowsWeight
+from outpace.targets.cpu.weights.layers import OnDemandWeight
 
 CHUNK = 1 << 22
 """Weights that are dequantised at a time, so that a product needs little memory besides."""
@@ -150,7 +150,7 @@ def block_bytes(model: nn.Module) -> dict[str, int]:
     return sizes
 
 
-class InBlocks(ShowsWeight):
+class InBlocks(OnDemandWeight):
     """A layer whose weight stays in blocks."""
 
     def __init__(self, blocks: Blocks) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.cpu.weights.layers import ShowsWeight
+from outpace.targets.cpu.weights.layers import OnDemandWeight
 
 STACKED = ("gate_up_proj", "down_proj")
 """The weights of transformers' modules of experts, one expert's after another's."""
@@ -102,7 +102,7 @@ class BlockExperts(nn.Module):
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **how: Any) -> Any:
         """Returns the weights under the names of transformers' module, once they are in blocks."""
-        if not isinstance(self.gate_proj, ShowsWeight):
+        if not isinstance(self.gate_proj, OnDemandWeight):
             return super().state_dict(*args, destination=destination, prefix=prefix, **how)
         found = {} if destination is None else destination
         for name, weight in self._plain(torch.float32).items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.targets.cpu.weights.layers import ShowsWeight
+from outpace.targets.cpu.weights.layers import OnDemandWeight
 
 
 class BlockLatents(nn.Module):
@@ -51,7 +51,7 @@ class BlockLatents(nn.Module):
 
     def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", **how: Any) -> Any:
         """Returns the weight under the name of transformers' layer, once it is in blocks."""
-        if not isinstance(self.keys, ShowsWeight):
+        if not isinstance(self.keys, OnDemandWeight):
             return super().state_dict(*args, destination=destination, prefix=prefix, **how)
         found = {} if destination is None else destination
         found[f"{prefix}weight"] = self.weight

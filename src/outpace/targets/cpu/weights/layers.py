@@ -28,7 +28,7 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
     ]
 
 
-def asked_for_dtype(model: nn.Module) -> list[tuple[nn.Module, str]]:
+def dtype_sensitive_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """Returns those whose weight's dtype the model's own code asks for, to convert their input to
     it (the heads of Mamba and xLSTM): there a narrower weight would round the input too."""
     return [
@@ -52,7 +52,7 @@ def hooks_of(module: nn.Module) -> list[dict[int, Any]]:
     return [module._forward_hooks, module._forward_pre_hooks]
 
 
-def exchange(
+def replace_modules(
     places: Sequence[tuple[nn.Module, str]], make: Callable[[Any], nn.Module | None]
 ) -> int:
     """Puts what ``make`` returns in the place of each layer, unless it returns None; returns how
@@ -90,7 +90,7 @@ def matrix_of(layer: Any) -> Tensor:
 # -- layers that hold their weight in another form -------------------------------------------------
 
 
-class ShowsWeight(nn.Module):
+class OnDemandWeight(nn.Module):
     """A layer whose ``weight`` is made anew at each look; ``state_dict`` holds it, too, as that of
     the layer that this one stands for does."""
 
@@ -104,14 +104,14 @@ class ShowsWeight(nn.Module):
         destination[prefix + "weight"] = self.weight
 
 
-class LaidOut(nn.Module):
+class PrepackedModule(nn.Module):
     """A layer whose weight lies in an order that only one kind of product reads, and that can be
     neither copied nor written. Copies and pickles hold the plain weight, and lay it out again."""
 
     OF_PROCESS = ("_packed", "_compilable")
     """Attributes that mean something in this process only."""
 
-    def lay_out(self, plain: Tensor) -> None:
+    def prepack(self, plain: Tensor) -> None:
         """Sets `OF_PROCESS` from a weight as `plain` returns it, which is not kept."""
         raise NotImplementedError
 
@@ -127,4 +127,4 @@ class LaidOut(nn.Module):
         kept = dict(state)
         plain = kept.pop("plain_weight")
         super().__setstate__(kept)  # type: ignore[no-untyped-call]
-        self.lay_out(plain)
+        self.prepack(plain)

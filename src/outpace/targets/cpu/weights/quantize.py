@@ -31,13 +31,18 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from outpace.errors import ConfigError, UnsupportedModel, did_you_mean
-from outpace.targets.cpu.linear import opaque
+from outpace.targets.cpu.linear import as_custom_op
 from outpace.targets.cpu.native import Native, build, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear, native_int8
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.cpu.weights.blocks import BLOCK, in_blocks, to_four_bits
-from outpace.targets.cpu.weights.layers import LaidOut, exchange, linear_layers, matrix_of
+from outpace.targets.cpu.weights.layers import (
+    PrepackedModule,
+    linear_layers,
+    matrix_of,
+    replace_modules,
+)
 from outpace.targets.cpu.weights.narrow import SMALLEST_SCALE, to_int8
 
 Quantization = Literal["int8", "int4"]
@@ -51,7 +56,7 @@ WORTH = 1 << 18
 cache."""
 
 
-class Int8Linear(LaidOut):
+class Int8Linear(PrepackedModule):
     """A linear layer with 8-bit weights and activations of two 8-bit halves.
 
     A row's result has the same bits whatever rows it shares the product with: its scale is its own,
@@ -69,7 +74,7 @@ class Int8Linear(LaidOut):
         self.register_buffer("zero", torch.zeros(len(scale), dtype=torch.int32))
         self.bias: Any = layer.bias
         self._saved_t = type(layer) is Conv1D
-        self.lay_out(integers)
+        self.prepack(integers)
         self.packed_bytes = integers.nbytes + self.scale.nbytes + self.zero.nbytes
 
     scale: Tensor
@@ -92,10 +97,10 @@ class Int8Linear(LaidOut):
             y = y.add_(self.bias)
         return y.view(*x.shape[:-1], self.out_features)
 
-    def lay_out(self, plain: Tensor) -> None:
+    def prepack(self, plain: Tensor) -> None:
         """Takes over the weight ``[N, K]``, int8, which is not kept."""
         self._packed = _pack(plain)
-        self._compilable = opaque("int8_linear", _product, _shape)
+        self._compilable = as_custom_op("int8_linear", _product, _shape)
 
     def plain(self) -> Tensor:
         """Returns the weight ``[N, K]``, int8: a copy."""
@@ -200,10 +205,10 @@ def quantize(model: nn.Module, quantization: Quantization, *, blocks: bool = Fal
     library = native()
     if library is None:
         levels = int8_levels()
-        exchange(linear_layers(model), lambda layer: Int8Linear(layer, levels))
+        replace_modules(linear_layers(model), lambda layer: Int8Linear(layer, levels))
     else:
         makes = {"int4": native_int4, "int8": native_int8_blocks if blocks else native_int8}
-        exchange(linear_layers(model), lambda layer: makes[quantization](library, layer))
+        replace_modules(linear_layers(model), lambda layer: makes[quantization](library, layer))
 
 
 def native_int4(library: Native, layer: Any) -> NativeBlockLinear:

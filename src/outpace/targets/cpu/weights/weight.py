@@ -43,7 +43,7 @@ class Weight(NamedTuple):
     """The tensors of a linear layer with N outputs and K inputs.
 
     matrix: contiguous, of one of `KINDS`, ``[N, K]`` or in panels ``[N / panel, K, panel]``
-    (`laid_out`). scale: float32 ``[N]``, for integers. bias: float32 ``[N]``.
+    (`to_panels`). scale: float32 ``[N]``, for integers. bias: float32 ``[N]``.
     """
 
     matrix: Tensor
@@ -96,7 +96,7 @@ class Weight(NamedTuple):
         return self.matrix.shape[2] if self.matrix.dim() == 3 else 1
 
 
-def laid_out(matrix: Tensor, panel: int) -> Tensor:
+def to_panels(matrix: Tensor, panel: int) -> Tensor:
     """Returns a copy of a weight ``[N, K]`` in panels, ``[N / panel, K, panel]``.
 
     A panel holds the weights of ``panel`` outputs, input after input. A product computes these
@@ -138,7 +138,7 @@ def first_outputs(of: LinearStruct, outputs: int) -> LinearStruct:
     return cut
 
 
-class Prepared:
+class PreparedLinears:
     """Linear layers of the same inputs, as the library reads them."""
 
     def __init__(self, weights: Sequence[Weight]) -> None:

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, GenerationMixin
 from transformers.generation.configuration_utils import GenerationMode
 
 from outpace.errors import ConfigError, PromptError
-from outpace.targets.hf.cache import NAMES
+from outpace.targets.hf.cache import CACHE_ARGUMENTS
 from outpace.targets.hf.kinds import placeholders
 
 PLAIN = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
@@ -23,7 +23,7 @@ EXACT_CACHES = {None, "dynamic", "static", "hybrid", "sliding_window"}
 """Values of ``cache_implementation`` with which the text is the same as with slots."""
 TYPES = {"token_type_ids", "mm_token_type_ids"}
 """Arguments that are all 0 where no token stands for an image."""
-CACHES = {*NAMES, "cache_params"}
+CACHES = {*CACHE_ARGUMENTS, "cache_params"}
 """What models call their cache. ``generate`` makes an empty one where the caller gives none."""
 UNDERSTOOD = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES}
 """Arguments of the model that are read here or make no difference; all others are refused."""

@@ -19,7 +19,7 @@ from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.hf.gguf.families import FAMILIES
 from outpace.targets.hf.gguf.family import FACTORS
 from outpace.targets.hf.gguf.file import GGUFModel, printable_reason
-from outpace.targets.hf.gguf.header import Stored
+from outpace.targets.hf.gguf.header import StoredTensor
 from outpace.targets.hf.gguf.vocabulary import token_id
 
 TABLES: Any = ggml.GGUF_CONFIG_MAPPING
@@ -63,7 +63,7 @@ def check_architecture(model: GGUFModel) -> None:
             f"reads GGUF files of {', '.join(FAMILIES)}: use the model's Hugging Face folder "
             "instead, which has a config.json and *.safetensors files."
         )
-    if model.of_family("attention.causal") is False:
+    if model.family_value("attention.causal") is False:
         raise UnsupportedModel(
             f"{model.path} holds a model that reads texts both ways (attention.causal is false), "
             "as models of embeddings do, and that writes none: use a language model."
@@ -268,7 +268,7 @@ def _scaling(model: GGUFModel) -> dict[str, Any]:
             f"{model.path} holds one of the two tables that stretch positions (rope_factors_long "
             "and rope_factors_short) without the other: download it again."
         )
-    kind = model.of_family("rope.scaling.type")
+    kind = model.family_value("rope.scaling.type")
     factor = model.number("rope.scaling.factor") or model.number("rope.scale_linear")
     if kind == "none" or (kind in KINDS and factor in (None, 1)):
         return {}
@@ -304,7 +304,7 @@ def _yarn_options(model: GGUFModel, factor: float) -> tuple[list[str], dict[str,
     return [name for name, value in said.items() if value is not None], more
 
 
-def _long_rope(model: GGUFModel, long: Stored, short: Stored) -> dict[str, Any]:
+def _long_rope(model: GGUFModel, long: StoredTensor, short: StoredTensor) -> dict[str, Any]:
     original = model.number("rope.scaling.original_context_length")
     if original is None or long.kind != "F32" or short.kind != "F32":
         raise ModelLoadError(

@@ -23,7 +23,7 @@ from outpace.targets.cpu.weights.latents import BlockLatents
 from outpace.targets.cpu.weights.weight import BLOCK_PANEL
 from outpace.targets.hf.attention import use_grouped
 from outpace.targets.hf.gguf.file import GGUFModel
-from outpace.targets.hf.gguf.names import arrangement_of
+from outpace.targets.hf.gguf.names import map_tensors
 
 Weights = dict[str, Blocks | Tensor]
 
@@ -54,16 +54,16 @@ def filled(
     if packed:
         _hold_experts(model, built, changed)
         _hold_latents(model, built, changed)
-    arrangement = arrangement_of(model, built)
+    mapping = map_tensors(model, built)
     packable = _packable(built) if packed else {}
     places = dict(built.named_parameters(remove_duplicate=False))  # a tied head is there twice
     dequantized = {id(places[name]) for name in changed if name in places}
     packable = {n: turned for n, turned in packable.items() if id(places[n]) not in dequantized}
     weights: Weights = {
         name: weight.to(dtype) if isinstance(weight, Tensor) else weight
-        for name, weight in arrangement.weights(model, packable)
+        for name, weight in mapping.weights(model, packable)
     }
-    _check(model, built, weights, arrangement.lacking(model))
+    _check(model, built, weights, mapping.lacking(model))
     _make_buffers(built)
     _replace_layers(built, weights, dtype)
     buffers = dict(built.named_buffers())
@@ -259,7 +259,7 @@ SMALL = {
 """What is made smaller, where a configuration has it."""
 
 
-def likeness_of(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Module:
+def tiny_model_of(config: Any, dtype: torch.dtype, attention: str | None) -> nn.Module:
     """Returns a small random model of the kind that a configuration describes."""
     make: Any = AutoModelForCausalLM.from_config
     with torch.random.fork_rng(devices=[]):

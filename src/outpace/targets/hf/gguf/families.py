@@ -103,7 +103,7 @@ def _falcon(model: GGUFModel, options: Options) -> Options:
 
 
 def _granite(model: GGUFModel, options: Options) -> Options:
-    if model.of_family("rope.scaling.finetuned") is False:
+    if model.family_value("rope.scaling.finetuned") is False:
         raise model.unread(
             "holds a Granite that does not turn its heads by positions, which is not read"
         )
@@ -126,7 +126,7 @@ def _granitemoe(model: GGUFModel, options: Options) -> Options:
 
 
 def _granitehybrid(model: GGUFModel, options: Options) -> Options:
-    if model.of_family("rope.scaling.finetuned") is not False:
+    if model.family_value("rope.scaling.finetuned") is not False:
         raise model.unread(
             "holds a model with Granite's states that turns its heads by positions, as Bamba does, "
             "which is not read"
@@ -170,7 +170,7 @@ def _mistral3(model: GGUFModel, options: Options) -> Options:
 
 def _qwen35(model: GGUFModel, options: Options) -> Options:
     count, values = model.number("block_count"), needed(model, "ssm.time_step_rank")
-    said = model.of_family("attention.recurrent_layers")
+    said = model.family_value("attention.recurrent_layers")
     period = model.number("full_attention_interval") or 4
     recurrent = [bool((layer + 1) % period) for layer in range(count)]
     if isinstance(said, np.ndarray):
@@ -224,7 +224,7 @@ def _olmo2(model: GGUFModel, options: Options) -> Options:
 
 
 def _glm4(model: GGUFModel, options: Options) -> Options:
-    if model.of_family("rope.dimension_sections") is not None:
+    if model.family_value("rope.dimension_sections") is not None:
         raise model.unread("holds the text part of a GLM that sees images, which is not read")
     return {"attention_bias": has(model, "attn_q.bias")}
 
@@ -237,7 +237,7 @@ def _seed_oss(model: GGUFModel, options: Options) -> Options:
 
 
 def _gptneox(model: GGUFModel, options: Options) -> Options:
-    parallel = model.of_family("use_parallel_residual")
+    parallel = model.family_value("use_parallel_residual")
     return {
         "use_parallel_residual": parallel is not False,
         "attention_bias": has(model, "attn_qkv.bias"),
@@ -261,7 +261,7 @@ def _glm4moe(model: GGUFModel, options: Options) -> Options:
         "n_group": model.number("expert_group_count") or 1,
         "topk_group": model.number("expert_group_used_count") or 1,
         "routed_scaling_factor": model.number("expert_weights_scale") or 1.0,
-        "norm_topk_prob": model.of_family("expert_weights_norm") is not False,
+        "norm_topk_prob": model.family_value("expert_weights_norm") is not False,
     }
 
 
@@ -304,7 +304,7 @@ def _deepseek2(model: GGUFModel, options: Options) -> Options:
         "n_group": groups,
         "topk_group": model.number("expert_group_used_count") or 1,
         "routed_scaling_factor": model.number("expert_weights_scale") or 1.0,
-        "norm_topk_prob": model.of_family("expert_weights_norm") is True,
+        "norm_topk_prob": model.family_value("expert_weights_norm") is True,
     }
     if _scores_of(model) == SIGMOID:
         return found
@@ -382,7 +382,7 @@ FAMILIES = {
         "mamba",
         OWN,
         variant=lambda model: (
-            "falcon_mamba" if model.of_family("ssm.dt_b_c_rms") is True else "mamba"
+            "falcon_mamba" if model.family_value("ssm.dt_b_c_rms") is True else "mamba"
         ),
         table="mamba",
     ),

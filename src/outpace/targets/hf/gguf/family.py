@@ -72,7 +72,7 @@ def windows(model: GGUFModel, period: int) -> Options:
     size, count = model.number("attention.sliding_window"), model.number("block_count")
     if not size:
         return {"sliding_window": None, "layer_types": [FULL] * count}
-    pattern = model.of_family("attention.sliding_window_pattern")
+    pattern = model.family_value("attention.sliding_window_pattern")
     if isinstance(pattern, np.ndarray):
         if len(pattern) != count:
             raise ModelLoadError(
@@ -89,7 +89,7 @@ def windows(model: GGUFModel, period: int) -> Options:
 
 def attended(model: GGUFModel) -> list[bool]:
     """Returns which layers of a model attend: those that have key heads."""
-    heads = model.of_family("attention.head_count_kv")
+    heads = model.family_value("attention.head_count_kv")
     if isinstance(heads, np.ndarray):
         return [bool(count) for count in heads]
     return [True] * model.number("block_count")
@@ -97,7 +97,7 @@ def attended(model: GGUFModel) -> list[bool]:
 
 def by_layer(model: GGUFModel, name: str) -> list[Any]:
     """Returns a value of each layer."""
-    found, count = model.of_family(name), model.number("block_count")
+    found, count = model.family_value(name), model.number("block_count")
     values = found.tolist() if isinstance(found, np.ndarray) else [found] * count
     if len(values) != count or not all(values):
         raise ModelLoadError(

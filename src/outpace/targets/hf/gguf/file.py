@@ -13,7 +13,7 @@ import numpy as np
 from outpace.core.values import is_whole, shown
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS, dequantizes
-from outpace.targets.hf.gguf.header import Header, Stored, begins_as_gguf, read_header
+from outpace.targets.hf.gguf.header import Header, StoredTensor, begins_as_gguf, read_header
 
 PLAIN = ("F32", "F16", "BF16")
 """The kinds of numbers that are in no blocks."""
@@ -46,8 +46,8 @@ class GGUFModel:
     path: Path
     """As it was named."""
     values: dict[str, Any]
-    tensors: dict[str, Stored]
-    nextn: tuple[dict[str, Stored], ...] = ()
+    tensors: dict[str, StoredTensor]
+    nextn: tuple[dict[str, StoredTensor], ...] = ()
     """The tensors of each of its multi-token-prediction modules, as those of a layer 0."""
 
     @property
@@ -55,7 +55,7 @@ class GGUFModel:
         """The model's family, as llama.cpp calls it."""
         return str(self.values["general.architecture"])
 
-    def of_family(self, name: str) -> Any:
+    def family_value(self, name: str) -> Any:
         """Returns a value of the model's own family, such as "block_count", None if it has none."""
         return self.values.get(f"{self.architecture}.{name}")
 
@@ -66,9 +66,9 @@ class GGUFModel:
         not count. Raises ``ModelLoadError``
         for what is no number, ``UnsupportedModel`` for another one in each layer.
         """
-        value = self.of_family(name)
+        value = self.family_value(name)
         if value is None and name in SAME:
-            value = self.of_family(SAME[name])
+            value = self.family_value(SAME[name])
         if isinstance(value, np.ndarray):
             if name == "attention.head_count_kv":
                 value = value[value != 0]
@@ -175,7 +175,7 @@ def read_model(path: Path) -> GGUFModel:
     headers = [read_header(part) for part in parts_of(path)]
     _check_parts(path, headers)
     values = {**headers[-1].values, **headers[0].values}
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for header in headers:
         twice = tensors.keys() & header.tensors
         if twice:
@@ -196,8 +196,8 @@ def _apart(model: GGUFModel) -> GGUFModel:
     if not (is_whole(more) and is_whole(count) and 0 < more < count):
         return model
     last = count - more
-    own: dict[str, Stored] = {}
-    after: list[dict[str, Stored]] = [{} for _ in range(more)]
+    own: dict[str, StoredTensor] = {}
+    after: list[dict[str, StoredTensor]] = [{} for _ in range(more)]
     for name, tensor in model.tensors.items():
         match = LAYER.match(name)
         if match is None or int(match[1]) < last:
@@ -216,7 +216,7 @@ def of_layers(model: GGUFModel, kept: Sequence[int]) -> GGUFModel:
     """Returns a model with the tensors of these layers, counted from 0 in their order, and with
     those that belong to no layer. What it says of itself stays as it is."""
     numbers = {old: new for new, old in enumerate(kept)}
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, tensor in model.tensors.items():
         match = LAYER.match(name)
         if match is None:

@@ -47,7 +47,7 @@ SMALLEST_TENSOR = 8 + 4 + 8 + 4 + 8
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class StoredTensor:
     """A tensor as it lies in a file."""
 
     name: str
@@ -90,7 +90,7 @@ class Header:
     path: Path
     values: dict[str, Any]
     """Numbers, texts, lists of texts, numpy arrays of numbers."""
-    tensors: dict[str, Stored]
+    tensors: dict[str, StoredTensor]
 
 
 def is_gguf(path: Path) -> bool:
@@ -257,8 +257,8 @@ class _Reader:
 
     def _stored(
         self, entries: list[tuple[str, tuple[int, ...], int, int]], start: int, step: int
-    ) -> dict[str, Stored]:
-        tensors: dict[str, Stored] = {}
+    ) -> dict[str, StoredTensor]:
+        tensors: dict[str, StoredTensor] = {}
         end = 0  # of the tensors so far, in the order of their places
         for name, shape, number, offset in sorted(entries, key=lambda entry: entry[3]):
             kind, nbytes = self._size(name, shape, number)
@@ -271,7 +271,7 @@ class _Reader:
                 raise _Damaged(f"its tensor {shown(name)} would end beyond the end of the file")
             begin = start + offset
             raw = torch.frombuffer(self.data, dtype=torch.uint8, count=nbytes, offset=begin)
-            tensors[name] = Stored(name, kind, shape, raw, self.data, begin)
+            tensors[name] = StoredTensor(name, kind, shape, raw, self.data, begin)
         return tensors
 
     def _size(self, name: str, shape: tuple[int, ...], number: int) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from outpace.targets.cpu.weights.blocks import KINDS, block_bytes
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import attention_for
 from outpace.targets.hf.gguf.architecture import config_of, no_such_model
-from outpace.targets.hf.gguf.building import empty_model, filled, likeness_of
+from outpace.targets.hf.gguf.building import empty_model, filled, tiny_model_of
 from outpace.targets.hf.gguf.file import PLAIN, GGUFModel, of_layers, read_model
 from outpace.targets.hf.gguf.vocabulary import generation_config_of, tokenizer_of
 from outpace.targets.hf.loading.lora import Adapter, check_fits, merge
@@ -110,11 +110,11 @@ def _try_likeness(model: GGUFModel, config: Any, dtype: torch.dtype) -> None:
     """Raises ``UnsupportedModel`` unless a small model of the same kind scores drafts as it reads
     plain texts."""
     try:
-        likeness = likeness_of(config, dtype, attention_for(config))
+        tiny = tiny_model_of(config, dtype, attention_for(config))
     except Exception as error:  # as for the model itself
         raise no_such_model(model, error) from error
-    support.check(likeness)
-    trials.probe(likeness)
+    support.check(tiny)
+    trials.probe(tiny)
 
 
 def _dtype(model: GGUFModel, dtype: torch.dtype | str, device: torch.device) -> torch.dtype:

@@ -22,7 +22,7 @@ from outpace.core.values import shown
 from outpace.targets.cpu.weights.blocks import KINDS, Blocks
 from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
-from outpace.targets.hf.gguf.header import Stored
+from outpace.targets.hf.gguf.header import StoredTensor
 from outpace.targets.hf.gguf.layouts import HALVES, Layout
 
 ELSEWHERE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -39,7 +39,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Arrangement:
+class TensorMapping:
     """Where the tensors of a file go in a model."""
 
     names: dict[str, str]
@@ -87,10 +87,12 @@ class Arrangement:
                 stored.release()
         yield from merged["tensors"].items()
 
-    def _joined(self, model: GGUFModel, packable: Mapping[str, bool]) -> dict[str, list[Stored]]:
+    def _joined(
+        self, model: GGUFModel, packable: Mapping[str, bool]
+    ) -> dict[str, list[StoredTensor]]:
         """Returns the two halves of each matrix that a file has in two, gates first, where both are
         in blocks of one kind."""
-        found: dict[str, list[Stored]] = {}
+        found: dict[str, list[StoredTensor]] = {}
         for theirs, ours in self.names.items():
             half = HALVES.fullmatch(theirs)
             if half is not None and theirs in model.tensors and packable.get(ours) is False:
@@ -102,7 +104,7 @@ class Arrangement:
         }
         return {ours: each for ours, each in pairs.items() if each[0].kind in KINDS}
 
-    def _blocks(self, stored: Stored, turned: bool | None) -> Blocks | None:
+    def _blocks(self, stored: StoredTensor, turned: bool | None) -> Blocks | None:
         """Returns a matrix in its blocks, for a layer that holds it turned or not; None where that
         cannot be."""
         if turned is None or stored.kind not in KINDS or len(stored.shape) < 2:
@@ -118,7 +120,7 @@ class Arrangement:
         stored.release()
         return moved
 
-    def _order(self, stored: Stored) -> Order | None:
+    def _order(self, stored: StoredTensor) -> Order | None:
         """Returns what the family's function does to the rows of a matrix, None if it is more than
         to put them in another order."""
         if isinstance(self.processor, Layout) and self.processor.moves_columns(stored.name):
@@ -149,12 +151,12 @@ class Arrangement:
         return result.weights if result.name is not None else None
 
 
-def blocks_of(stored: Stored) -> Blocks:
+def blocks_of(stored: StoredTensor) -> Blocks:
     """Returns a matrix as the file holds it, whose pages can be released."""
     return Blocks(stored.kind, stored.rows, stored.release)
 
 
-def _in_one(halves: Sequence[Stored]) -> Blocks:
+def _in_one(halves: Sequence[StoredTensor]) -> Blocks:
     """Returns one matrix with the rows of several."""
     whole = Blocks(halves[0].kind, torch.cat([half.rows for half in halves]))
     for half in halves:
@@ -162,7 +164,7 @@ def _in_one(halves: Sequence[Stored]) -> Blocks:
     return whole
 
 
-def numbers_of(stored: Stored) -> Any:
+def numbers_of(stored: StoredTensor) -> Any:
     """Returns a tensor as a float32 array of its shape."""
     kind = gguf.GGMLQuantizationType[stored.kind]
     size, nbytes = gguf.GGML_QUANT_SIZES[kind]
@@ -175,7 +177,7 @@ def numbers_of(stored: Stored) -> Any:
     return dequantize(stored.raw.numpy().reshape(shape), kind)
 
 
-def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
+def map_tensors(model: GGUFModel, built: nn.Module) -> TensorMapping:
     """Returns where the tensors of a file go in a model that was built for it.
 
     Raises ``UnsupportedModel`` for tensors that the model has no place for.
@@ -191,7 +193,7 @@ def arrangement_of(model: GGUFModel, built: nn.Module) -> Arrangement:
             f"holds weights that transformers' {type(built).__name__} has no place for "
             f"({shown(more[0])} is one)"
         )
-    return Arrangement(names, processor)
+    return TensorMapping(names, processor)
 
 
 def _names(model: GGUFModel, built: nn.Module, processor: Any) -> dict[str, str]:

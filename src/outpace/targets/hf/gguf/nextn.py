@@ -22,7 +22,7 @@ from outpace.targets.hf.gguf.architecture import config_of
 from outpace.targets.hf.gguf.building import empty_model, filled
 from outpace.targets.hf.gguf.families import layout_of
 from outpace.targets.hf.gguf.file import GGUFModel
-from outpace.targets.hf.gguf.header import Stored
+from outpace.targets.hf.gguf.header import StoredTensor
 from outpace.targets.hf.gguf.names import blocks_of, numbers_of
 from outpace.targets.hf.nextn import NextN, NextNLayers, last_norm
 
@@ -79,7 +79,7 @@ def _moved(found: NextN, device: torch.device) -> NextN:
 class _Module:
     """One module of a file."""
 
-    def __init__(self, model: GGUFModel, tensors: dict[str, Stored], into: _Into) -> None:
+    def __init__(self, model: GGUFModel, tensors: dict[str, StoredTensor], into: _Into) -> None:
         self._model, self._into = model, into
         self._around = {
             name.removeprefix(AROUND): tensor
@@ -116,7 +116,7 @@ class _Module:
         }
         return {**values, **{f"{family}.{name}": value for name, value in of_layer.items()}}
 
-    def _table(self) -> dict[str, Stored]:
+    def _table(self) -> dict[str, StoredTensor]:
         table = self._model.tensors.get(TABLE)
         if table is None:
             return {}  # whoever makes the configuration says so
@@ -154,7 +154,7 @@ class _Module:
         made.weight = nn.Parameter(numbers.to(self._into.dtype), requires_grad=False)
         return made  # type: ignore[no-any-return]
 
-    def _matrix(self, stored: Stored, shape: tuple[int, int]) -> nn.Module:
+    def _matrix(self, stored: StoredTensor, shape: tuple[int, int]) -> nn.Module:
         self._check(stored, shape)
         if self._into.packed and stored.kind in KINDS:
             return BlockLinear(blocks_of(stored))
@@ -178,11 +178,11 @@ class _Module:
         made.weight = self._weight(stored)
         return made
 
-    def _weight(self, stored: Stored) -> nn.Parameter:
+    def _weight(self, stored: StoredTensor) -> nn.Parameter:
         numbers = torch.from_numpy(np.array(numbers_of(stored), np.float32))
         return nn.Parameter(numbers.to(self._into.dtype), requires_grad=False)
 
-    def _check(self, stored: Stored, shape: tuple[int, ...]) -> None:
+    def _check(self, stored: StoredTensor, shape: tuple[int, ...]) -> None:
         if stored.shape != shape:
             raise ModelLoadError(
                 f"{stored.name} of the multi-token-prediction module in {self._model.path} has the "
@@ -191,7 +191,7 @@ class _Module:
             )
 
 
-def _same(one: Stored, two: Stored) -> bool:
+def _same(one: StoredTensor, two: StoredTensor) -> bool:
     """Whether two matrices are the same, by some of their rows: files hold copies."""
     if one.kind != two.kind or one.shape != two.shape:
         return False

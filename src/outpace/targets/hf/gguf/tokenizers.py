@@ -25,7 +25,7 @@ from transformers import GemmaTokenizer, LlamaTokenizer, T5Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.tokenization_utils_base import generate_merges
 
-from outpace.targets.hf.gguf.splits import OF_LLAMA3, expressions_of
+from outpace.targets.hf.gguf.pretokenizers import OF_LLAMA3, expressions_of
 
 # -- byte-level vocabularies -----------------------------------------------------------------------
 

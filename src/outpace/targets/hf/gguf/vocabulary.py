@@ -12,7 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
-from outpace.targets.hf.gguf.splits import OF_LLAMA3, SPLITS
+from outpace.targets.hf.gguf.pretokenizers import OF_LLAMA3, SPLITS
 from outpace.targets.hf.gguf.tokenizers import CONTROL, USER_DEFINED, byte_level, sentencepiece
 
 LOGGER = logging.getLogger("outpace")

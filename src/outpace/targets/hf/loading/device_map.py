@@ -14,7 +14,7 @@ from torch import nn
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel, did_you_mean, refuse
-from outpace.targets.cpu.kernels import ASKED
+from outpace.targets.cpu.kernels import EXPLICIT_KERNELS
 from outpace.targets.hf.device_map import OUT
 
 AUTO = "auto"
@@ -37,7 +37,7 @@ def check_options(
         f"device={str(device)!r}": device != AUTO and "that says where all of the model lies",
         "quantization": quantization is not None and "weights may lie where they are not rounded",
         "lora": lora is not None and "weights may lie where none are merged into them",
-        f"cpu_kernels={cpu_kernels!r}": (cpu_kernels == "tune" or cpu_kernels in ASKED)
+        f"cpu_kernels={cpu_kernels!r}": (cpu_kernels == "tune" or cpu_kernels in EXPLICIT_KERNELS)
         and "layers of our own stay where they are",
         "compile=True": compiled
         and "passes over several devices are neither compiled nor recorded",

@@ -16,7 +16,7 @@ from torch import nn
 from outpace.core.progress import Progress, silent
 from outpace.core.values import shown
 from outpace.errors import ConfigError, UnsupportedModel
-from outpace.targets.cpu.kernels import ASKED, LEFT_OPEN, Kernels
+from outpace.targets.cpu.kernels import EXPLICIT_KERNELS, LEFT_OPEN, Kernels
 from outpace.targets.cpu.kernels import check as check_kernels
 from outpace.targets.cpu.weights.blocks import block_bytes
 from outpace.targets.cpu.weights.quantize import Quantization, pays
@@ -35,7 +35,7 @@ from outpace.targets.hf.loading.device_map import (
     check_options,
     read_laid_out,
 )
-from outpace.targets.hf.loading.loaded import Loaded, check_tokenizer, longest_of
+from outpace.targets.hf.loading.loaded import LoadedModel, check_tokenizer, max_length_of
 from outpace.targets.hf.loading.lora import Adapter, check_fits, merge, read_adapter
 from outpace.targets.hf.loading.placing import (
     named_device,
@@ -53,12 +53,12 @@ from outpace.targets.hf.loading.reading import (
     without_weights,
 )
 from outpace.targets.hf.loading.source import check_path, locate, names_gguf
-from outpace.targets.hf.plain import rounds_inputs
+from outpace.targets.hf.plain import quantizes_inputs
 from outpace.targets.hf.vision.processor import check_processor, read_processor
 
 
 def load(
-    model: str | os.PathLike[str] | nn.Module | Loaded,
+    model: str | os.PathLike[str] | nn.Module | LoadedModel,
     *,
     tokenizer: Any = None,
     processor: Any = None,
@@ -72,7 +72,7 @@ def load(
     progress: Progress | None = None,
     compiled: bool = False,
     check_length: Callable[[int], None] | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """Returns the model, checked: it is a causal LM whose drafts can be scored and rolled back.
 
     dtype "auto": float32 on a CPU, where narrow dtypes are slower, and the checkpoint's own on a
@@ -93,11 +93,11 @@ def load(
     check_trust(trust_remote_code)
     check_tokenizer(tokenizer)
     check_processor(processor)
-    if isinstance(model, Loaded):
+    if isinstance(model, LoadedModel):
         _check_given_once(model, tokenizer=tokenizer, processor=processor)
     tokenizer = processor.tokenizer if tokenizer is None and processor is not None else tokenizer
     wanted = None if quantization == "auto" else quantization
-    if wanted is not None and cpu_kernels in ASKED:
+    if wanted is not None and cpu_kernels in EXPLICIT_KERNELS:
         raise ConfigError(
             f"cpu_kernels {cpu_kernels!r} and quantization exclude each other: leave one out."
         )
@@ -106,7 +106,7 @@ def load(
         _check_laid_out(model, **own, cpu_kernels=cpu_kernels, compiled=compiled)
         cpu_kernels = "off"
     report = progress or silent
-    if isinstance(model, (Loaded, nn.Module)):
+    if isinstance(model, (LoadedModel, nn.Module)):
         handed = _handed_over(model, tokenizer, processor)
         _check_handed_over(handed, dtype, device, cpu_kernels, wanted, lora)
         return _tried(handed, report)
@@ -130,7 +130,7 @@ def load(
 
 def _check_laid_out(model: object, **options: Any) -> None:
     """Raises ``ConfigError`` for what does not go with a device map."""
-    if isinstance(model, (Loaded, nn.Module)):
+    if isinstance(model, (LoadedModel, nn.Module)):
         raise ConfigError(
             "a model that you loaded lies where you have put it: give device_map to "
             "from_pretrained, and not to LLM."
@@ -138,19 +138,19 @@ def _check_laid_out(model: object, **options: Any) -> None:
     check_options(**options)
 
 
-def _handed_over(model: Loaded | nn.Module, tokenizer: Any, processor: Any) -> Loaded:
+def _handed_over(model: LoadedModel | nn.Module, tokenizer: Any, processor: Any) -> LoadedModel:
     """Returns a model object that its owner has loaded, with what was given besides."""
-    if isinstance(model, Loaded):
+    if isinstance(model, LoadedModel):
         return _with_missing(model, tokenizer=tokenizer, processor=processor)
-    return Loaded(model.eval(), tokenizer, type(model).__name__, processor=processor)
+    return LoadedModel(model.eval(), tokenizer, type(model).__name__, processor=processor)
 
 
-def _tried(handed: Loaded, report: Progress) -> Loaded:
+def _tried(handed: LoadedModel, report: Progress) -> LoadedModel:
     """Returns a model that was handed over, once it was tried, unless `load` made it."""
     if handed.cpu_kernels is None:
         report("checking the model", 0.5)
         support.check(handed.model)
-        trials.probe(handed.model, coarse=rounds_inputs(handed.model))
+        trials.probe(handed.model, coarse=quantizes_inputs(handed.model))
     return handed
 
 
@@ -162,7 +162,7 @@ def load_plain(
     trust_remote_code: bool,
     lora: str | os.PathLike[str] | None = None,
     progress: Progress,
-) -> Loaded:
+) -> LoadedModel:
     """Returns a model as its files hold it, on the CPU, in the numbers that it would have on the
     device: for whoever puts its weights there bit by bit. None of its layers is replaced.
 
@@ -177,7 +177,7 @@ def load_plain(
     return replace(loaded, cpu_kernels="off")
 
 
-def _with_missing(loaded: Loaded, **given: Any) -> Loaded:
+def _with_missing(loaded: LoadedModel, **given: Any) -> LoadedModel:
     """Returns a model that the caller has loaded, with what it was loaded without."""
     missing = {
         name: value
@@ -187,7 +187,7 @@ def _with_missing(loaded: Loaded, **given: Any) -> Loaded:
     return replace(loaded, **missing) if missing else loaded
 
 
-def _check_given_once(loaded: Loaded, **given: Any) -> None:
+def _check_given_once(loaded: LoadedModel, **given: Any) -> None:
     """Raises ``ConfigError`` for another tokenizer or processor than a loaded model has."""
     for name, value in given.items():
         own = getattr(loaded, name)
@@ -207,7 +207,7 @@ def check_trust(trust: object) -> None:
 
 
 def _check_handed_over(
-    loaded: Loaded,
+    loaded: LoadedModel,
     dtype: str | torch.dtype,
     device: str | torch.device,
     cpu_kernels: Kernels,
@@ -215,7 +215,7 @@ def _check_handed_over(
     lora: str | os.PathLike[str] | None,
 ) -> None:
     """Raises ``ConfigError`` for what would change a model that the caller has loaded."""
-    changes = f"cpu_kernels {cpu_kernels!r}" if cpu_kernels in ASKED else None
+    changes = f"cpu_kernels {cpu_kernels!r}" if cpu_kernels in EXPLICIT_KERNELS else None
     changes = "quantization" if quantization is not None else changes
     changes = "lora" if lora is not None else changes
     if changes is not None:
@@ -240,8 +240,8 @@ def _is_on(actual: torch.device, wanted: torch.device) -> bool:
 
 
 def load_drafter(
-    model: str | os.PathLike[str] | nn.Module | Loaded,
-    target: Loaded,
+    model: str | os.PathLike[str] | nn.Module | LoadedModel,
+    target: LoadedModel,
     *,
     tokenizer: Any = None,
     processor: Any = None,
@@ -253,7 +253,7 @@ def load_drafter(
     trust_remote_code: bool = False,
     progress: Progress = silent,
     compiled: bool = False,
-) -> Loaded:
+) -> LoadedModel:
     """Returns the model that drafts for a target, as `load` does.
 
     dtype and device are the target's, unless they are given; a GGUF file has a dtype of its own.
@@ -262,7 +262,7 @@ def load_drafter(
     """
     if quantization == "auto" and dtype is not None:
         quantization = None
-    handed_over = isinstance(model, (Loaded, nn.Module))
+    handed_over = isinstance(model, (LoadedModel, nn.Module))
     if dtype is None:
         dtype = "auto" if handed_over or _is_gguf_name(model) else target.dtype
     if device is None:
@@ -306,7 +306,7 @@ class _Looked:
             check_config(config)
         # How long the texts of an encoder-decoder may be, its tables of positions say.
         if self.check_length is not None and not reads_sources(config):
-            self.check_length(longest_of(config.get_text_config()))
+            self.check_length(max_length_of(config.get_text_config()))
 
     def check_blocks(self, name: str) -> None:
         """Raises ``ConfigError`` for what needs plain weights, where some will stay in blocks."""
@@ -329,7 +329,7 @@ def _from_path(
     device: torch.device,
     trust: bool,
     looked: _Looked,
-) -> Loaded:
+) -> LoadedModel:
     check_path(path)
     report = looked.report
     report("looking for the model", 0.0)
@@ -355,13 +355,13 @@ def _from_path(
     if looked.device_map is not None:
         read = partial(read_weights, source, path, config, dtype, trust)
         laid_out = read_laid_out(read, looked.device_map)
-        return Loaded(laid_out.eval(), known, path, processor=processor)
+        return LoadedModel(laid_out.eval(), known, path, processor=processor)
     model = dequantized(read_weights(source, path, config, dtype, trust), method, path, dtype)
     if adapter is not None:
         report("merging the adapter", 0.3)
         merge(adapter, model)
     lora = None if adapter is None else adapter.path
-    return Loaded(model.to(device).eval(), known, path, processor=processor, lora=lora)
+    return LoadedModel(model.to(device).eval(), known, path, processor=processor, lora=lora)
 
 
 def _from_gguf(
@@ -371,14 +371,14 @@ def _from_gguf(
     dtype: torch.dtype | str,
     device: torch.device,
     looked: _Looked,
-) -> Loaded:
+) -> LoadedModel:
     adapter, report = looked.adapter, looked.report
     report("reading the header", 0.02)
     file = read_model(Path(source))
     if file.packed and device.type == "cpu":
         looked.check_blocks(name)
     model, known = load_gguf(file, tokenizer, dtype, device, report, looked.check, adapter)
-    return Loaded(
+    return LoadedModel(
         model,
         known,
         name,

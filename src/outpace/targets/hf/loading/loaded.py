@@ -54,7 +54,7 @@ ANY_LENGTH = 1 << 20
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A causal LM that outpace can decode, its tokenizer if it has one, and what both say."""
 
     model: nn.Module
@@ -104,7 +104,7 @@ class Loaded:
         """Tokens that the model has positions for; of an encoder-decoder, the decoder."""
         if is_encoder_decoder(self.model):
             return longest_text(self.model) or ANY_LENGTH
-        return longest_of(self.config)
+        return max_length_of(self.config)
 
     @cached_property  # tokenizers make the whole table anew each time: 10 ms
     def vocabulary(self) -> int:
@@ -147,7 +147,7 @@ class Loaded:
         return weight_bytes(self.model)
 
 
-def longest_of(config: Any) -> int:
+def max_length_of(config: Any) -> int:
     """Returns the tokens that a decoder has positions for, by its text model's configuration.
 
     Where longer texts have other rotary angles (LongRoPE), only those of the shorter ones: a batch
@@ -167,7 +167,7 @@ def longest_of(config: Any) -> int:
 
 def check_model(model: Any) -> None:
     """Raises ``ConfigError`` for what a caller gives as a draft model and is none."""
-    if not isinstance(model, (str, os.PathLike, nn.Module, Loaded)):
+    if not isinstance(model, (str, os.PathLike, nn.Module, LoadedModel)):
         raise ConfigError(
             f"model must be a draft model's folder, its hub name, or the loaded model, not "
             f"{shown(model)}."
@@ -183,7 +183,7 @@ def check_tokenizer(tokenizer: Any) -> None:
         )
 
 
-def check_same_vocabulary(target: Loaded, drafter: Loaded) -> None:
+def check_same_vocabulary(target: LoadedModel, drafter: LoadedModel) -> None:
     """Raises ``VocabularyMismatch`` unless every token id means the same text in both models."""
     if drafter.same_tokens:
         return
@@ -214,7 +214,7 @@ LENGTH = 8
 
 
 @torch.no_grad()
-def probe_states(loaded: Loaded) -> Tensor:
+def probe_states(loaded: LoadedModel) -> Tensor:
     """Returns the last hidden states ``[LENGTH - 1, H]`` in the fixed text, in float32 on the CPU.
     That at the first token is left out: many models have the same outsized one for any text."""
     model: Any = loaded.model

@@ -18,18 +18,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, reason_of
-from outpace.targets.hf.device_map import weights_at_hand
+from outpace.targets.hf.device_map import onload_weights
 from outpace.targets.hf.gguf.families import FAMILIES
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.header import is_gguf
 from outpace.targets.hf.gguf.nextn import read_gguf_modules
 from outpace.targets.hf.loading.files import headers, weight_files
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.nextn_files import TRAIN, StoredWeights
 from outpace.targets.hf.loading.nextn_names import (
     STATES_FIRST,
     ModuleNames,
-    brings_module,
+    has_mtp_weights,
     modules_in,
     place_of,
 )
@@ -41,7 +41,7 @@ from outpace.targets.hf.nextn import NORMS, NextN, NextNLayers, last_norm
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def brings_modules(loaded: Loaded) -> bool:
+def has_mtp_modules(loaded: LoadedModel) -> bool:
     """Returns whether the folder or file of a target holds modules, by the names of its weights."""
     if loaded.num_mtp_modules or names_gguf(loaded.name):
         return bool(loaded.num_mtp_modules)
@@ -52,10 +52,10 @@ def brings_modules(loaded: Loaded) -> bool:
         names, _ = headers(weight_files(source))
     except ModelLoadError:  # the model is loaded: what has become of its folder is no matter
         return False
-    return brings_module(names, loaded.model.config)
+    return has_mtp_weights(names, loaded.model.config)
 
 
-def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
+def read_modules(loaded: LoadedModel, named: str | None = None) -> list[NextN]:
     """Returns the modules in the folder or file of a target.
 
     named: another folder or file of the same model, or a file with modules alone. Raises
@@ -88,7 +88,7 @@ def read_modules(loaded: Loaded, named: str | None = None) -> list[NextN]:
         ) from error
 
 
-def _source_of(loaded: Loaded) -> Path | None:
+def _source_of(loaded: LoadedModel) -> Path | None:
     """The folder or file that a target was loaded from; None where there is none here."""
     own = str(getattr(loaded.model.config, "name_or_path", "") or "")
     if names_gguf(loaded.name):
@@ -122,7 +122,7 @@ def check_file(source: Path, config: Any) -> GGUFModel:
     return model
 
 
-def _in_file(loaded: Loaded, source: Path) -> list[NextN]:
+def _in_file(loaded: LoadedModel, source: Path) -> list[NextN]:
     model = check_file(source, loaded.config)
     packed = loaded.device.type == "cpu" and loaded.dtype == torch.float32
     return read_gguf_modules(model, loaded.dtype, loaded.device, packed)
@@ -132,7 +132,7 @@ class _Reading:
     """Makes one module of the weights in a folder."""
 
     def __init__(
-        self, loaded: Loaded, files: StoredWeights, parts: ModuleNames, number: int
+        self, loaded: LoadedModel, files: StoredWeights, parts: ModuleNames, number: int
     ) -> None:
         self._loaded, self._files, self._parts, self._number = loaded, files, parts, number
         self._what = f"the multi-token-prediction module in {files.folder.name}"
@@ -155,7 +155,7 @@ class _Reading:
         norm = last_norm(decoder)
         if "post_norm" not in parts:  # Ernie 4.5 has the target's own last norm there
             own = last_norm(self._model.get_decoder())
-            with torch.no_grad(), weights_at_hand(own):
+            with torch.no_grad(), onload_weights(own):
                 norm.load_state_dict(own.state_dict())
         made = NextN(
             self._norm(norm, "enorm"),

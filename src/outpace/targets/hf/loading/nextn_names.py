@@ -89,7 +89,7 @@ ModuleNames = dict[str, dict[str, str]]
 n-th layer in "layer n"."""
 
 
-def brings_module(names: Iterable[str], config: Any) -> bool:
+def has_mtp_weights(names: Iterable[str], config: Any) -> bool:
     """Returns whether a checkpoint with these weights holds a module."""
     return any("eh_proj" in parts for parts in modules_in(names, config))
 

@@ -15,11 +15,11 @@ from outpace.targets.hf.gguf.architecture import config_of, no_such_model
 from outpace.targets.hf.gguf.building import empty_model
 from outpace.targets.hf.gguf.file import GGUFModel, read_model
 from outpace.targets.hf.gguf.header import is_gguf
-from outpace.targets.hf.gguf.names import arrangement_of
+from outpace.targets.hf.gguf.names import map_tensors
 from outpace.targets.hf.gguf.vocabulary import tokenizer_of
 from outpace.targets.hf.loading.files import headers, weight_files
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.loading.nextn_names import brings_module
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.loading.nextn_names import has_mtp_weights
 from outpace.targets.hf.loading.placing import pick_device
 from outpace.targets.hf.loading.quantized import check_readable, method_of
 from outpace.targets.hf.loading.reading import (
@@ -34,7 +34,7 @@ from outpace.targets.hf.loading.source import check_path, downloaded, locate
 class Outline:
     """What the files of a model say of it."""
 
-    loaded: Loaded
+    loaded: LoadedModel
     """The model, with weights that have no storage, and its tokenizer."""
     nbytes: int
     """Bytes of its weights on the disk."""
@@ -62,11 +62,11 @@ def outline_model(name: str, trust: bool = False) -> Outline:
     files = weight_files(Path(source))
     names, dtypes = headers(files)
     return Outline(
-        Loaded(without_weights(config, name, trust), known, name),
+        LoadedModel(without_weights(config, name, trust), known, name),
         sum(file.stat().st_size for file in files),
         dtypes,
         method_of(config),
-        has_mtp=brings_module(names, config),
+        has_mtp=has_mtp_weights(names, config),
     )
 
 
@@ -91,7 +91,7 @@ def _outline_gguf(source: str, name: str) -> Outline:
         built = empty_model(config, torch.float32, attention_for(config))
     except Exception as error:  # models raise all sorts over values that make no sense
         raise no_such_model(model, error) from error
-    arrangement_of(model, built)
+    map_tensors(model, built)
     known, kinds = tokenizer_of(model), model.kinds
-    loaded = Loaded(built, known, name, packed=model.packed)
+    loaded = LoadedModel(built, known, name, packed=model.packed)
     return Outline(loaded, sum(kinds.values()), tuple(kinds), gguf=model, has_mtp=bool(model.nextn))

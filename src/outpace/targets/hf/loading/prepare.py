@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from outpace.core.progress import Progress
-from outpace.targets.cpu.kernels import ASKED, NATIVE, Kernels, speed_up
+from outpace.targets.cpu.kernels import EXPLICIT_KERNELS, NATIVE, Kernels, speed_up
 from outpace.targets.cpu.native import native
 from outpace.targets.cpu.native_layers.blocks import dequantize_blocks, use_block_kernels
 from outpace.targets.cpu.native_layers.layer import leave_native_layers, use_native_layers
 from outpace.targets.cpu.native_layers.linear import (
     NativeLinear,
-    lay_out_weights,
-    share_products,
+    fuse_products,
+    prepack_weights,
 )
 from outpace.targets.cpu.native_layers.model import use_native_model
 from outpace.targets.cpu.weights.blocks import BlockLinear, embedding_dtype
-from outpace.targets.cpu.weights.layers import asked_for_dtype
+from outpace.targets.cpu.weights.layers import dtype_sensitive_layers
 from outpace.targets.cpu.weights.quantize import (
     Quantization,
     check_quantized,
@@ -30,10 +30,10 @@ from outpace.targets.cpu.weights.quantize import (
 )
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.attention import attention_for, use_grouped
-from outpace.targets.hf.gguf.building import likeness_of
+from outpace.targets.hf.gguf.building import tiny_model_of
 from outpace.targets.hf.kinds import compute_in_float64
-from outpace.targets.hf.loading.loaded import Loaded
-from outpace.targets.hf.plain import read_plainly, some_tokens
+from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.plain import dummy_tokens, forward_uncached
 
 LOGGER = logging.getLogger("outpace")
 
@@ -48,7 +48,7 @@ class _Plan:
     """Whether weights of 8 bits are in blocks."""
 
     @classmethod
-    def of(cls, loaded: Loaded, compiled: bool) -> _Plan:
+    def of(cls, loaded: LoadedModel, compiled: bool) -> _Plan:
         """compiled: whether the model's passes will be compiled."""
         kernels, quantization = _kernels_for(loaded), loaded.quantization
         blocks = quantization == "int8" and not compiled and _is_ours_in_blocks(loaded, kernels)
@@ -60,7 +60,7 @@ class _Plan:
         return wanted is not None and rounds_activations(model, wanted, blocks=self.blocks)
 
 
-def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
+def prepare(loaded: LoadedModel, report: Progress, *, compiled: bool) -> None:
     """Replaces the layers of a model that was just loaded, and checks what it computes then.
 
     compiled: whether its passes will be compiled.
@@ -79,7 +79,7 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
         in_blocks = False
     report("checking that drafts are scored as plain text is", 0.7)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
-        trials.check_numbers(model)  # Each pass takes seconds; the rest was tried on a likeness.
+        trials.check_numbers(model)  # Each pass takes seconds; the rest was tried on a tiny model.
     else:
         trials.probe(model, coarse=rounded or in_blocks)
     if plan.kernels in NATIVE and not in_blocks:
@@ -89,11 +89,11 @@ def prepare(loaded: Loaded, report: Progress, *, compiled: bool) -> None:
     report("loaded", 1.0)
 
 
-def _kernels_for(loaded: Loaded) -> Kernels:
+def _kernels_for(loaded: LoadedModel) -> Kernels:
     """What its layers may be replaced by: on a GPU by nothing, unless that was asked for, which is
     refused where it is tried."""
     kernels = loaded.cpu_kernels or "off"
-    return kernels if loaded.device.type == "cpu" or kernels in ASKED else "off"
+    return kernels if loaded.device.type == "cpu" or kernels in EXPLICIT_KERNELS else "off"
 
 
 def set_up(model: nn.Module) -> None:
@@ -104,10 +104,10 @@ def set_up(model: nn.Module) -> None:
     support.check(model)
     # RWKV divides some of its weights in its first pass, and must find them as they were loaded.
     if any(hasattr(part, "layers_are_rescaled") for part in model.modules()):
-        read_plainly(model, some_tokens(model, 1))
+        forward_uncached(model, dummy_tokens(model, 1))
 
 
-def _is_ours_in_blocks(loaded: Loaded, kernels: Kernels) -> bool:
+def _is_ours_in_blocks(loaded: LoadedModel, kernels: Kernels) -> bool:
     """Whether our own code will compute all of a model's passes over a few tokens once its weights
     are in blocks: tried with a small model of the same kind."""
     model: Any = loaded.model
@@ -115,7 +115,7 @@ def _is_ours_in_blocks(loaded: Loaded, kernels: Kernels) -> bool:
     if kernels not in NATIVE or native() is None or not plain or model.device.type != "cpu":
         return False
     try:
-        small = likeness_of(model.config, torch.float32, attention_for(model.config))
+        small = tiny_model_of(model.config, torch.float32, attention_for(model.config))
         quantize(small, "int8", blocks=True)
         return type(small) is type(model) and _in_native_code(small)
     except Exception:  # models raise all sorts when they are made small
@@ -128,7 +128,7 @@ def _replace_layers(model: Any, plan: _Plan) -> bool:
     no others may take their place (`check_quantized`)."""
     asked = [
         (parent, name, getattr(parent, name).weight.dtype)
-        for parent, name in asked_for_dtype(model)
+        for parent, name in dtype_sensitive_layers(model)
     ]
     ours = plan.kernels in NATIVE
     if plan.quantization is not None:
@@ -142,7 +142,7 @@ def _replace_layers(model: Any, plan: _Plan) -> bool:
         speed_up(model, "native" if native_only else plan.kernels)
         in_blocks = ours and plain and use_block_kernels(model) > 0
     if ours:
-        lay_out_weights(model, tune=plan.kernels == "tune")
+        prepack_weights(model, tune=plan.kernels == "tune")
     for parent, name, dtype in asked:
         layer = getattr(parent, name)
         if isinstance(layer, NativeLinear):
@@ -152,12 +152,12 @@ def _replace_layers(model: Any, plan: _Plan) -> bool:
 
 def _in_native_code(model: nn.Module) -> bool:
     """Lets our own code compute what it can of a model; returns whether that is the whole of it."""
-    share_products(model)
+    fuse_products(model)
     use_native_layers(model)
     return use_native_model(model)
 
 
-def _dequantize(loaded: Loaded, kernels: Kernels) -> None:
+def _dequantize(loaded: LoadedModel, kernels: Kernels) -> None:
     """Puts float32 weights in the place of those in blocks.
 
     Products of blocks round their inputs. Where attention is not our own it adds up in another
@@ -172,4 +172,4 @@ def _dequantize(loaded: Loaded, kernels: Kernels) -> None:
         dequantize_blocks(loaded.model) / 1e9,
     )
     speed_up(loaded.model, kernels)
-    lay_out_weights(loaded.model, tune=kernels == "tune")
+    prepack_weights(loaded.model, tune=kernels == "tune")

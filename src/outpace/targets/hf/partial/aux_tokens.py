@@ -15,9 +15,9 @@ from outpace.errors import UnsupportedModel
 from outpace.targets.cpu.native_layers.model import NativeModel
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.masks import MaskMaker, tree_layout
-from outpace.targets.hf.partial.layers import Joining, changing
+from outpace.targets.hf.partial.layers import StateInjection, inject_states
 from outpace.targets.hf.position_patches import PositionPatches
-from outpace.targets.hf.recurrent.families import keeps_states
+from outpace.targets.hf.recurrent.families import has_recurrent_states
 
 
 def with_aux_tokens(tree: Tree, aux_tokens: AuxTokens) -> Tree:
@@ -40,7 +40,7 @@ def aux_inputs(
     if joining is not None and isinstance(model.__dict__.get("forward"), NativeModel):
         yield columns, {"joining": joining}
     elif joining is not None:
-        with changing(model, joining):
+        with inject_states(model, joining):
             yield columns, {}
     elif aux_tokens.embeddings is None:
         yield columns, {}
@@ -52,17 +52,19 @@ def aux_inputs(
         )
 
 
-def _joining(aux_tokens: AuxTokens, nodes: int) -> Joining | None:
+def _joining(aux_tokens: AuxTokens, nodes: int) -> StateInjection | None:
     """What joins after the first layer; None where that is nothing."""
     made = aux_tokens.made
     if made is not None:
         here = aux_tokens.parents.device  # and the layer may lie on another device
-        return Joining(
-            aux_tokens.enter, aux_tokens.size, lambda states: made(states[:, -nodes:].to(here))
+        return StateInjection(
+            aux_tokens.entry_layer,
+            aux_tokens.size,
+            lambda states: made(states[:, -nodes:].to(here)),
         )
-    if aux_tokens.embeddings is None or not aux_tokens.enter:
+    if aux_tokens.embeddings is None or not aux_tokens.entry_layer:
         return None
-    return Joining.of(aux_tokens.enter, aux_tokens.embeddings)
+    return StateInjection.of(aux_tokens.entry_layer, aux_tokens.embeddings)
 
 
 class AuxForward:
@@ -71,7 +73,7 @@ class AuxForward:
     def __init__(self, model: nn.Module, max_length: int) -> None:
         """max_length: tokens of a text at most. Raises ``UnsupportedModel`` for a recurrent one."""
         loaded: Any = model
-        if keeps_states(loaded.config):
+        if has_recurrent_states(loaded.config):
             raise UnsupportedModel(
                 f"{type(model).__name__} keeps a recurrent state, which no mask hides from "
                 "auxiliary tokens: use a head that is a network of its own, such as medusa."

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from outpace.errors import UnsupportedModel
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.patching import patch_attribute
 
 ATTENTION = ("self_attn", "attn", "attention", "self_attention", "mlstm_layer")
 MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
@@ -38,7 +38,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
-def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
+def skip_sublayers(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     """Leaves out parts of layers while the block runs: they add nothing to the residual stream.
     Nobody else computes with the model meanwhile."""
     layers = decoder_layers(model)
@@ -46,23 +46,23 @@ def skipping(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
             if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
-                stack.enter_context(exchanged_attribute(layer, "forward", _unchanged))
+                stack.enter_context(patch_attribute(layer, "forward", _unchanged))
                 continue
             if number in skipped.attention:
                 stack.enter_context(
-                    exchanged_attribute(_part(layer, ATTENTION), "forward", _no_attention)
+                    patch_attribute(_part(layer, ATTENTION), "forward", _no_attention)
                 )
             if number in skipped.mlp:
                 mlp = _part(layer, MLP)
                 pair = "state" in inspect.signature(type(mlp).forward).parameters
                 stack.enter_context(
-                    exchanged_attribute(mlp, "forward", _no_attention if pair else _nothing)
+                    patch_attribute(mlp, "forward", _no_attention if pair else _nothing)
                 )
         yield
 
 
 @contextmanager
-def watching(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> Iterator[None]:
+def capture_states(model: nn.Module, layer: int, seen: list[Tensor], stop: bool) -> Iterator[None]:
     """Puts the hidden states ``[A, T, H]`` that a layer is given into a list while the block runs.
     Nobody else computes with the model meanwhile.
 
@@ -88,7 +88,7 @@ class _Reached(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Joining:
+class StateInjection:
     """States that join a pass at a layer: it is given them in the place of its last columns."""
 
     layer: int
@@ -97,7 +97,7 @@ class Joining:
     """From the states of the columns before them, ``[B, T, H]``, to theirs ``[B, columns, H]``."""
 
     @classmethod
-    def of(cls, layer: int, embeddings: Tensor) -> Joining:
+    def of(cls, layer: int, embeddings: Tensor) -> StateInjection:
         """Returns embeddings ``[B, columns, H]`` that join at a layer."""
         return cls(layer, embeddings.shape[1], lambda before: embeddings)
 
@@ -108,7 +108,7 @@ class Joining:
 
 
 @contextmanager
-def changing(model: nn.Module, joining: Joining) -> Iterator[None]:
+def inject_states(model: nn.Module, joining: StateInjection) -> Iterator[None]:
     """Lets states join the passes of a model's own code while the block runs. Nobody else computes
     with the model meanwhile."""
 

@@ -16,18 +16,18 @@ from torch import Tensor, nn
 
 from outpace.core.proposal import Precomputed
 from outpace.errors import UnsupportedModel
-from outpace.targets.base import NOTHING, LowerView, SubLayers, View
+from outpace.targets.base import NO_SUBLAYERS, EarlyExitView, PartialView, SubLayers
 from outpace.targets.cpu.native_layers.model import NativeModel, NativePart
 from outpace.targets.hf.logits import PassOutput
 from outpace.targets.hf.partial.layers import (
-    Joining,
-    changing,
+    StateInjection,
+    capture_states,
     decoder_layers,
+    inject_states,
     parts_of,
-    skipping,
-    watching,
+    skip_sublayers,
 )
-from outpace.targets.hf.plain import read_plainly, some_tokens
+from outpace.targets.hf.plain import dummy_tokens, forward_uncached
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.weights import pass_bytes
 
@@ -37,8 +37,8 @@ def try_without(model: nn.Module, skipped: SubLayers) -> None:
     pass over a few tokens: what a part returns besides its numbers differs by model."""
     error: Exception | None = None
     try:
-        with skipping(model, skipped):
-            if read_plainly(model, some_tokens(model, 2)).dim() == 2:
+        with skip_sublayers(model, skipped):
+            if forward_uncached(model, dummy_tokens(model, 2)).dim() == 2:
                 return
     except (ValueError, TypeError, IndexError, AttributeError, RuntimeError) as raised:
         error = raised
@@ -63,7 +63,7 @@ class WithoutSubLayers:
         """Takes and returns what the model does."""
         if self._native is not None and self._native.takes(**options):
             return PassOutput(self._native.logits(**options))
-        with skipping(self._model, self._skipped):
+        with skip_sublayers(self._model, self._skipped):
             return self._model(**options)
 
 
@@ -99,8 +99,8 @@ class LowerLayers:
         seen: list[Tensor] = []
         output: Any = None
         with (
-            skipping(self._model, self._others),
-            watching(self._model, self.count, seen, stop=self._stops),
+            skip_sublayers(self._model, self._others),
+            capture_states(self._model, self.count, seen, stop=self._stops),
         ):
             output = self._model(**options)
         (self.states,) = seen
@@ -123,13 +123,13 @@ class UpperLayers:
         """Takes what the model does, and what `LowerLayers` made of its tokens, ``[A, T, H]``."""
         if self._native is not None and self._native.takes(**options):
             return PassOutput(self._native.logits(states=states, **options))
-        joining = Joining.of(self._count, states)
-        with skipping(self._model, self._others), changing(self._model, joining):
+        joining = StateInjection.of(self._count, states)
+        with skip_sublayers(self._model, self._others), inject_states(self._model, joining):
             return self._model(**options)
 
 
 def _native_part(
-    model: Any, first: int = 0, last: int | None = None, skipped: SubLayers = NOTHING
+    model: Any, first: int = 0, last: int | None = None, skipped: SubLayers = NO_SUBLAYERS
 ) -> NativePart | None:
     """The same layers in outpace's own code, where that computes the model."""
     whole = model.__dict__.get("forward")
@@ -147,7 +147,7 @@ def _bytes_of(model: nn.Module, skipped: SubLayers) -> int:
 # -- views of a target, over its own slots ---------------------------------------------------------
 
 
-class PartView(View):
+class PartView(PartialView):
     """Runs a part of the target's model.
 
     The layers that do run see what the whole target has cached.
@@ -173,7 +173,7 @@ class PartView(View):
         return logits
 
 
-class LowerLayersView(PartView, LowerView):
+class LowerLayersView(PartView, EarlyExitView):
     """The first layers, which keep what they made of the tokens."""
 
     def __init__(self, runner: Runner, ready: Callable[[], int], lower: LowerLayers) -> None:
@@ -203,6 +203,6 @@ def pass_after(
     cached = runner.lengths
     try:
         runner.lengths = [length + fed for length in cached]
-        return runner.forward(tokens, keep=keep, through=part, certain=0)
+        return runner.forward(tokens, keep=keep, through=part, num_committed=0)
     finally:
         runner.lengths = cached

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
-from outpace.targets.hf.cache import NAMES, SlotCache, cache_name
-from outpace.targets.hf.exchanging import exchanged_attribute
-from outpace.targets.hf.recurrent.states import Columns, Name, StateCache
+from outpace.targets.hf.cache import CACHE_ARGUMENTS, SlotCache, cache_name
+from outpace.targets.hf.patching import patch_attribute
+from outpace.targets.hf.recurrent.states import Columns, StateCache, StateName
 
 Forward = Callable[..., Any]
 
@@ -28,7 +28,7 @@ Forward = Callable[..., Any]
 class StateLocation:
     """The cache: modules ask it for their states by themselves."""
 
-    lent = False
+    is_external = False
     """Whether somebody else has to bring the states and to fetch them, each time."""
     shifts = False
     """Whether a module, but for one shift of its input, computes all inputs of its scan from single
@@ -45,29 +45,29 @@ class StateLocation:
         return forward(**given)
 
     @contextmanager
-    def untouched(
+    def without_states(
         self, cache: StateCache, columns: Tensor, given: Mapping[str, Any]
     ) -> Iterator[Mapping[str, Any]]:
         """Lets a module begin to read all columns ``[A, T, H]`` of a pass without its states, while
         the block runs it with the arguments that are returned."""
-        with cache.untouched():
+        with cache.without_states():
             yield given
 
 
 @dataclass(eq=False)
-class InAttributes(StateLocation):
+class AttributeStates(StateLocation):
     """Attributes of a module and of its parts."""
 
-    attributes: Sequence[tuple[nn.Module, str, Name]]
-    lent = True
+    attributes: Sequence[tuple[nn.Module, str, StateName]]
+    is_external = True
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        with self._as_they_were():
+        with self._restored_attributes():
             yield
 
     def read(self, cache: StateCache, forward: Forward, given: Mapping[str, Any]) -> Any:
-        with self._as_they_were():
+        with self._restored_attributes():
             for owner, key, name in self.attributes:
                 setattr(owner, key, cache.state(name))
             output = forward(**given)
@@ -76,7 +76,7 @@ class InAttributes(StateLocation):
         return output
 
     @contextmanager
-    def _as_they_were(self) -> Iterator[None]:
+    def _restored_attributes(self) -> Iterator[None]:
         before = [(owner, key, getattr(owner, key)) for owner, key, _ in self.attributes]
         try:
             yield
@@ -91,11 +91,11 @@ class Shift:
     first one: the last column that was read."""
 
     part: nn.Module
-    name: Name
+    name: StateName
 
 
 @dataclass(eq=False)
-class InArgument(StateLocation):
+class ArgumentStates(StateLocation):
     """A sequence of tensors in an argument; the module returns ``(output, sequence)``.
 
     names: of the states that are this module's own, by their place in the sequence. layer: where
@@ -105,12 +105,12 @@ class InArgument(StateLocation):
 
     module: nn.Module
     argument: str
-    names: Mapping[int, Name]
+    names: Mapping[int, StateName]
     layer: int | None = None
     shift: Shift | None = None
-    lent = True
+    is_external = True
     _size: int = 0  # of the sequence
-    _empty: dict[Name, Tensor] = field(default_factory=dict)  # after no token, [1, ...]
+    _empty: dict[StateName, Tensor] = field(default_factory=dict)  # after no token, [1, ...]
 
     @property
     def shifts(self) -> bool:  # type: ignore[override]
@@ -144,13 +144,13 @@ class InArgument(StateLocation):
             cache.set_state(self.names[at], state if made is handed[at] else state.copy_(made))
         return (output[0], *[None] * (len(output) - 1))
 
-    def _state(self, cache: StateCache, name: Name) -> Tensor:
+    def _state(self, cache: StateCache, name: StateName) -> Tensor:
         state = cache.state(name, empty=self._empty[name])
         assert state is not None
         return state
 
     @contextmanager
-    def untouched(
+    def without_states(
         self, cache: StateCache, columns: Tensor, given: Mapping[str, Any]
     ) -> Iterator[Mapping[str, Any]]:
         arguments = {**given, self.argument: None}
@@ -159,9 +159,9 @@ class InArgument(StateLocation):
             return
         name = self.shift.name
         before = cache.at_start(name, self._empty[name])
-        assert cache.reading is not None
-        shifted = _after_parents(columns, before, cache.reading.parents)
-        with exchanged_attribute(self.shift.part, "forward", lambda _: shifted):
+        assert cache.progress is not None
+        shifted = _after_parents(columns, before, cache.progress.parents)
+        with patch_attribute(self.shift.part, "forward", lambda _: shifted):
             yield arguments
 
 
@@ -197,7 +197,7 @@ def _after_parents(columns: Tensor, before: Tensor, parents: Columns) -> Tensor:
 
 STATES = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding", "recurrent"})
 """What transformers calls layers that have a state."""
-WITHOUT_KEYS = STATES - {"hybrid", "hybrid_sliding"} | {"moe", "mlp"}
+NO_KV_LAYER_TYPES = STATES - {"hybrid", "hybrid_sliding"} | {"moe", "mlp"}
 """Layers that attend to nothing."""
 LISTS = ("layer_types", "layers_block_type")
 """What configurations call the list of their layers' types. Recurrent Gemma's has the second name,
@@ -214,7 +214,7 @@ and the kind of state."""
 
 
 @dataclass(frozen=True)
-class Handed:
+class StateArgument:
     """What a module is handed in the argument ``state``.
 
     kinds: of the states that are its own, by their place. of_all_layers: each tensor holds the
@@ -229,11 +229,14 @@ class Handed:
 
 ARGUMENT = "state"
 _SCAN = "recurrent"
-HANDED: Mapping[str, Handed] = {
-    "RwkvSelfAttention": Handed({1: "conv", 2: _SCAN, 3: _SCAN, 4: _SCAN}, True, "time_shift"),
-    "RwkvFeedForward": Handed({0: "conv"}, True, "time_shift"),
-    "xLSTMLayer": Handed({0: _SCAN, 1: _SCAN, 2: _SCAN}),
-    "mLSTMLayer": Handed({0: _SCAN, 1: _SCAN, 2: _SCAN}),  # where the xlstm package is installed
+STATE_ARGUMENTS: Mapping[str, StateArgument] = {
+    "RwkvSelfAttention": StateArgument(
+        {1: "conv", 2: _SCAN, 3: _SCAN, 4: _SCAN}, True, "time_shift"
+    ),
+    "RwkvFeedForward": StateArgument({0: "conv"}, True, "time_shift"),
+    "xLSTMLayer": StateArgument({0: _SCAN, 1: _SCAN, 2: _SCAN}),
+    # Where the xlstm package is installed.
+    "mLSTMLayer": StateArgument({0: _SCAN, 1: _SCAN, 2: _SCAN}),
 }
 """Classes of modules that are handed their states."""
 WITHOUT_CACHE = frozenset({"rwkv", "xlstm"})
@@ -244,7 +247,7 @@ OF_MAMBA = "cache_params"
 """What Mamba's models call their cache."""
 
 
-def keeps_states(config: Any) -> bool:
+def has_recurrent_states(config: Any) -> bool:
     """Returns whether a model of this configuration has layers with a state."""
     text = config.get_text_config()
     return text.model_type in WITHOUT_CACHE or bool(STATES & _types(text))
@@ -254,7 +257,7 @@ def attends(config: Any) -> bool:
     """Returns whether a model of this configuration has layers that attend."""
     text = config.get_text_config()
     types = _types(text)
-    return text.model_type not in WITHOUT_CACHE and (not types or bool(types - WITHOUT_KEYS))
+    return text.model_type not in WITHOUT_CACHE and (not types or bool(types - NO_KV_LAYER_TYPES))
 
 
 def _types(text: Any) -> set[str]:
@@ -267,7 +270,7 @@ def cache_arguments(model: nn.Module, cache: SlotCache) -> dict[str, Any]:
     if loaded.config.model_type in WITHOUT_CACHE:
         return {"use_cache": False}  # else it would make states that are not needed
     names = inspect.signature(model.forward).parameters
-    of_mamba = OF_MAMBA in names and names.keys().isdisjoint(NAMES)
+    of_mamba = OF_MAMBA in names and names.keys().isdisjoint(CACHE_ARGUMENTS)
     return {OF_MAMBA if of_mamba else cache_name(model.forward): cache, "use_cache": True}
 
 
@@ -277,7 +280,7 @@ def cache_for(
     """Returns an empty cache for a model. States are held as they are, whatever its keys and values
     are; ``ConfigError`` for a model that has none of these."""
     loaded: Any = model
-    if not keeps_states(loaded.config):
+    if not has_recurrent_states(loaded.config):
         return SlotCache(rows, device, kv_cache_dtype)
     if kv_cache_dtype != "auto" and not attends(loaded.config):
         raise ConfigError(
@@ -296,7 +299,7 @@ class LinearCache(StateCache):
     """A cache with MiniMax's names for its states."""
 
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:
-        return self.state(Name(layer_idx, "recurrent", 0))
+        return self.state(StateName(layer_idx, "recurrent", 0))
 
     def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
         self.update_recurrent_state(linear_cache, layer_idx)
@@ -311,23 +314,23 @@ def state_locations(model: nn.Module) -> dict[nn.Module, StateLocation]:
     for module in model.modules():
         kind, number = type(module).__name__, len(found)
         if kind in ATTRIBUTES:
-            found[module] = InAttributes(
+            found[module] = AttributeStates(
                 [
-                    (module.get_submodule(part), key, Name(number, of, 0))
+                    (module.get_submodule(part), key, StateName(number, of, 0))
                     for part, key, of in ATTRIBUTES[kind]
                 ]
             )
-        elif kind in HANDED:
-            found[module] = _handed(module, number, HANDED[kind])
+        elif kind in STATE_ARGUMENTS:
+            found[module] = _argument_states(module, number, STATE_ARGUMENTS[kind])
     return found
 
 
-def _handed(module: nn.Module, number: int, how: Handed) -> InArgument:
+def _argument_states(module: nn.Module, number: int, how: StateArgument) -> ArgumentStates:
     loaded: Any = module
-    names = {at: Name(number, kind, at) for at, kind in how.kinds.items()}
+    names = {at: StateName(number, kind, at) for at, kind in how.kinds.items()}
     layer: int | None = loaded.layer_id if how.of_all_layers else None
     if not how.shift:
-        return InArgument(module, ARGUMENT, names, layer)
+        return ArgumentStates(module, ARGUMENT, names, layer)
     before = next(name for name in names.values() if name.kind == "conv")
     shift = Shift(module.get_submodule(how.shift), before)
-    return InArgument(module, ARGUMENT, names, layer, shift)
+    return ArgumentStates(module, ARGUMENT, names, layer, shift)

@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 from outpace.core.trees.tree import Tree
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.prefixes import SavedText
+from outpace.targets.hf.prefixes import SavedPrefix
 from outpace.targets.hf.slot_layer import SlotLayer
 
 Columns = Sequence[int | Sequence[int]]
@@ -35,7 +35,7 @@ Columns = Sequence[int | Sequence[int]]
 each row. -1 stands for the state from before the pass."""
 
 
-class Name(NamedTuple):
+class StateName(NamedTuple):
     """One of the states of a model."""
 
     layer: int
@@ -45,7 +45,7 @@ class Name(NamedTuple):
     """Among those of the same kind in the layer."""
 
 
-class Kept(NamedTuple):
+class RowState(NamedTuple):
     """A state of one row: a row of what a pass has left, which stays as it is."""
 
     states: Tensor  # [A, ...]
@@ -53,14 +53,14 @@ class Kept(NamedTuple):
 
 
 @dataclass(eq=False)
-class Reading:
+class PassProgress:
     """How far a pass over A rows has come."""
 
     first: int
     """The cache's row that is the first of the pass."""
     starts: Sequence[int]
     parents: Columns
-    certain: int
+    num_committed: int
     """How many columns are committed, whatever the verdict: states within them are not kept."""
     begin: int = 0
     """The first of the columns that are read at once now."""
@@ -84,53 +84,55 @@ def parents_of(columns: int, tree: Tree | None) -> Columns:
 
 
 @dataclass(eq=False)
-class History:
+class StateHistory:
     """One state of all rows, after the slots at which it was kept."""
 
-    rows: list[dict[int, Kept]]
+    rows: list[dict[int, RowState]]
     made: dict[int, Tensor] = field(default_factory=dict)
     """What the current pass has made, ``[A, ...]`` by column."""
 
-    def current(self, reading: Reading, empty: Tensor | None = None) -> Tensor | None:
+    def current(self, progress: PassProgress, empty: Tensor | None = None) -> Tensor | None:
         """Returns the state ``[A, ...]`` that the columns read now go on from, as a copy that the
         layer may change; None where no row has one. empty: see `StateCache.state`."""
-        if reading.last not in self.made:
-            before = self._before(reading, empty)
+        if progress.last not in self.made:
+            before = self._before(progress, empty)
             if before is None:
                 return None
-            self.made[reading.last] = before
-        return self.made[reading.last]
+            self.made[progress.last] = before
+        return self.made[progress.last]
 
-    def at_start(self, reading: Reading, empty: Tensor | None) -> Tensor | None:
+    def at_start(self, progress: PassProgress, empty: Tensor | None) -> Tensor | None:
         """Returns a copy of the state ``[A, ...]`` that the rows had before the pass."""
-        rows = range(len(reading.starts))
-        return _together([self._at_start(reading, row) for row in rows], empty)
+        rows = range(len(progress.starts))
+        return _together([self._at_start(progress, row) for row in rows], empty)
 
-    def _before(self, reading: Reading, empty: Tensor | None) -> Tensor | None:
-        parent = reading.parents[reading.begin]
+    def _before(self, progress: PassProgress, empty: Tensor | None) -> Tensor | None:
+        parent = progress.parents[progress.begin]
         if isinstance(parent, int) and parent >= 0:
             return self.made[parent].clone()
         if isinstance(parent, int):
-            return self.at_start(reading, empty)
+            return self.at_start(progress, empty)
         kept = [
-            self._at_start(reading, row) if parent[row] < 0 else Kept(self.made[parent[row]], row)
-            for row in range(len(reading.starts))
+            self._at_start(progress, row)
+            if parent[row] < 0
+            else RowState(self.made[parent[row]], row)
+            for row in range(len(progress.starts))
         ]
         return _together(kept, empty)
 
-    def _at_start(self, reading: Reading, row: int) -> Kept | None:
-        start = reading.starts[row]
-        return self.rows[reading.first + row][start - 1] if start else None
+    def _at_start(self, progress: PassProgress, row: int) -> RowState | None:
+        start = progress.starts[row]
+        return self.rows[progress.first + row][start - 1] if start else None
 
-    def keep(self, reading: Reading) -> None:
+    def keep(self, progress: PassProgress) -> None:
         """Puts what a pass has made where it belongs. What stood after the rows is forgotten."""
         if not self.made:
             return
-        for row, start in enumerate(reading.starts):
-            kept = self.rows[reading.first + row]
+        for row, start in enumerate(progress.starts):
+            kept = self.rows[progress.first + row]
             for slot in [slot for slot in kept if slot >= start]:
                 del kept[slot]
-            kept.update({start + column: Kept(made, row) for column, made in self.made.items()})
+            kept.update({start + column: RowState(made, row) for column, made in self.made.items()})
         self.made = {}
 
     def gather(self, lengths: Sequence[int]) -> None:
@@ -144,10 +146,10 @@ class History:
         assert together is not None
         for number, (state, length) in enumerate(zip(kept, lengths, strict=True)):
             if state is not None:
-                self.rows[number][length - 1] = Kept(together, number)
+                self.rows[number][length - 1] = RowState(together, number)
 
 
-def _together(kept: Sequence[Kept | None], empty: Tensor | None) -> Tensor | None:
+def _together(kept: Sequence[RowState | None], empty: Tensor | None) -> Tensor | None:
     """Returns states ``[A, ...]`` as one tensor of their own; a row without one begins with
     ``empty`` ``[1, ...]``, or at 0."""
     known = [state for state in kept if state is not None]
@@ -163,11 +165,11 @@ def _together(kept: Sequence[Kept | None], empty: Tensor | None) -> Tensor | Non
     return torch.stack([begun if state is None else state.states[state.row] for state in kept])
 
 
-class Untouched(Exception):
+class StateWriteBlocked(Exception):
     """A layer was about to change a state that it was not to touch."""
 
 
-SavedStates = Mapping[int, Mapping[Name, Tensor]]
+SavedStates = Mapping[int, Mapping[StateName, Tensor]]
 """Saved states of a row, by slot."""
 
 
@@ -178,7 +180,7 @@ class _Asked:
         self._cache, self._layer, self._kind = cache, layer, kind
 
     def __getitem__(self, number: int) -> Tensor | None:
-        return self._cache.state(Name(self._layer, self._kind, number))
+        return self._cache.state(StateName(self._layer, self._kind, number))
 
 
 class StateLayer(SlotLayer):  # type: ignore[no-untyped-call]
@@ -201,20 +203,20 @@ class StateCache(SlotCache):
         self, rows: int, device: torch.device | str = "cpu", kv_cache_dtype: KVCacheDtype = "auto"
     ) -> None:
         super().__init__(rows, device, kv_cache_dtype)
-        self.reading: Reading | None = None
-        self.listener: Callable[[Name, bool], None] | None = None
+        self.progress: PassProgress | None = None
+        self.listener: Callable[[StateName, bool], None] | None = None
         """Called with the state that is asked for, and whether it is about to be changed."""
         self._may_change = True
-        self._histories: dict[Name, History] = {}
+        self._histories: dict[StateName, StateHistory] = {}
         self._pinned: list[int | None] = []  # by row: a slot whose states are not dropped
 
     # -- what transformers asks for --------------------------------------------------------------
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.state(Name(layer_idx, "conv", state_idx))
+        return self.state(StateName(layer_idx, "conv", state_idx))
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        return self.state(Name(layer_idx, "recurrent", state_idx))
+        return self.state(StateName(layer_idx, "recurrent", state_idx))
 
     def update_conv_state(
         self,
@@ -226,7 +228,7 @@ class StateCache(SlotCache):
     ) -> Tensor:
         """Takes the inputs ``[A, C, T]`` of a convolution; returns them after as many earlier ones
         as it looks back."""
-        name = Name(layer_idx, "conv", state_idx)
+        name = StateName(layer_idx, "conv", state_idx)
         before = self.state(name, changes=True)
         if before is None:
             size = conv_kernel_size or conv_states.shape[-1]
@@ -240,7 +242,7 @@ class StateCache(SlotCache):
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        name = Name(layer_idx, "recurrent", state_idx)
+        name = StateName(layer_idx, "recurrent", state_idx)
         before = self.state(name, changes=True)
         new = recurrent_states if before is None else recurrent_states.to(before.dtype)
         return self.set_state(name, new)
@@ -248,9 +250,9 @@ class StateCache(SlotCache):
     def has_previous_state(
         self, layer_idx: int | None = None, state_idx: int | None = None
     ) -> bool:
-        if self.reading is None or not self._may_change:
+        if self.progress is None or not self._may_change:
             return False
-        return max(self.reading.starts) + self.reading.begin > 0
+        return max(self.progress.starts) + self.progress.begin > 0
 
     def is_recording_past(self, layer_idx: int) -> bool:
         return False  # what is kept is kept here
@@ -259,8 +261,9 @@ class StateCache(SlotCache):
         return StateLayer(self, index)
 
     @contextmanager
-    def untouched(self) -> Iterator[None]:
-        """Shows no state while the block runs, and raises `Untouched` in it before one is made."""
+    def without_states(self) -> Iterator[None]:
+        """Shows no state while the block runs, and raises `StateWriteBlocked` in it before one is
+        made."""
         self._may_change = False
         try:
             yield
@@ -268,35 +271,35 @@ class StateCache(SlotCache):
             self._may_change = True
 
     def state(
-        self, name: Name, changes: bool = False, empty: Tensor | None = None
+        self, name: StateName, changes: bool = False, empty: Tensor | None = None
     ) -> Tensor | None:
         """Returns a state ``[A, ...]`` that the columns read now go on from; a layer that changes
         it in place has thereby made the new one. changes: whether a new one is about to be set.
         empty: ``[1, ...]``, after no token; without it None is returned where no row has any."""
-        assert self.reading is not None
+        assert self.progress is not None
         if self.listener is not None:
             self.listener(name, changes)
         if not self._may_change:
             if changes:
-                raise Untouched
+                raise StateWriteBlocked
             return None
-        return self._history(name).current(self.reading, empty)
+        return self._history(name).current(self.progress, empty)
 
-    def at_start(self, name: Name, empty: Tensor) -> Tensor:
+    def at_start(self, name: StateName, empty: Tensor) -> Tensor:
         """Returns a copy of a state ``[A, ...]`` that the rows had before the current pass."""
-        assert self.reading is not None
-        state = self._history(name).at_start(self.reading, empty)
+        assert self.progress is not None
+        state = self._history(name).at_start(self.progress, empty)
         assert state is not None
         return state
 
     def states_before_and_after(
-        self, name: Name, shape: Sequence[int], columns: Sequence[int]
+        self, name: StateName, shape: Sequence[int], columns: Sequence[int]
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Returns the state of each row ``[*shape]`` before the pass, to be read only, and each
         row's after some columns ``[1, *shape]``, to be filled: for code that computes all columns
         of a layer by itself."""
-        assert self.reading is not None
-        starts, first = self.reading.starts, self.reading.first
+        assert self.progress is not None
+        starts, first = self.progress.starts, self.progress.first
         rows = self._history(name).rows[first : first + len(starts)]
         before, after = [], []
         for kept, start in zip(rows, starts, strict=True):
@@ -308,11 +311,13 @@ class StateCache(SlotCache):
             made = [before[-1].new_empty(1, *shape) for _ in columns]
             for slot in [slot for slot in kept if slot >= start]:
                 del kept[slot]
-            kept.update({start + at: Kept(own, 0) for at, own in zip(columns, made, strict=True)})
+            kept.update(
+                {start + at: RowState(own, 0) for at, own in zip(columns, made, strict=True)}
+            )
             after.append(made)
         return before, after
 
-    def holds(self, name: Name, shape: Sequence[int]) -> bool:
+    def holds(self, name: StateName, shape: Sequence[int]) -> bool:
         """Whether there are states of that name, and all are float32 ``[A, *shape]``."""
         history = self._histories.get(name)
         kept = [] if history is None else [state for row in history.rows for state in row.values()]
@@ -321,28 +326,28 @@ class StateCache(SlotCache):
             for each in kept
         )
 
-    def _history(self, name: Name) -> History:
+    def _history(self, name: StateName) -> StateHistory:
         history = self._histories.get(name)
         if history is None:
-            history = self._histories[name] = History([{} for _ in self._extents])
+            history = self._histories[name] = StateHistory([{} for _ in self._ranges])
         return history
 
-    def set_state(self, name: Name, state: Tensor) -> Tensor:
+    def set_state(self, name: StateName, state: Tensor) -> Tensor:
         """Takes the state ``[A, ...]`` after the columns that are read now."""
-        assert self.reading is not None
+        assert self.progress is not None
         # A part of something larger would keep all of it alive.
         alone = state.untyped_storage().nbytes() == state.nbytes
         made = state if alone else state.clone()
-        self._histories[name].made[self.reading.last] = made
+        self._histories[name].made[self.progress.last] = made
         return made
 
     # -- passes ----------------------------------------------------------------------------------
 
-    def begin(self, reading: Reading) -> None:
+    def begin(self, progress: PassProgress) -> None:
         """Begins a pass."""
         for history in self._histories.values():
             history.made = {}  # of a pass that was interrupted
-        self.reading = reading
+        self.progress = progress
 
     def drop_column(self, column: int) -> None:
         """Forgets the states that the current pass has made after a column."""
@@ -351,10 +356,10 @@ class StateCache(SlotCache):
 
     def end(self) -> None:
         """Keeps the states that the current pass has made."""
-        assert self.reading is not None
+        assert self.progress is not None
         for history in self._histories.values():
-            history.keep(self.reading)
-        self.reading = None
+            history.keep(self.progress)
+        self.progress = None
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -381,7 +386,7 @@ class StateCache(SlotCache):
 
     def reset(self) -> None:
         super().reset()
-        self._histories, self._pinned, self.reading = {}, [], None
+        self._histories, self._pinned, self.progress = {}, [], None
         self._may_change = True
 
     def retain(self, rows: Sequence[int]) -> None:
@@ -430,10 +435,10 @@ class StateCache(SlotCache):
             moved = {start + at: kept.get(start + node) for at, node in enumerate(nodes, 1)}
             kept.update({slot: state for slot, state in moved.items() if state is not None})
 
-    def saved(self, row: int, length: int) -> SavedText:
+    def saved(self, row: int, length: int) -> SavedPrefix:
         return replace(super().saved(row, length), states=self.saved_states(row, length))
 
-    def restore(self, row: int, saved: SavedText, length: int) -> None:
+    def restore(self, row: int, saved: SavedPrefix, length: int) -> None:
         super().restore(row, saved, length)
         assert saved.states is not None
         self.restore_states(row, saved.states, [length - 1])
@@ -454,4 +459,4 @@ class StateCache(SlotCache):
         """Gives a row saved states."""
         for slot in slots:
             for name, state in saved[slot].items():
-                self._history(name).rows[row][slot] = Kept(state[None], 0)
+                self._history(name).rows[row][slot] = RowState(state[None], 0)

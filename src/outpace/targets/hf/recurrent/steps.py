@@ -18,18 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.exchanging import exchanged_attribute
-from outpace.targets.hf.extra import Extra, Pass
-from outpace.targets.hf.plain import some_tokens
+from outpace.targets.hf.patching import patch_attribute
+from outpace.targets.hf.plain import dummy_tokens
 from outpace.targets.hf.recurrent.families import StateLocation, state_locations
 from outpace.targets.hf.recurrent.states import (
-    Name,
-    Reading,
+    PassProgress,
     SavedStates,
     StateCache,
-    Untouched,
+    StateName,
+    StateWriteBlocked,
     parents_of,
 )
+from outpace.targets.hf.runner_hooks import PassInfo, RunnerHooks
 
 Runner = Any
 """What runs a model over rows (`hf.runner`), and these steps among others."""
@@ -40,15 +40,15 @@ _LOUD, _LOUDER = 8.0, 64.0
 _TOLERANCE = 0.05
 
 
-class Steps(Extra):
+class ColumnStepper(RunnerHooks):
     """How the passes of one model with recurrent states read their columns.
 
     All that may be taken back is read column by column, so that the state after each is there.
     Committed tokens in front of it are read at once, as transformers reads a prompt.
     """
 
-    reads_padding = False
-    prevents_fixed = "goes on from a state"
+    supports_padding = False
+    why_not_fixed = "goes on from a state"
 
     def __init__(self, cache: StateCache, another: Callable[[], Runner]) -> None:
         """another: makes a runner of the same model, with one row, to try something out."""
@@ -66,20 +66,20 @@ class Steps(Extra):
         self._mixers = found
 
     @contextmanager
-    def around(self, given: Pass) -> Iterator[None]:
+    def around(self, given: PassInfo) -> Iterator[None]:
         """Lets the model read a pass while the block runs. Of the columns that are committed,
         whatever the verdict, only the state after the last is kept."""
         parents = parents_of(given.columns, given.tree)
         self._cache.begin(
-            Reading(given.first, given.starts, parents, given.certain, end=given.columns)
+            PassProgress(given.first, given.starts, parents, given.num_committed, end=given.columns)
         )
-        parts = self._parts(given.columns, given.certain, max(given.starts) > 0)
+        parts = self._parts(given.columns, given.num_committed, max(given.starts) > 0)
         with stepping(self._mixers, self._cache, parts):
             yield
         self._cache.end()
 
-    def _parts(self, columns: int, certain: int, goes_on: bool) -> Parts:
-        at_once = certain if certain > 1 and (not goes_on or self.continues) else 0
+    def _parts(self, columns: int, num_committed: int, goes_on: bool) -> Parts:
+        at_once = num_committed if num_committed > 1 and (not goes_on or self.continues) else 0
         ones = [(column, column + 1) for column in range(at_once, columns)]
         return [(0, at_once), *ones] if at_once else ones
 
@@ -113,7 +113,7 @@ def _near(state: Tensor, other: Tensor) -> bool:
 
 
 @torch.inference_mode()
-def _states_of_trial(runner: Runner, continues: bool, loudness: float) -> dict[Name, Tensor]:
+def _states_of_trial(runner: Runner, continues: bool, loudness: float) -> dict[StateName, Tensor]:
     """The states after a few tokens, of which those after loud states are read at once or not."""
     cache = runner.cache
     assert runner.steps is not None
@@ -136,7 +136,7 @@ def _scaled(states: SavedStates, by: float) -> SavedStates:
 
 
 def _tokens(runner: Runner, count: int) -> Tensor:
-    return torch.tensor([some_tokens(runner.model, count)], device=runner.device)
+    return torch.tensor([dummy_tokens(runner.model, count)], device=runner.device)
 
 
 # -- the modules that keep a state -----------------------------------------------------------------
@@ -203,7 +203,7 @@ def finding_mixers(
             for outer in running:
                 outer.parts.append((module, call.given, output))
 
-    def note(name: Name, changes: bool) -> None:
+    def note(name: StateName, changes: bool) -> None:
         call = running[-1]
         asking[call.module] = call
         if changes and call.early is None:
@@ -249,13 +249,13 @@ def stepping(mixers: Sequence[Mixer], cache: StateCache, parts: Parts) -> Iterat
     the last column of each part is kept."""
     with ExitStack() as stack:
         for mixer in mixers:
-            if len(parts) > 1 or mixer.location.lent:
-                stepped = Stepped(mixer, cache, parts)
-                stack.enter_context(exchanged_attribute(mixer.module, "forward", stepped))
+            if len(parts) > 1 or mixer.location.is_external:
+                stepped = StepwiseForward(mixer, cache, parts)
+                stack.enter_context(patch_attribute(mixer.module, "forward", stepped))
         yield
 
 
-class Stepped:
+class StepwiseForward:
     """Stands for the ``forward`` of a mixer."""
 
     def __init__(self, mixer: Mixer, cache: StateCache, parts: Parts) -> None:
@@ -286,15 +286,15 @@ class Stepped:
 
     def _read(self, states: Tensor, given: dict[str, Any], begin: int, end: int) -> Any:
         """The module's output for some columns."""
-        reading = self._cache.reading
-        assert reading is not None
-        reading.begin, reading.end = begin, end
+        progress = self._cache.progress
+        assert progress is not None
+        progress.begin, progress.end = begin, end
         self._part, self._range = states[:, begin:end], (begin, end)
         arguments = {self._names[0]: self._part}
         for name, value in given.items():
             arguments.setdefault(name, _columns(name, value, begin, end))
         output = self._mixer.location.read(self._cache, self._forward, arguments)
-        if begin < reading.certain:
+        if begin < progress.num_committed:
             self._cache.drop_column(begin - 1)
         return output
 
@@ -302,12 +302,12 @@ class Stepped:
         if self._mixer.early:
             for part, whole in self._run_early(states, given).items():
                 early = partial(self._early, whole)
-                stack.enter_context(exchanged_attribute(part, "forward", early))
+                stack.enter_context(patch_attribute(part, "forward", early))
         for entry in self._mixer.entries:
             precomputed = partial(self._precomputed, entry.forward, entry(states))
-            stack.enter_context(exchanged_attribute(entry, "forward", precomputed))
+            stack.enter_context(patch_attribute(entry, "forward", precomputed))
         if self._mixer.exit is not None:
-            stack.enter_context(exchanged_attribute(self._mixer.exit, "forward", self._await_exit))
+            stack.enter_context(patch_attribute(self._mixer.exit, "forward", self._await_exit))
 
     def _run_early(self, states: Tensor, given: dict[str, Any]) -> dict[nn.Module, Tensor]:
         """What the parts that know no state make of all columns: the module is left after the last
@@ -317,12 +317,12 @@ class Stepped:
         def note(module: nn.Module, args: Any, output: Tensor) -> None:
             made[module] = output
             if len(made) == len(self._mixer.early):
-                raise Untouched
+                raise StateWriteBlocked
 
-        with suppress(Untouched), ExitStack() as hooks:
+        with suppress(StateWriteBlocked), ExitStack() as hooks:
             for part in self._mixer.early:
                 hooks.enter_context(part.register_forward_hook(note))
-            with self._mixer.location.untouched(self._cache, states, given) as arguments:
+            with self._mixer.location.without_states(self._cache, states, given) as arguments:
                 self._forward(**arguments)
             raise AssertionError(
                 f"{type(self._mixer.module).__name__} did not run all of its parts"

@@ -21,7 +21,7 @@ class CrossAttentionLayer:
 
 
 @dataclass(frozen=True, eq=False)
-class SourcesSeen:
+class VisibleSources:
     """What A consecutive rows see of their sources."""
 
     layers: Sequence[CrossAttentionLayer]
@@ -43,7 +43,7 @@ class CrossAttentionCache:
         self.rows = rows
         self._lengths: list[int] = []  # by row; 0: not encoded yet
         self._buffers: list[Tensor] = []  # keys and values of the first layer, of the second, ...
-        self._seen: dict[tuple[int, int], SourcesSeen] = {}  # until a row changes
+        self._seen: dict[tuple[int, int], VisibleSources] = {}  # until a row changes
 
     @property
     def active(self) -> int:
@@ -107,7 +107,7 @@ class CrossAttentionCache:
         self._lengths, self._buffers = [], []
         self._seen.clear()
 
-    def seen(self, first: int, count: int) -> SourcesSeen:
+    def seen(self, first: int, count: int) -> VisibleSources:
         """Returns what ``count`` rows from ``first`` on see, of which all are encoded."""
         found = self._seen.get((first, count))
         if found is None:
@@ -118,16 +118,16 @@ class CrossAttentionCache:
     def _slots(self) -> int:
         return self._buffers[0].shape[2]
 
-    def _view(self, first: int, count: int) -> SourcesSeen:
+    def _view(self, first: int, count: int) -> VisibleSources:
         lengths = self._lengths[first : first + count]
         longest = max(lengths)
         parts = [buffer[first : first + count, :, :longest] for buffer in self._buffers]
         layers = [CrossAttentionLayer(*parts[at : at + 2]) for at in range(0, len(parts), 2)]
         if min(lengths) == longest:
-            return SourcesSeen(layers, None, longest)
+            return VisibleSources(layers, None, longest)
         own = torch.tensor(lengths, device=parts[0].device)
         slots = torch.arange(longest, device=parts[0].device)
-        return SourcesSeen(layers, slots < own[:, None], longest)
+        return VisibleSources(layers, slots < own[:, None], longest)
 
     def _exchange(self, like: Sequence[Tensor], slots: int) -> None:
         """Makes other buffers, of ``slots`` slots. like: ``[H, _, D]`` for each buffer."""

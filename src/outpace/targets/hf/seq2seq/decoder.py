@@ -16,17 +16,17 @@ from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
 from outpace.errors import UnsupportedModel
-from outpace.targets.hf.attention import as_attended
+from outpace.targets.hf.attention import to_attention_mask
 from outpace.targets.hf.cache import cache_name
-from outpace.targets.hf.exchanging import exchanged_attribute
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
+from outpace.targets.hf.patching import patch_attribute
 from outpace.targets.hf.position_patches import looked_up
-from outpace.targets.hf.seq2seq.cross_attention import CrossAttentionLayer, SourcesSeen
+from outpace.targets.hf.seq2seq.cross_attention import CrossAttentionLayer, VisibleSources
 from outpace.targets.hf.weights import pass_bytes
 
 
-class DecoderSide:
+class DecoderAdapter:
     """Takes what a causal language model takes, and returns logits and hidden states.
 
     What its rows see of their sources is set before each pass, as ``seen``, and as
@@ -37,11 +37,11 @@ class DecoderSide:
         """Raises ``UnsupportedModel`` for a decoder that takes no positions."""
         self.model: Any = model
         self.config: Any = self.model.config
-        self.seen: SourcesSeen
+        self.seen: VisibleSources
         self.slot_positions: Tensor  # [A, S]; meaningful only for slots that are seen
         self.drops_short_masks = self.config.model_type == "led"
         """Whether the model ignores the mask of a pass over one column."""
-        self._placing = Placing(model)
+        self._positions = DecoderPositions(model)
         decoder: Any = self.model.get_decoder()
         self.masks_sources = (
             "encoder_attention_mask" in inspect.signature(decoder.forward).parameters
@@ -83,7 +83,7 @@ class DecoderSide:
         found: nn.Module = self.model.get_output_embeddings()
         return found
 
-    def head(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of states ``[..., H]`` as the last layer leaves them."""
         scale = getattr(self.config, "scale_decoder_outputs", False)
         scaled = states * self.model.model_dim**-0.5 if scale else states
@@ -118,7 +118,7 @@ class DecoderSide:
         a decoder would count its own columns from the longest row."""
         rows = position_ids.shape[0]
         columns = ColumnPositions(position_ids, self.slot_positions, input_ids)
-        with self._placing.applied(columns) as placed, _keeping(self.model, logits_to_keep):
+        with self._positions.applied(columns) as placed, _keeping(self.model, logits_to_keep):
             output = self.model(
                 decoder_input_ids=input_ids,
                 decoder_inputs_embeds=inputs_embeds,
@@ -166,7 +166,7 @@ class DecoderSide:
             raise AssertionError(f"{type(self.model).__name__} sees sources of one length only")
         wide = visible[:, None, :].expand(-1, columns, -1)
         kind = self.config.get_text_config()._attn_implementation
-        return as_attended(wide, kind, self.dtype)
+        return to_attention_mask(wide, kind, self.dtype)
 
 
 class _BothCaches(EncoderDecoderCache):
@@ -215,7 +215,7 @@ Placed = Callable[[ColumnPositions], Any]
 """Makes a function that stands for a module's own while the columns stand in these places."""
 
 
-class Placing:
+class DecoderPositions:
     """How one model learns the places of its decoder's columns.
 
     Raises ``UnsupportedModel`` for a decoder that takes none.
@@ -226,8 +226,8 @@ class Placing:
         self._takes_positions = (
             "decoder_position_ids" in inspect.signature(loaded.forward).parameters
         )
-        self._exchanged = list(_exchanged(loaded.get_decoder()))
-        if not (self._takes_positions or self._exchanged):
+        self._patched = list(_patched(loaded.get_decoder()))
+        if not (self._takes_positions or self._patched):
             raise UnsupportedModel(
                 f"{type(model).__name__} places its decoder's tokens in a way that outpace does "
                 "not know: use another encoder-decoder."
@@ -236,19 +236,19 @@ class Placing:
     @property
     def counts_padding(self) -> bool:
         """Whether the model's own ``generate`` counts padding before a text as tokens of it."""
-        looked_up = any(name == "forward" for _, name, _ in self._exchanged)
+        looked_up = any(name == "forward" for _, name, _ in self._patched)
         return looked_up and not self._takes_positions
 
     @contextmanager
     def applied(self, columns: ColumnPositions) -> Iterator[dict[str, Tensor]]:
         """Patches the decoder while the block runs; yields further arguments of the model."""
         with ExitStack() as stack:
-            for module, name, placed in self._exchanged:
-                stack.enter_context(exchanged_attribute(module, name, placed(columns)))
+            for module, name, placed in self._patched:
+                stack.enter_context(patch_attribute(module, name, placed(columns)))
             yield {"decoder_position_ids": columns.positions} if self._takes_positions else {}
 
 
-def _exchanged(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, Placed]]:
+def _patched(decoder: nn.Module) -> Iterator[tuple[nn.Module, str, Placed]]:
     """Yields the modules that count positions themselves, with the methods that do."""
     table: Any = getattr(decoder, "embed_positions", None)
     if isinstance(table, nn.Embedding):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoFeatureExtractor
 
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.core.values import shown
 from outpace.errors import ConfigError, PromptError
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.source import locate
-from outpace.targets.hf.seq2seq.decoder import Placing
+from outpace.targets.hf.seq2seq.decoder import DecoderPositions
 
 FEATURES = "input_features"
 _FORMS = (
@@ -28,7 +28,7 @@ def reads_audio(model: nn.Module) -> bool:
     return getattr(model, "main_input_name", None) == FEATURES
 
 
-def heard_shape(config: Any) -> tuple[int, int] | None:
+def audio_feature_shape(config: Any) -> tuple[int, int] | None:
     """Returns the shape ``[M, F]`` of what an encoder like Whisper's hears; None for any other."""
     bins = getattr(config, "num_mel_bins", None)
     length = getattr(config, "max_source_positions", None)
@@ -79,28 +79,28 @@ class AudioReader:
     The extractor is read from the model's folder when samples come for the first time.
     """
 
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._extractor: Any = None
-        shape = heard_shape(loaded.model.config)
+        shape = audio_feature_shape(loaded.model.config)
         assert shape is not None  # or the model would have been refused
         self._shape = shape
 
-    def __call__(self, audio: Any) -> Source:
+    def __call__(self, audio: Any) -> EncoderInputs:
         """Returns what the encoder reads. audio: see the error message; ``PromptError``."""
         if isinstance(audio, Mapping) and set(audio) == {FEATURES}:
             return self._source(_floating(_numbers(audio[FEATURES])))
         samples, rate = audio if isinstance(audio, tuple) and len(audio) == 2 else (audio, None)
         return self._source(self._extracted(_checked_samples(samples), rate))
 
-    def _source(self, features: Tensor) -> Source:
+    def _source(self, features: Tensor) -> EncoderInputs:
         single = features[0] if features.ndim == 3 and len(features) == 1 else features
         if tuple(single.shape) != self._shape:
             raise PromptError(
                 f"the encoder of {self._loaded.name} reads features of shape "
                 f"{list(self._shape)}, not {list(features.shape)}."
             )
-        return Source(features={FEATURES: single})
+        return EncoderInputs(features={FEATURES: single})
 
     def _extracted(self, samples: Tensor, rate: Any) -> Tensor:
         extractor = self._own_extractor()
@@ -156,7 +156,7 @@ def of_decoder(model: nn.Module, model_kwargs: Mapping[str, Any]) -> dict[str, A
         if name not in _OF_SOURCES
     }
     mask = own.get("attention_mask")
-    if mask is not None and not bool(mask.bool().all()) and Placing(model).counts_padding:
+    if mask is not None and not bool(mask.bool().all()) and DecoderPositions(model).counts_padding:
         raise ConfigError(
             f"{type(model).__name__} counts the padding of decoder_input_ids as tokens: give "
             "decoder prompts of one length, or one call for each."
@@ -166,7 +166,7 @@ def of_decoder(model: nn.Module, model_kwargs: Mapping[str, Any]) -> dict[str, A
 
 def sources_of(
     model: nn.Module, rows: int, model_kwargs: Mapping[str, Any], asked: Mapping[str, Any]
-) -> list[Source]:
+) -> list[EncoderInputs]:
     """Returns the source of each row: the states that ``generate`` has had encoded already, and
     what they were made of, for drafters that read it themselves.
 
@@ -185,7 +185,7 @@ def sources_of(
             )
     given, name = asked.get("inputs_tensor"), asked.get("model_input_name")
     return [
-        Source(
+        EncoderInputs(
             **_raw(given, name, row * len(given) // rows, keep[row]) if given is not None else {},
             states=states[row, keep[row]],
             encoder=model,
@@ -195,7 +195,7 @@ def sources_of(
 
 
 def _raw(given: Tensor, name: str | None, row: int, keep: Tensor) -> dict[str, Any]:
-    """What the encoder has read of one row, as arguments of a `Source`."""
+    """What the encoder has read of one row, as arguments of an `EncoderInputs`."""
     if name == FEATURES:
         return {"features": {FEATURES: given[row]}}
     # Where only states were given, generate lets a stand-in come before them: tokens below 0 for

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.errors import ConfigError
-from outpace.targets.hf.extra import Extra, Pass
 from outpace.targets.hf.lock import model_lock
+from outpace.targets.hf.runner_hooks import PassInfo, RunnerHooks
 from outpace.targets.hf.seq2seq.cross_attention import CrossAttentionCache
-from outpace.targets.hf.seq2seq.decoder import DecoderSide
+from outpace.targets.hf.seq2seq.decoder import DecoderAdapter
 
 
-class Sources(Extra):
+class Sources(RunnerHooks):
     """What the rows of one encoder-decoder see besides their own tokens.
 
     Sources are encoded one by one, without padding, so that a row's numbers are those that it has
@@ -25,19 +25,19 @@ class Sources(Extra):
     """
 
     needs_layout = True
-    prevents_fixed = "is an encoder-decoder"
+    why_not_fixed = "is an encoder-decoder"
 
     def __init__(self, model: nn.Module, rows: int) -> None:
         """Raises ``UnsupportedModel`` for a decoder that takes no positions."""
-        self.decoder: Any = DecoderSide(model)
+        self.decoder: Any = DecoderAdapter(model)
         """Stands for the model in the runner's passes."""
         self.cache = CrossAttentionCache(rows)
-        self.fewest_columns = 2 if self.decoder.drops_short_masks else 1
-        self._model, self._given = model, list[Source]()  # by row
+        self.min_columns = 2 if self.decoder.drops_short_masks else 1
+        self._model, self._given = model, list[EncoderInputs]()  # by row
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def admit(self, count: int, source: Source | None) -> None:
+    def admit(self, count: int, source: EncoderInputs | None) -> None:
         if source is None:
             raise AssertionError("a row of an encoder-decoder was admitted without a source")
         self.cache.admit(count)
@@ -89,7 +89,7 @@ class Sources(Extra):
     # -- passes --------------------------------------------------------------------------------
 
     @contextmanager
-    def around(self, given: Pass) -> Iterator[None]:
+    def around(self, given: PassInfo) -> Iterator[None]:
         rows = range(given.first, given.first + len(given.starts))
         for row in rows:
             self._encode(row)
@@ -100,7 +100,7 @@ class Sources(Extra):
 
 
 @torch.inference_mode()
-def encoded(model: nn.Module, source: Source) -> Tensor:
+def encoded(model: nn.Module, source: EncoderInputs) -> Tensor:
     """Returns the states ``[1, S, H]`` of a source, read by the model's encoder.
 
     Those that came with the source are taken as they are, if this model's encoder has made them.

@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.core.trees.tree import Tree
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf.distance import (
-    BRANCHES,
     COARSE,
-    PARENTS,
     PENDING,
     PREFIX,
+    TRIAL_PARENTS,
+    TRIAL_PATHS,
     distance,
     tolerance_in,
 )
-from outpace.targets.hf.plain import read_plainly, some_states, some_tokens
+from outpace.targets.hf.plain import dummy_states, dummy_tokens, forward_uncached
 from outpace.targets.hf.runner import Runner
 
 _SOURCES = (5, 3)
@@ -51,11 +51,11 @@ def probe_encoder_decoder(model: nn.Module, coarse: bool) -> None:
 @torch.inference_mode()
 def _fault(model: nn.Module, tolerance: float) -> str | None:
     """Returns what is wrong with the logits that the model gives drafts, None if nothing is."""
-    runner = Runner(model, rows=2, max_length=PREFIX + len(PARENTS))
+    runner = Runner(model, rows=2, max_length=PREFIX + len(TRIAL_PARENTS))
     lengths = _SOURCES if runner.model.masks_sources else (_SOURCES[0],) * 2
     sources = [_source(model, length, row) for row, length in enumerate(lengths)]
     texts = [_unpadded(model, PREFIX - row, first=3 + row) for row in range(2)]
-    nodes = _unpadded(model, len(PARENTS), first=9)
+    nodes = _unpadded(model, len(TRIAL_PARENTS), first=9)
     pairs = zip(sources, texts, strict=True)
     expected = [_read_with_source(runner, *pair, nodes) for pair in pairs]
     if not all(bool(logits.isfinite().all()) for logits in expected):
@@ -74,18 +74,18 @@ def _unpadded(model: Any, count: int, first: int) -> list[int]:
     """A text without padding: M2M100 gives padding no position of its own, and then counts the
     tokens after it otherwise with a cache than without."""
     padding = model.config.pad_token_id
-    found = [token for token in some_tokens(model, count + 1, first) if token != padding]
+    found = [token for token in dummy_tokens(model, count + 1, first) if token != padding]
     return found[:count]
 
 
-def _source(model: nn.Module, length: int, seed: int) -> Source:
+def _source(model: nn.Module, length: int, seed: int) -> EncoderInputs:
     """A source that the encoder might have read."""
-    return Source(states=some_states(model, length, seed), encoder=model)
+    return EncoderInputs(states=dummy_states(model, length, seed), encoder=model)
 
 
 def _score_with_sources(
     runner: Runner,
-    sources: Sequence[Source],
+    sources: Sequence[EncoderInputs],
     texts: Sequence[Sequence[int]],
     nodes: Sequence[int],
 ) -> list[Tensor]:
@@ -98,11 +98,11 @@ def _score_with_sources(
         runner.admit(1, source)
     runner.prefill(0, [text[:-PENDING] for text in texts])
     alone = runner.forward(_columns(runner, [[text[-PENDING]] for text in texts]), keep=1).logits
-    tree = Tree.uniform(list(PARENTS), rows=len(texts), device=runner.device)
+    tree = Tree.uniform(list(TRIAL_PARENTS), rows=len(texts), device=runner.device)
     fed = _columns(runner, [[*text[-PENDING:], *nodes] for text in texts])
     logits = runner.forward(fed, keep=1 + len(nodes), tree=tree).logits
     return [
-        torch.cat([one, *(row[[0, *branch]] for branch in BRANCHES)]).double()
+        torch.cat([one, *(row[[0, *branch]] for branch in TRIAL_PATHS)]).double()
         for one, row in zip(alone, logits, strict=True)
     ]
 
@@ -112,12 +112,12 @@ def _columns(runner: Runner, tokens: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _read_with_source(
-    runner: Runner, source: Source, text: Sequence[int], nodes: Sequence[int]
+    runner: Runner, source: EncoderInputs, text: Sequence[int], nodes: Sequence[int]
 ) -> Tensor:
     """Returns ``[P, V]``: the same from one plain pass for each path."""
     assert source.states is not None
     read: list[Tensor] = []
-    for branch in BRANCHES:
+    for branch in TRIAL_PATHS:
         ids = _columns(runner, [[*text, *(nodes[node - 1] for node in branch)]])
         logits = runner.model.read(source.states[None], ids, use_cache=False).logits[0]
         if not read:
@@ -129,7 +129,7 @@ def _read_with_source(
 def _why_decoder_fails(model: nn.Module) -> str:
     """Returns which of the things that a round needs makes the model raise an error."""
     try:
-        read_plainly(model, _unpadded(model, PREFIX, first=3))
+        forward_uncached(model, _unpadded(model, PREFIX, first=3))
     except Exception:  # the error that matters is the one that the caller has seen
         return (
             "its decoder cannot write from token ids and the states of its encoder alone (it needs "

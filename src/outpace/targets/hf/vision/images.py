@@ -15,7 +15,7 @@ from outpace.targets.hf.distance import distance
 from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
-from outpace.targets.hf.plain import reads_forward
+from outpace.targets.hf.plain import is_causal_by_default
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.trials import tolerance
 from outpace.targets.hf.vision.prompt import ImagePrompt, on_device, read_prompt
@@ -56,7 +56,7 @@ class Images:
         self._model = loaded
         self._placeholders = placeholders(loaded.config)
         self._tried = loaded.config.model_type in IDENTICAL
-        self.reads_forward = reads_forward(model)
+        self.is_causal_by_default = is_causal_by_default(model)
         """Whether prompts are read from left to right. Else no single pass over prompt and text
         gives the distributions of both."""
 
@@ -66,7 +66,7 @@ class Images:
         Raises ``PromptError`` or ``UnsupportedModel`` where it cannot read the prompt.
         """
         if inputs.media is None:
-            if self.reads_forward:
+            if self.is_causal_by_default:
                 return None
             raise UnsupportedModel(
                 f"{type(self._model).__name__} reads prompts both ways, and nothing says where "

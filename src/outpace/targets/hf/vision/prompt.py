@@ -19,14 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from outpace.errors import PromptError, UnsupportedModel, reason_of
-from outpace.targets.hf.attention import as_attended
-from outpace.targets.hf.cache import NAMES
+from outpace.targets.hf.attention import to_attention_mask
+from outpace.targets.hf.cache import CACHE_ARGUMENTS
 from outpace.targets.hf.kinds import placeholders
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import PassOutput
-from outpace.targets.hf.plain import reads_forward
+from outpace.targets.hf.plain import is_causal_by_default
 
-_OURS = frozenset({"input_ids", *NAMES, "use_cache", "labels"})
+_OURS = frozenset({"input_ids", *CACHE_ARGUMENTS, "use_cache", "labels"})
 """Arguments of a language model that say nothing of the prompt, or that each pass over slots sets
 anew."""
 
@@ -59,7 +59,7 @@ class ImagePrompt:
         embeddings: Any = given.get("inputs_embeds")
         _check(type(model).__name__, embeddings, more, length)
         mask = given.get("attention_mask")
-        if mask is None and not reads_forward(model):
+        if mask is None and not is_causal_by_default(model):
             mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=model.device)
         seen = _looking_ahead(mask, length, model.device)
         return cls(
@@ -129,7 +129,7 @@ class Piece:
             return {kind: self._mask(own) for kind, own in seen.items()}
         prompt = self._prompt
         part = seen[None, self._begin : self._end, : self._end]
-        return as_attended(part, prompt.implementation, prompt.embeddings.dtype)
+        return to_attention_mask(part, prompt.implementation, prompt.embeddings.dtype)
 
     def _cut(self, name: str, value: Any) -> Any:
         """The part of a further argument that belongs to these tokens."""
@@ -202,7 +202,7 @@ def read_prompt(
         raise PromptError("the prompt ends with an image: put some text after it.")
     ids = torch.tensor([list(token_ids)], device=loaded.device)
     try:
-        with _as_it_was(loaded):
+        with _restored_rope_deltas(loaded):
             given = _given_to_decoder(loaded, input_ids=ids, **on_device(loaded, media))
     except (torch.OutOfMemoryError, UnsupportedModel):
         raise
@@ -221,7 +221,7 @@ def text_offset(model: nn.Module) -> int:
     if not placeholders(loaded.config):
         return 0
     ids = torch.zeros(1, 1, dtype=torch.long, device=loaded.device)
-    with _as_it_was(loaded):
+    with _restored_rope_deltas(loaded):
         positions = _given_to_decoder(loaded, input_ids=ids).get("position_ids")
     return 0 if positions is None else int(positions.max())
 
@@ -257,7 +257,7 @@ def _given_to_decoder(model: Any, **inputs: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
+def _restored_rope_deltas(model: nn.Module) -> Iterator[None]:
     """Gives a model back what it remembers of the last prompt that it was given by others. Nobody
     else computes with it meanwhile."""
     holders: list[Any] = [part for part in model.modules() if hasattr(part, "rope_deltas")]

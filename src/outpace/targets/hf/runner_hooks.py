@@ -1,9 +1,9 @@
 """What a model needs besides a cache of slots, each in one object that its runner calls.
 
-A target is composed: a model, its cache, and extras. Recurrent layers need their states to be read
+A target is composed: a model, its cache, and hooks. Recurrent layers need their states to be read
 column by column (`recurrent.steps`), decoders of encoder-decoders the sources of their rows
 (`seq2seq.sources`), models that count positions by slots the positions of a pass
-(`position_patches`). What serves one of them is an `Extra`, and never another kind of runner.
+(`position_patches`). What serves one of them is a `RunnerHooks`, and never another kind of runner.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from outpace.core.request import Source
+from outpace.core.request import EncoderInputs
 from outpace.core.trees.tree import Tree
 from outpace.targets.hf.masks import PassLayout
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
+class PassInfo:
     """One pass over A consecutive rows."""
 
     first: int
@@ -27,27 +27,27 @@ class Pass:
     columns: int  # T
     tree: Tree | None
     """What the last columns are; None for a chain."""
-    certain: int
+    num_committed: int
     """How many of the first columns are committed, whatever the verdict."""
     layout: PassLayout | None
-    """Where the columns stand. Made where an extra or the mask needs it."""
+    """Where the columns stand. Made where a hook or the mask needs it."""
 
 
-class Extra:
+class RunnerHooks:
     """The hooks that a runner calls. Here they do nothing."""
 
     needs_layout: bool = False
     """Whether it needs the `PassLayout` of each pass."""
-    reads_padding: bool = True
+    supports_padding: bool = True
     """Whether rows of different lengths may be read in one pass, the shorter ones with padding."""
-    fewest_columns: int = 1
+    min_columns: int = 1
     """Columns that a pass has at least."""
-    prevents_fixed: str | None = None
+    why_not_fixed: str | None = None
     """Why passes have no fixed shapes, as the predicate of a sentence about the model."""
 
     # -- rows ----------------------------------------------------------------------------------
 
-    def admit(self, count: int, source: Source | None) -> None:
+    def admit(self, count: int, source: EncoderInputs | None) -> None:
         """Adds rows after the others. source: what an encoder reads for each of them."""
 
     def fork(self, row: int) -> None:
@@ -66,6 +66,6 @@ class Extra:
 
     # -- passes --------------------------------------------------------------------------------
 
-    def around(self, given: Pass) -> AbstractContextManager[None]:
+    def around(self, given: PassInfo) -> AbstractContextManager[None]:
         """Returns a context in which the model computes the pass."""
         return nullcontext()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 
-class OwnText(ABC):
+class DraftText(ABC):
     """One text as a drafter reads it, which grows with the target's."""
 
     @property
@@ -24,13 +24,13 @@ class OwnText(ABC):
         """Adds tokens of the target, and returns the whole text in the drafter's own."""
 
 
-class KnownTokens(OwnText):
+class SharedTokensText(DraftText):
     """The tokens of the target that the drafter has too.
 
     Those that stand for images are left out: a model of text alone was never shown them. Gagrani et
     al. 2024, "On Speculative Decoding for Multimodal Large Language Models" (arXiv 2404.08856).
 
-    >>> text = KnownTokens(size=8, hidden=frozenset({7}))
+    >>> text = SharedTokensText(size=8, hidden=frozenset({7}))
     >>> text.extend([1, 7, 7, 9, 2])
     [1, 2]
     >>> text.read
@@ -60,10 +60,10 @@ class KnownTokens(OwnText):
         return self._tokens
 
 
-class ShownText(OwnText):
+class ImagePromptText(DraftText):
     """A text whose prompt the drafter reads in tokens of its own, which show it images.
 
-    >>> text = ShownText([1, 9, 9, 9, 2], stands_for=4, rest=KnownTokens(size=8))
+    >>> text = ImagePromptText([1, 9, 9, 9, 2], stands_for=4, rest=SharedTokensText(size=8))
     >>> text.extend([1, 7, 7, 2, 3])
     [1, 9, 9, 9, 2, 3]
     >>> text.hide({9})
@@ -71,7 +71,7 @@ class ShownText(OwnText):
     [1, 2, 3, 4]
     """
 
-    def __init__(self, prompt: Sequence[int], stands_for: int, rest: OwnText) -> None:
+    def __init__(self, prompt: Sequence[int], stands_for: int, rest: DraftText) -> None:
         """prompt: own tokens, for this many of the target's. rest: what follows them."""
         self._prompt, self._stands_for, self._rest = list(prompt), stands_for, rest
         self._skipped = 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.errors import ConfigError
 
 
-class Measure(ABC):
+class Metric(ABC):
     """A figure on held-out text, higher being better, and the shares that it is made from."""
 
     name: ClassVar[str]
@@ -40,9 +40,9 @@ class Measure(ABC):
         """Returns what is said at the end of a run."""
 
 
-class AcceptanceLength(Measure):
+class AcceptanceLength(Metric):
     """Tokens per pass of the target that chains of first guesses bring where the target writes the
-    text: rounds are played through each text, from its first place on, and each begins after the
+    text: rounds are run through each text, from its first place on, and each begins after the
     tokens of the one before. A mean over all places would be another figure: a round never begins
     in the middle of what the one before has accepted.
     """
@@ -52,8 +52,7 @@ class AcceptanceLength(Measure):
 
     def score(self, hits: Tensor, own: Tensor | None = None) -> float:
         """hits: ``[B, P, D]``, by text, place and depth, of all places one after the other. own:
-        rounds are played through these parts of the texts only, through each from its first
-        place on.
+        rounds are run through these parts of the texts only, through each from its first place on.
 
         >>> AcceptanceLength().score(torch.tensor([[[1, 1], [0, 1], [0, 0], [1, 0]]]))
         2.5
@@ -78,7 +77,7 @@ class AcceptanceLength(Measure):
         return f"simulated acceptance length {score:.2f}, by depth {by_depth}"
 
 
-class BalancedAccuracy(Measure):
+class BalancedAccuracy(Metric):
     """The mean of the shares of both kinds of tokens that are recognised, the right ones and the
     wrong ones: one half for who always gives the same answer."""
 
@@ -116,7 +115,7 @@ class Progress:
     step: int
     loss: float
     """Mean since the last report, by training text; not a number before the first step."""
-    measure: Measure
+    metric: Metric
     """What the next two are: of a drafter the simulated acceptance length."""
     score: float
     """On held-out text; higher is better."""
@@ -130,19 +129,19 @@ class Progress:
     @property
     def sentence(self) -> str:
         """The same in words."""
-        return self.measure.sentence(self.score, self.shares)
+        return self.metric.sentence(self.score, self.shares)
 
     def as_state(self) -> dict[str, Any]:
-        """Returns the fields but the measure, which follows from what is trained."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "measure"}
+        """Returns the fields but the metric, which follows from what is trained."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "metric"}
 
     def as_dict(self) -> dict[str, Any]:
         """Returns it as a line of the log."""
         return {
             "step": self.step,
             "loss": None if math.isnan(self.loss) else self.loss,
-            self.measure.key: self.score,
-            self.measure.parts: self.shares,
+            self.metric.key: self.score,
+            self.metric.parts: self.shares,
             "tokens": self.tokens,
             "seconds": self.seconds,
         }

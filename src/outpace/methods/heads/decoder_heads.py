@@ -1,9 +1,9 @@
 """What heads that attend over the whole text have in common: EAGLE and its relatives.
 
-Such a head is a small decoder over entries. Entry i of a text joins the guide of token i, which is
-what the head makes of the target's states there, with token i + 1, and says something about token
-i + 2. After the text, where the target has not been, the head's own output takes the place of the
-guide. Each entry attends over those before it, so that keys and values of a text are kept.
+Such a head is a small decoder over entries. Entry i of a text joins the features of token i, which
+are what the head makes of the target's states there, with token i + 1, and says something about
+token i + 2. After the text, where the target has not been, the head's own output takes the place of
+the features. Each entry attends over those before it, so that keys and values of a text are kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outpace.core.request import PerRequest, Request
@@ -22,11 +22,11 @@ from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
 from outpace.draft.vocabulary import Vocabulary
-from outpace.heads.base import Head, Shared
-from outpace.heads.decoder import share_head_products
-from outpace.heads.layers import Entries, Sight
-from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, of_parents
-from outpace.methods.heads.text_cache import WAITING, TextCache
+from outpace.heads.base import Head, SharedModules
+from outpace.heads.decoder import merge_projections
+from outpace.heads.layers import AttentionContext, KeyValues
+from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, gather_parents
+from outpace.methods.heads.head_kv_cache import MAX_PENDING, HeadKVCache
 from outpace.targets.base import Target
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
 from outpace.train.teacher import Batch
@@ -34,45 +34,43 @@ from outpace.train.teacher import Batch
 # -- the network -----------------------------------------------------------------------------------
 
 
-class AttendingHead(Head):
+class DecoderHead(Head):
     """Guesses from all of a text, and the tokens drafted after it."""
 
     @classmethod
     def recipe(cls) -> type[Recipe]:
-        return AttendingRecipe
+        return DecoderHeadRecipe
 
     @abstractmethod
-    def guide(self, states: Tensor) -> Tensor:
-        """Returns the guides ``[..., H]`` for states ``[..., len(layers) H]`` of the target."""
+    def combine_hidden_states(self, states: Tensor) -> Tensor:
+        """Returns the features ``[..., H]`` for states ``[..., len(layers) H]`` of the target."""
 
     @abstractmethod
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
-
-    @property
-    def decoder_layers(self) -> Sequence[nn.Module]:
-        """The layers that `step` goes through (`Sight.through`); none where it does more with them,
-        so that torch has to compute them."""
-        return ()
 
     @abstractmethod
     def step(
-        self, guides: Tensor, tokens: Tensor, sight: Sight, shared: Shared
-    ) -> tuple[Tensor, Entries]:
+        self,
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+        shared: SharedModules,
+    ) -> tuple[Tensor, KeyValues]:
         """Returns the outputs ``[B, W, H]`` of W entries, and the entries themselves.
 
-        guides: ``[B, W, H]``, or outputs of earlier steps in their place. tokens: ``[B, W]``, the
+        features: ``[B, W, H]``, or outputs of earlier steps in their place. tokens: ``[B, W]``, the
         target's tokens after them.
         """
 
     @abstractmethod
-    def logits(self, outputs: Tensor, shared: Shared) -> Tensor:
+    def logits(self, outputs: Tensor, shared: SharedModules) -> Tensor:
         """Returns the logits ``[..., V']`` of the next tokens for outputs ``[..., H]``."""
 
-    def after_text(self, outputs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns guides ``[B, W, H]`` and tokens ``[B, W]`` of entries after the text: the outputs
-        of the entries before them, and what was drafted there. A head that guesses all depths at
-        once has masks in their place."""
+    def draft_inputs(self, outputs: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns from features ``[B, W, H]`` and tokens ``[B, W]`` of entries after the text: the
+        outputs of the entries before them, and what was drafted there. A head that guesses all
+        depths at once has masks in their place."""
         return outputs, tokens
 
 
@@ -85,14 +83,14 @@ class AttendingHead(Head):
 # own output of step d - 1.
 
 
-class AttendingRecipe(Recipe):
-    """The loss of an `AttendingHead`.
+class DecoderHeadRecipe(Recipe):
+    """The loss of a `DecoderHead`.
 
     Each place sees what it would see in a draft: the text's entries up to its own, which are those
     of the first step, and of each later step its own entry only.
     """
 
-    def __init__(self, head: AttendingHead, shared: Shared) -> None:
+    def __init__(self, head: DecoderHead, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
     def compute_loss(self, batch: Batch) -> LossOutput:
@@ -109,15 +107,15 @@ class AttendingRecipe(Recipe):
         at = torch.arange(places, device=tokens.device)
         visible = at <= at[:, None]  # [P, P]
         alone = at == at[:, None]
-        outputs = self._head.guide(states[:, :places])
+        outputs = self._head.combine_hidden_states(states[:, :places])
         before = self._head.begin(rows)
         for depth in range(1, depths + 1):
             positions = (at + depth - 1).expand(rows, -1)
-            sight = Sight(positions, before, visible.expand(rows, -1, -1))
+            attn_context = AttentionContext(positions, before, visible.expand(rows, -1, -1))
             fed = tokens[:, depth : depth + places]
             if depth > 1:
-                outputs, fed = self._head.after_text(outputs, fed)
-            outputs, entries = self._head.step(outputs, fed, sight, self._shared)
+                outputs, fed = self._head.draft_inputs(outputs, fed)
+            outputs, entries = self._head.step(outputs, fed, attn_context, self._shared)
             yield outputs
             before = before.then(entries)
             visible = torch.cat([visible, alone], -1)
@@ -127,7 +125,7 @@ class AttendingRecipe(Recipe):
 
 
 @dataclass
-class Text:
+class PendingText:
     """The entries of a row that are not computed yet, after those in the cache."""
 
     unread: int
@@ -135,7 +133,7 @@ class Text:
     states: list[Tensor] = field(default_factory=list)  # [layers * H] each
     tokens: list[int] = field(default_factory=list)
     """The token after each, the last one apart: that is the root, or not read yet."""
-    of_prompt: Text | None = None
+    after_prompt: PendingText | None = None
     """What this was before the first round."""
     cached: int = 0
     """Entries in the cache before the first round, if this is before it."""
@@ -152,7 +150,7 @@ class Text:
         """Drops the first ``count`` entries."""
         del self.states[:count], self.tokens[:count]
 
-    def copy(self) -> Text:
+    def copy(self) -> PendingText:
         return replace(self, states=list(self.states), tokens=list(self.tokens))
 
     def compact(self) -> None:
@@ -160,13 +158,13 @@ class Text:
         self.states = [one.clone() for one in self.states]
 
 
-class AttendingHeadDrafter(HeadDrafter):
-    """Drafts with an `AttendingHead`, whose entries of committed tokens are kept.
+class DecoderHeadDrafter(HeadDrafter):
+    """Drafts with a `DecoderHead`, whose entries of committed tokens are kept.
 
     An entry needs the target's states of one token, which come with `Drafter.read`, and the token
     after it. In each round the entries that became known in the round before are computed together
     with the one of the root; entries of drafted tokens, with the head's own outputs in place of
-    guides, are dropped when the round is over. A row whose prompt is a single token has no entry
+    features, are dropped when the round is over. A row whose prompt is a single token has no entry
     and proposes nothing in its first round.
     """
 
@@ -176,21 +174,20 @@ class AttendingHeadDrafter(HeadDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self.Walk: type[HeadWalk] = HeadWalk
-        self.head = cast(AttendingHead, self._head)
-        share_head_products(self.head)
-        self.cached_layers = self.head.decoder_layers
-        self._cache: TextCache = TextCache(self.head, target.rows, ahead=1)
-        self._texts = PerRequest(lambda request: Text(request.length - 1))
+        self.steps_type: type[DecoderDraftSteps] = DecoderDraftSteps
+        self.head = cast(DecoderHead, self._head)
+        merge_projections(self.head)
+        self._cache: HeadKVCache = HeadKVCache(self.head, target.max_rows, ahead=1)
+        self._texts = PerRequest(lambda request: PendingText(request.length - 1))
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             parent = request.forked_from
-            before = None if parent is None else self._texts[parent].of_prompt
+            before = None if parent is None else self._texts[parent].after_prompt
             if before is None:
-                self._texts[request] = Text(request.length - 1 - request.cached_prefix)
+                self._texts[request] = PendingText(request.length - 1 - request.cached_prefix)
             else:
-                self._texts[request] = replace(before.copy(), of_prompt=before)
+                self._texts[request] = replace(before.copy(), after_prompt=before)
             self.begin_row(request, 0 if before is None else before.cached)
 
     def read(
@@ -198,23 +195,23 @@ class AttendingHeadDrafter(HeadDrafter):
     ) -> None:
         for place, request in enumerate(requests):
             self._texts[request].read(tokens[place], states[place, : len(tokens[place])])
-        many = [request for request in requests if len(self._texts[request].tokens) > WAITING]
+        many = [request for request in requests if len(self._texts[request].tokens) > MAX_PENDING]
         if many:
             self._compute(many, [self._texts[request].tokens for request in many])
             for request in many:
                 self._texts[request].forget(len(self._texts[request].tokens))
         for request in requests:
             text = self._texts[request]
-            if text.unread == 0 and text.of_prompt is None:
+            if text.unread == 0 and text.after_prompt is None:
                 text.compact()  # what it was is kept for as long as the request is in the batch
                 cached = self._cache.lengths[self._rows[request]]
-                text.of_prompt = replace(text.copy(), cached=cached)
+                text.after_prompt = replace(text.copy(), cached=cached)
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         super().end(requests, interrupted)
         self._texts.forget(requests)  # of one that joins again all is read again
 
-    def read_up(self, requests: Sequence[Request]) -> None:
+    def flush_pending(self, requests: Sequence[Request]) -> None:
         waiting: dict[Request, list[int]] = {}
         for request in requests:
             known = self._cache.lengths[self._rows[request]]
@@ -225,12 +222,12 @@ class AttendingHeadDrafter(HeadDrafter):
         if waiting:
             self._compute(list(waiting), list(waiting.values()))
 
-    def knows(self, rows: Rows, row: int) -> bool:
+    def can_draft(self, rows: Rows, row: int) -> bool:
         return bool(self._texts[rows.requests[row]].states)
 
-    def walk(self, rows: Rows) -> HeadWalk:
+    def draft_steps(self, rows: Rows) -> DecoderDraftSteps:
         """Computes the entries that wait and those of the roots. These stay in the cache for this
-        draft only: they wait on, as a round that comes to nothing is played again."""
+        draft only: they wait on, as a round that comes to nothing is run again."""
         texts = [self._texts[request] for request in rows.requests]
         tokens = [
             [*text.tokens, *rows.since(row, rows.lengths[row] - 1)] if text.states else []
@@ -239,12 +236,12 @@ class AttendingHeadDrafter(HeadDrafter):
         outputs = self._compute(rows.requests, tokens, dropped=1)
         last = to_device([max(0, len(each) - 1) for each in tokens], outputs.device)
         outputs = outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1]))
-        walk = self.Walk(self.head, self._target, self._vocabulary, self._cache, outputs)
+        steps = self.steps_type(self.head, self._target, self._vocabulary, self._cache, outputs)
         for row, text in enumerate(texts):
             if text.states:
                 text.forget(len(text.tokens))
                 self._cache.drop(row, 1)
-        return walk
+        return steps
 
     @torch.inference_mode()
     def _compute(
@@ -264,8 +261,10 @@ class AttendingHeadDrafter(HeadDrafter):
             batch_first=True,
         )
         rows, counts = self._rows.of(requests), [len(each) for each in tokens]
-        sight = self._cache.next_of(rows, counts)
-        outputs, entries = self._step(texts, self.head.guide(states), following, sight)
+        attn_context = self._cache.next_of(rows, counts)
+        outputs, entries = self._step(
+            texts, self.head.combine_hidden_states(states), following, attn_context
+        )
         self._cache.append(rows, entries, counts)
         for row, text in enumerate(texts):
             if self.chained and len(tokens[row]) > dropped:
@@ -273,29 +272,33 @@ class AttendingHeadDrafter(HeadDrafter):
         return outputs
 
     def _step(
-        self, texts: Sequence[Text], guides: Tensor, tokens: Tensor, sight: Sight
-    ) -> tuple[Tensor, Entries]:
+        self,
+        texts: Sequence[PendingText],
+        features: Tensor,
+        tokens: Tensor,
+        attn_context: AttentionContext,
+    ) -> tuple[Tensor, KeyValues]:
         """Returns the outputs of the next entries of some texts, and the entries themselves."""
-        return self.head.step(guides, tokens, sight, self._target)
+        return self.head.step(features, tokens, attn_context, self._target)
 
-    def _no_states(self, texts: Sequence[Text]) -> Tensor:
+    def _no_states(self, texts: Sequence[PendingText]) -> Tensor:
         """Returns what stands for the states of a text that has none, ``[1, layers * H]``."""
         for text in texts:
             for one in text.states:
                 return torch.zeros_like(one)[None]
-        width = len(self.needs.states) * self.head.target.hidden_size
+        width = len(self.needs.hidden_layers) * self.head.target.hidden_size
         return torch.zeros(1, width, dtype=self._target.dtype, device=self._target.device)
 
 
-class HeadWalk:
+class DecoderDraftSteps:
     """The steps of a head through one draft."""
 
     def __init__(
         self,
-        head: AttendingHead,
+        head: DecoderHead,
         target: Target,
         vocabulary: Vocabulary,
-        cache: TextCache,
+        cache: HeadKVCache,
         outputs: Tensor,
     ) -> None:
         """cache: with the entries of the roots; outputs: ``[B, 1, H]``, theirs."""
@@ -309,14 +312,16 @@ class HeadWalk:
         return self._vocabulary.logits(self._head.logits(self._outputs, self._target))[:, 0]
 
     @torch.inference_mode()
-    def deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+    def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """Returns those after the last tokens that were fed, each of which sees its text and its
         ancestors; parents: ``[W]`` or ``[B, W]``, which columns of the step before they belong to.
         """
         width = parents.shape[-1]
-        sight = self._drafts.sight(tree.ancestors[:, -width:, 1:])
-        guides, tokens = self._head.after_text(of_parents(self._outputs, parents), fed[:, -width:])
-        self._outputs, entries = self._head.step(guides, tokens, sight, self._target)
+        attn_context = self._drafts.attn_context(tree.ancestors[:, -width:, 1:])
+        features, tokens = self._head.draft_inputs(
+            gather_parents(self._outputs, parents), fed[:, -width:]
+        )
+        self._outputs, entries = self._head.step(features, tokens, attn_context, self._target)
         self._drafts.add(entries)
         return self._vocabulary.logits(self._head.logits(self._outputs, self._target))
 
@@ -328,10 +333,10 @@ class HeadWalk:
         if masks:
             columns = torch.arange(masks, device=outputs.device)
             causal = (columns <= columns[:, None]).expand(len(outputs), -1, -1)
-            sight = self._drafts.sight(causal)
-            sight = replace(sight, positions=self._drafts.positions + columns)
+            attn_context = self._drafts.attn_context(causal)
+            attn_context = replace(attn_context, positions=self._drafts.positions + columns)
             nothing = columns.expand(len(outputs), -1)
-            guides, tokens = self._head.after_text(outputs.expand(-1, masks, -1), nothing)
-            more, _ = self._head.step(guides, tokens, sight, self._target)
+            features, tokens = self._head.draft_inputs(outputs.expand(-1, masks, -1), nothing)
+            more, _ = self._head.step(features, tokens, attn_context, self._target)
             outputs = torch.cat([outputs, more], 1)
         return self._vocabulary.logits(self._head.logits(outputs, self._target))

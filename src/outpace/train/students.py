@@ -9,10 +9,10 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, load_head, read_kind, save_head
+from outpace.heads.checkpoint import fit, load_head, read_head_kind, save_head
 from outpace.heads.classifiers import find_classifier
 from outpace.heads.registry import CLASSIFIERS, find_head, head_names
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.source import check_path
 from outpace.train.classifiers import ClassifierRecipe, classifier_student
 from outpace.train.data import frequent
@@ -23,7 +23,7 @@ from outpace.train.draft_model import (
     RANDOM,
     DraftModelSizes,
     check_of_target,
-    started,
+    load_start_model,
 )
 from outpace.train.recipe import Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
@@ -34,14 +34,18 @@ class HeadStudent(Student):
     """A head over the target's states."""
 
     def __init__(
-        self, loaded: Loaded, tokens: Tensor, settings: TrainSettings, begun: Path | None = None
+        self,
+        loaded: LoadedModel,
+        tokens: Tensor,
+        settings: TrainSettings,
+        begun: Path | None = None,
     ) -> None:
         """tokens: the text, or those of it that are drafted: a new head that knows few tokens knows
         the most frequent ones. begun: the folder of the same run, where it goes on: the head that
         it began as may be gone by now."""
-        self.has_learned = bool(settings.start)
+        self.is_pretrained = bool(settings.start)
         if settings.start:
-            head = learned_head(loaded, settings, begun)
+            head = load_start_head(loaded, settings, begun)
         else:
             head = new_head(loaded, settings)
             if few := head.config.draft_vocab_size:
@@ -50,10 +54,10 @@ class HeadStudent(Student):
         self.depths, self.layers = head.config.depths, head.layers
 
     def recipe(self, teacher: Teacher) -> Recipe:
-        if self.has_learned:
-            self._head.let_learn()
+        if self.is_pretrained:
+            self._head.unfreeze()
         else:
-            self._head.begin_from(teacher.head_rows(self._head.d2t))
+            self._head.init_from_lm_head(teacher.head_rows(self._head.d2t))
             self._head.start(teacher)
         recipe: type[Recipe] = self._head.recipe()
         return recipe(self._head, teacher)
@@ -62,7 +66,7 @@ class HeadStudent(Student):
         save_head(self._head, out)
 
 
-def new_head(loaded: Loaded, settings: TrainSettings) -> Head:
+def new_head(loaded: LoadedModel, settings: TrainSettings) -> Head:
     """Returns a head of new weights; ``ConfigError`` for sizes that do not go together."""
     kind = find_head(settings.method)
     config = sizes_of(kind.Config, settings.head)
@@ -78,7 +82,9 @@ def new_head(loaded: Loaded, settings: TrainSettings) -> Head:
     return found
 
 
-def learned_head(loaded: Loaded, settings: TrainSettings, begun: Path | None = None) -> Head:
+def load_start_head(
+    loaded: LoadedModel, settings: TrainSettings, begun: Path | None = None
+) -> Head:
     """Returns the head that training goes on from, in whichever format its folder holds it; raises
     ``ConfigError`` and ``ModelLoadError`` as `check_start` does, and for another target's head.
     begun: the folder of the same run, where it has begun: that holds a head of the same sizes."""
@@ -86,8 +92,8 @@ def learned_head(loaded: Loaded, settings: TrainSettings, begun: Path | None = N
     if begun is None:
         check_start(settings)
     kind = find_head(settings.method)
-    if begun is None and kind.lies_in(settings.start):
-        return kind.brought_by(loaded, settings.start).float()
+    if begun is None and kind.can_load_from(settings.start):
+        return kind.load_from_target(loaded, settings.start).float()
     head = load_head(folder)
     _check_kind(settings, head.kind)
     fit(head, TargetShape.of(loaded.config, loaded.name), f"the head in {str(folder)!r}")
@@ -102,8 +108,8 @@ def check_start(settings: TrainSettings) -> None:
             f"{next(iter(settings.head))} cannot be set for a head that begins as another one: it "
             "has the sizes of that one; leave it out."
         )
-    if not find_head(settings.method).lies_in(settings.start):
-        _check_kind(settings, read_kind(settings.start) or settings.method)
+    if not find_head(settings.method).can_load_from(settings.start):
+        _check_kind(settings, read_head_kind(settings.start) or settings.method)
 
 
 def _check_kind(settings: TrainSettings, kind: str) -> None:
@@ -114,7 +120,7 @@ def _check_kind(settings: TrainSettings, kind: str) -> None:
 
 
 def student_for(
-    loaded: Loaded,
+    loaded: LoadedModel,
     tokens: Tensor,
     settings: TrainSettings,
     out: Path,
@@ -134,7 +140,7 @@ def student_for(
     return HeadStudent(loaded, drafted, settings, out if begun else None)
 
 
-def check_block(loaded: Loaded, settings: TrainSettings) -> None:
+def check_block(loaded: LoadedModel, settings: TrainSettings) -> None:
     """Raises ``ConfigError`` for blocks that the target cannot read."""
     if settings.block > loaded.max_length:
         raise ConfigError(
@@ -153,7 +159,7 @@ def check_depths(settings: TrainSettings, depths: int, recipe: type[Recipe]) -> 
 
 
 def check_made(
-    loaded: Loaded, settings: TrainSettings, begun: bool, thorough: bool = False
+    loaded: LoadedModel, settings: TrainSettings, begun: bool, thorough: bool = False
 ) -> None:
     """Raises what `student_for` and the first step would raise for settings that do not fit the
     target, as far as that takes seconds: before hours are spent on the text.
@@ -170,20 +176,20 @@ def check_made(
             check_depths(settings, depths, ClassifierRecipe)
     elif not begun:
         if settings.start:
-            head = learned_head(loaded, settings)
+            head = load_start_head(loaded, settings)
         else:
             with torch.device("meta"):  # sizes only
                 head = new_head(loaded, settings)
         check_depths(settings, head.config.depths, head.recipe())
 
 
-def _check_model(loaded: Loaded, settings: TrainSettings, thorough: bool) -> None:
+def _check_model(loaded: LoadedModel, settings: TrainSettings, thorough: bool) -> None:
     sizes = sizes_of(DraftModelSizes, settings.head)
     check_depths(settings, sizes.depths, ModelRecipe)
     if settings.start in ("", PRUNED):
         check_of_target(loaded, sizes)
     elif thorough:
-        started(loaded, settings.start, sizes)
+        load_start_model(loaded, settings.start, sizes)
 
 
 def check_sizes(settings: TrainSettings) -> None:

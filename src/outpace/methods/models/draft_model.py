@@ -13,33 +13,30 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits_pipeline import Branches
-from outpace.core.proposal import Capabilities, Drawn, Needs, Proposal
+from outpace.core.proposal import Capabilities, DraftSampling, Needs, Proposal
 from outpace.core.request import Request
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
-from outpace.draft.base import Drafter, Round, Rows, Setup
+from outpace.draft.base import CATCH_UP_TOKENS, Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.prefix_cache import PrefixCache
 from outpace.draft.trees import TreePlans
 from outpace.draft.vocabulary import Vocabulary
 from outpace.errors import ConfigError, VocabularyMismatch
 from outpace.heads.classifiers import Origin
+from outpace.methods.models.draft_text import DraftText, SharedTokensText
+from outpace.methods.models.frequent_tokens import NUM_FREQUENT, FrequentTokens, marks
+from outpace.methods.models.image_feeder import ImageFeeder, ModelRow
 from outpace.methods.models.images import ImageAccess
-from outpace.methods.models.loading import load_draft_model, own_copy
-from outpace.methods.models.looking import Looking, ModelRow
+from outpace.methods.models.loading import load_draft_model, trainable_copy
+from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
-from outpace.methods.models.own_text import KnownTokens, OwnText
-from outpace.methods.models.specimen import noisy_copy
-from outpace.methods.models.usual import USUAL, UsualTokens, marks
-from outpace.methods.models.window import begin_of, reserve
+from outpace.methods.models.window import reserve, window_start
 from outpace.targets.hf.fixed import WITH_STATES
 from outpace.targets.hf.kinds import is_encoder_decoder
-from outpace.targets.hf.loading.loaded import Loaded, check_same_vocabulary
+from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.train.teacher import origin_of
-
-CATCH_UP = 16
-"""Unseen tokens that are fed with other rows' in one pass; more are cached row by row first."""
 
 GO_BACK = 2
 """Tokens by which a row may go back before the end of what is committed: the last one is fed once
@@ -66,26 +63,26 @@ class DraftModel(Drafter):
     """
 
     name: ClassVar[str] = "draft_model"
-    draws: frozenset[Drawn] = frozenset({Drawn.IID})
-    capabilities: Capabilities = Capabilities(ends_chains=True, has_probs=True)
+    sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.IID})
+    capabilities: Capabilities = Capabilities(supports_early_stop=True, has_probs=True)
     Options: ClassVar[type[Any]] = DraftModelOptions
 
     def __init__(
         self,
-        drafter: Loaded,
+        drafter: LoadedModel,
         runner: Runner,
         vocabulary: int,
         images: ImageAccess,
     ) -> None:
         """vocabulary: tokens of the target. images: what it sees of images."""
-        self.loaded: Loaded = drafter
+        self.loaded: LoadedModel = drafter
         self.runner = runner
         self._own_size = int(drafter.config.vocab_size)
         self._knows_all = self._own_size >= vocabulary
-        self._images, self._looking = images, Looking(images, runner)
+        self._images, self._image_feeder = images, ImageFeeder(images, runner)
         self.needs = Needs(images=images.prepares)
         self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
-        self._usual: UsualTokens | None = None
+        self._frequent: FrequentTokens | None = None
         self._rows: list[ModelRow] = []
         self._prefixes = PrefixCache(runner, runner.max_length)
         self._reserve = reserve(runner.max_length)
@@ -128,10 +125,10 @@ class DraftModel(Drafter):
                 "learn from it online: leave online out, or use a model with the target's tokens."
             )
         # Not imported above: what it returns is a draft model itself.
-        from outpace.methods.models.foreign import foreign_drafter
+        from outpace.methods.models.cross_tokenizer import cross_tokenizer_drafter
 
         images = ImageAccess(setup.loaded, loaded, setup.options.images, same_tokens=False)
-        return foreign_drafter(wanted, setup.loaded, loaded, runner, images)
+        return cross_tokenizer_drafter(wanted, setup.loaded, loaded, runner, images)
 
     def _say_usual(self, size: Any) -> None:
         """Lets it score only the usual tokens, where that saves time."""
@@ -141,23 +138,27 @@ class DraftModel(Drafter):
                 "draft_vocab_size is for a draft model with the target's own tokens: leave it out."
             )
         if size == AUTO:
-            size = USUAL if self.runner.supports_partial_logits and own >= 2 * USUAL else None
+            size = (
+                NUM_FREQUENT
+                if self.runner.supports_partial_logits and own >= 2 * NUM_FREQUENT
+                else None
+            )
         if size is not None and shared and size < own:
             always = [token for token in marks(self.loaded.tokenizer) if token < own]
-            self._usual = UsualTokens(size, always)
+            self._frequent = FrequentTokens(size, always)
             if self.runner.supports_partial_logits:
                 self.pass_bytes -= self.runner.head_bytes * (own - size) // own
 
     @staticmethod
-    def _load(setup: Setup) -> Loaded:
+    def _load(setup: Setup) -> LoadedModel:
         options = setup.options
         if options.online is not None:
-            options = replace(options, model=own_copy(options.model))
+            options = replace(options, model=trainable_copy(options.model))
         compiled = setup.capture is not None
         return load_draft_model(options, setup.loaded, setup.cpu_kernels, compiled, setup.progress)
 
     @staticmethod
-    def _runner(setup: Setup, drafter: Loaded) -> Runner:
+    def _runner(setup: Setup, drafter: LoadedModel) -> Runner:
         if is_encoder_decoder(drafter.model) and not is_encoder_decoder(setup.loaded.model):
             raise ConfigError(
                 f"{drafter.name} is an encoder-decoder, and a target without an encoder has "
@@ -169,8 +170,10 @@ class DraftModel(Drafter):
         return Runner(drafter.model, setup.rows, drafter.max_length, fixed, kind, device)
 
     @classmethod
-    def specimen(cls, loaded: Loaded) -> Mapping[str, Any]:
-        return {"model": Loaded(noisy_copy(loaded.model), None, "a noisy copy", same_tokens=True)}
+    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {
+            "model": LoadedModel(noisy_copy(loaded.model), None, "a noisy copy", same_tokens=True)
+        }
 
     @property
     def nbytes(self) -> int:
@@ -183,12 +186,12 @@ class DraftModel(Drafter):
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             parent = self._parent(request)
-            row = self._looking.begin(request, parent, self._new_text)
+            row = self._image_feeder.begin(request, parent, self._new_text)
             self._join(row, parent)
             self._rows.append(row)
             row.keeps = request.source is None and row.prompt is None
             alone = request.forked_from is None and not request.reproducible
-            row.borrows = row.keeps and alone
+            row.can_reuse_prefix = row.keeps and alone
 
     def _parent(self, request: Request) -> ModelRow | None:
         """The row of the request that a new one is copied from."""
@@ -214,13 +217,13 @@ class DraftModel(Drafter):
     def computed_tokens(self, request: Request) -> Mapping[str, int]:
         number = next(n for n, row in enumerate(self._rows) if row.request is request)
         row, known = self._rows[number], self.runner.lengths[number]
-        if row.borrows and not begin_of(len(row.own), self.runner.max_length):
+        if row.can_reuse_prefix and not window_start(len(row.own), self.runner.max_length):
             known = self._prefixes.known(row.own[:-1])
         return {self.name: known}
 
-    def _new_text(self, goes_on: bool) -> OwnText:
+    def _new_text(self, goes_on: bool) -> DraftText:
         """A text, or what follows a prompt that was read in another way."""
-        return KnownTokens(self._own_size, self._images.hidden)
+        return SharedTokensText(self._own_size, self._images.hidden)
 
     def forget_texts(self) -> None:
         self._prefixes.clear()
@@ -247,7 +250,7 @@ class DraftModel(Drafter):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
-        asked = WITH_STATES if rows.terms.goes_on is not None else {}
+        asked = WITH_STATES if rows.terms.continue_on_hidden is not None else {}
         read, states = self._feed(live, **asked)
         logits = read[:, 0]  # [B, V]
         chains = Chains(rows, counts, self.random_stream)
@@ -282,7 +285,7 @@ class DraftModel(Drafter):
         steps = torch.arange(count, device=tokens.device)
         before = (steps[:, None] > steps).expand(len(rows), -1, -1)
         branches = Branches(tokens[:, None].expand(-1, count, -1), before)
-        probs = rows.pipeline.soft(logits, branches, rows.history_before())
+        probs = rows.pipeline.softmax_probs(logits, branches, rows.history_before())
         dead = to_device([not on for on in live], probs.device).bool()
         return probs.masked_fill(dead[:, None, None], 0.0)
 
@@ -299,8 +302,8 @@ class DraftModel(Drafter):
     def origin(self) -> Origin | None:
         return origin_of(self.loaded)
 
-    def _deeper(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
-        """As `draft.trees.Deeper`, for what drafts trees."""
+    def _next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        """As `draft.trees.NextLogits`, for what drafts trees."""
         return self._score(self._readable(fed), parents.shape[-1], tree=tree)[0]
 
     def _readable(self, tokens: Tensor) -> Tensor:
@@ -334,8 +337,8 @@ class DraftModel(Drafter):
         """Moves the window of a row, if its context is too short for a text of this length and a
         draft after it. Positions count from the window's beginning. A prompt with images has no
         windows: from then on it is read without them."""
-        row, begin = self._rows[number], begin_of(length, self.runner.max_length)
-        if begin and self._looking.close(number, row):
+        row, begin = self._rows[number], window_start(length, self.runner.max_length)
+        if begin and self._image_feeder.close(number, row):
             row.own = row.text.extend([])
             self._make_room(number, len(row.own))
         elif begin != row.begin:
@@ -354,9 +357,9 @@ class DraftModel(Drafter):
         """Lets a row that has read nothing of its text ``own`` begin with what is kept of that;
         returns how many tokens these are."""
         row = self._rows[number]
-        if not row.borrows or row.begin or self.runner.lengths[number]:
+        if not row.can_reuse_prefix or row.begin or self.runner.lengths[number]:
             return 0
-        row.borrows = False
+        row.can_reuse_prefix = False
         return self._prefixes.restore(number, own[:-1])
 
     def _unseen(self, number: int) -> list[int]:
@@ -364,7 +367,7 @@ class DraftModel(Drafter):
         row, unread = self._rows[number], self._unread(number)
         if row.prompt is None:
             return unread
-        if not self._looking.look(number, row):
+        if not self._image_feeder.look(number, row):
             row.own = row.text.extend([])
         return self._unread(number)
 
@@ -382,7 +385,7 @@ class DraftModel(Drafter):
         guesses = guesses or [[] for _ in live]
         pending = [self._unseen(row) if drafting else [] for row, drafting in enumerate(live)]
         alike = len({len(unseen) for unseen in pending}) == 1
-        most = PREFILL_CHUNK if alike else CATCH_UP
+        most = PREFILL_CHUNK if alike else CATCH_UP_TOKENS
         for row, unseen in enumerate(pending):
             if len(unseen) > most:
                 left = (len(unseen) - 1) % PREFILL_CHUNK + 1 if alike else 1
@@ -395,8 +398,8 @@ class DraftModel(Drafter):
         # Where all rows end together, only their last logits are needed.
         keep = 1 + more if alike else width
         tokens = padded(fed, device, width)
-        if self._usual is not None:
-            self._usual.look_at([row.own for row in self._rows[: len(live)]], live)
+        if self._frequent is not None:
+            self._frequent.start_round([row.own for row in self._rows[: len(live)]], live)
         logits, states = self._score(tokens, keep, **asked)
         self.runner.advance([len(unseen) for unseen in pending])
         if alike:
@@ -410,13 +413,13 @@ class DraftModel(Drafter):
     def _score(self, tokens: Tensor, keep: int, **options: Any) -> tuple[Tensor, Tensor | None]:
         """One pass: the logits ``[B, keep, V]`` over the target's tokens, and the last hidden
         states ``[B, T, H]`` if they were asked for. options: as for `Runner.forward`."""
-        if self._usual is None:
+        if self._frequent is None:
             output = self.runner.forward(tokens, keep=keep, **options)
             return self._vocabulary.logits(output.logits), _last(output)
-        if self.runner.supports_partial_logits and self._usual.needed is not None:
-            options["subset"] = self._usual.needed
+        if self.runner.supports_partial_logits and self._frequent.needed is not None:
+            options["subset"] = self._frequent.needed
         output = self.runner.forward(tokens, keep=keep, **options)
-        return self._vocabulary.logits(self._usual.only(output.logits)), _last(output)
+        return self._vocabulary.logits(self._frequent.only(output.logits)), _last(output)
 
 
 def _last(output: Any) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def exchanged_attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+def patch_attribute(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """Gives a module another attribute, method or buffer while the block runs."""
     own: Any = module
     held = name in own.__dict__ or name in own._buffers  # else it is the class's
@@ -26,7 +26,7 @@ def exchanged_attribute(module: nn.Module, name: str, value: Any) -> Iterator[No
 
 
 @contextmanager
-def exchanged_argument(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+def patch_argument(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """Lets a module be called with another keyword argument while the block runs."""
 
     def called(_: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -37,7 +37,7 @@ def exchanged_argument(module: nn.Module, name: str, value: Any) -> Iterator[Non
 
 
 @contextmanager
-def changed_result(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def patch_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Changes what a module returns while the block runs."""
     with module.register_forward_hook(lambda _, __, output: change(output)):
         yield

@@ -13,7 +13,7 @@ from outpace.core.trees.tree import Tree
 
 
 @dataclass
-class Guess:
+class TokenTree:
     """The nodes that one row drafts: parents before children, elder siblings before younger ones.
 
     Nodes count from 1, and 0 is the root: node n says ``tokens[n - 1]`` after ``parents[n - 1]``.
@@ -29,7 +29,7 @@ class Guess:
     """Whether it is from the text that was predicted for the request."""
 
     @classmethod
-    def chain(cls, tokens: Iterable[int]) -> Guess:
+    def chain(cls, tokens: Iterable[int]) -> TokenTree:
         """Returns the tree in which each token follows the one before it."""
         listed = list(tokens)
         return cls(listed, list(range(len(listed))))
@@ -50,7 +50,7 @@ class Guess:
     def height(self) -> int:
         """How many levels there are.
 
-        >>> Guess([5, 7, 8], [0, 0, 2]).height
+        >>> TokenTree([5, 7, 8], [0, 0, 2]).height
         2
         """
         depths = [0]
@@ -71,7 +71,7 @@ class Guess:
         """Returns the nodes that say the first of these tokens, from the root down, as far as any
         do.
 
-        >>> Guess([5, 7, 8], [0, 0, 2]).follow([7, 8, 9])
+        >>> TokenTree([5, 7, 8], [0, 0, 2]).follow([7, 8, 9])
         [2, 3]
         """
         path, here = [], 0
@@ -86,7 +86,7 @@ class Guess:
     def eldest(self) -> dict[int, int]:
         """Returns the first child of each node that has any.
 
-        >>> Guess([5, 7, 8], [0, 0, 2]).eldest()
+        >>> TokenTree([5, 7, 8], [0, 0, 2]).eldest()
         {2: 3, 0: 1}
         """
         numbered = list(enumerate(self.parents, 1))
@@ -101,21 +101,21 @@ class Guess:
         return chain
 
 
-def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
+def merged(trees: Iterable[TokenTree], most: int | None = None) -> TokenTree:
     """Returns one tree of several, in which equal paths are one; those of earlier trees come first.
     Either all of them say chances, or none.
 
     most: nodes at which it is cut; None for all.
 
-    >>> merged([Guess.chain([5, 6]), Guess.chain([5, 7]), Guess.chain([8, 9])], most=4)
-    Guess(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], confidence=[], predicted=False)
+    >>> merged([TokenTree.chain([5, 6]), TokenTree.chain([5, 7]), TokenTree.chain([8, 9])], most=4)
+    TokenTree(tokens=[5, 6, 7, 8], parents=[0, 1, 1, 0], chances=[], confidence=[], predicted=False)
     """
-    tree = Guess()
+    tree = TokenTree()
     known: dict[tuple[int, int], int] = {}
-    for guess in guesses:
-        place = [0]  # where each node of this guess is in the tree
-        chances: Sequence[float | None] = guess.chances or [None] * len(guess)
-        for token, parent, chance in zip(guess.tokens, guess.parents, chances, strict=True):
+    for one in trees:
+        place = [0]  # where each node of this one is in the merged tree
+        chances: Sequence[float | None] = one.chances or [None] * len(one)
+        for token, parent, chance in zip(one.tokens, one.parents, chances, strict=True):
             key = (place[parent], token)
             if key not in known:
                 if len(tree) == most:
@@ -125,27 +125,27 @@ def merged(guesses: Iterable[Guess], most: int | None = None) -> Guess:
     return tree
 
 
-def guesses_of(proposal: Proposal) -> list[Guess]:
+def token_trees_of(proposal: Proposal) -> list[TokenTree]:
     """Returns the valid nodes of each row, in their order: one transfer from the device."""
     size = proposal.tree.size
     if not size:
-        return [Guess() for _ in range(len(proposal.counts))]
+        return [TokenTree() for _ in range(len(proposal.counts))]
     parts = [proposal.counts[:, None], proposal.tokens, proposal.tree.parents]
     return [
-        Guess(row[1 : 1 + row[0]], row[1 + size : 1 + size + row[0]])
+        TokenTree(row[1 : 1 + row[0]], row[1 + size : 1 + size + row[0]])
         for row in torch.cat(parts, 1).tolist()
     ]
 
 
-def deterministic_trees(guesses: Sequence[Guess], device: torch.device) -> Proposal:
+def deterministic_trees(trees: Sequence[TokenTree], device: torch.device) -> Proposal:
     """Returns fixed trees, one per row, of any sizes and shapes, as a proposal."""
-    width = max(map(len, guesses), default=0)
-    tokens = padded([guess.tokens for guess in guesses], device)
-    counts = to_device([len(guess) for guess in guesses], device)
-    if all(guess.is_chain for guess in guesses):
-        tree = Tree.chain(len(guesses), width, device)
+    width = max(map(len, trees), default=0)
+    tokens = padded([one.tokens for one in trees], device)
+    counts = to_device([len(one) for one in trees], device)
+    if all(one.is_chain for one in trees):
+        tree = Tree.chain(len(trees), width, device)
     else:
-        parents = [[*guess.parents, *range(len(guess), width)] for guess in guesses]
+        parents = [[*one.parents, *range(len(one), width)] for one in trees]
         tree = Tree(to_device(parents, device))
-    predicted = [guess.predicted for guess in guesses]
+    predicted = [one.predicted for one in trees]
     return Proposal(tokens, tree, counts, Deterministic(), predicted=predicted)

@@ -15,14 +15,14 @@ from outpace.core.proposal import Capabilities
 from outpace.draft.base import Round, Rows
 from outpace.errors import VocabularyMismatch
 from outpace.heads.classifiers import Origin
-from outpace.methods.models.chain import DraftModel
+from outpace.methods.models.draft_model import DraftModel
+from outpace.methods.models.draft_text import DraftText
+from outpace.methods.models.image_feeder import ModelRow
 from outpace.methods.models.images import ImageAccess
-from outpace.methods.models.looking import ModelRow
 from outpace.methods.models.options import AUTO, INTERSECTION
-from outpace.methods.models.own_text import OwnText
 from outpace.methods.models.spelling import coverage, shared_tokens
-from outpace.methods.models.translation import Translation, in_common
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.methods.models.translation import RetokenizedText, common_prefix_len
+from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.runner import Runner
 
 ENOUGH = 0.8
@@ -34,7 +34,7 @@ UNSETTLED = 32
 changes more, a model with states reads it anew."""
 
 
-class ForeignModel(DraftModel):
+class CrossTokenizerModel(DraftModel):
     """Reads each text in its own tokens.
 
     These are made from the text anew in every round, and its cache is kept as far as they begin as
@@ -45,7 +45,7 @@ class ForeignModel(DraftModel):
     capabilities: Capabilities = replace(DraftModel.capabilities, has_probs=False)
 
     def __init__(
-        self, target: Loaded, drafter: Loaded, runner: Runner, images: ImageAccess
+        self, target: LoadedModel, drafter: LoadedModel, runner: Runner, images: ImageAccess
     ) -> None:
         super().__init__(drafter, runner, target.vocabulary, images)
         self._target = target
@@ -58,8 +58,8 @@ class ForeignModel(DraftModel):
             self.runner.fork(source, self.runner.lengths[source])
             row.cached = list(parent.cached)
 
-    def _new_text(self, goes_on: bool) -> OwnText:
-        return Translation(self._target.tokenizer, self.loaded.tokenizer, goes_on)
+    def _new_text(self, goes_on: bool) -> DraftText:
+        return RetokenizedText(self._target.tokenizer, self.loaded.tokenizer, goes_on)
 
     def origin(self) -> Origin | None:
         return None
@@ -95,7 +95,7 @@ class ForeignModel(DraftModel):
         borrowed = self._borrow(number, own)
         if borrowed:
             row.cached = own[:borrowed]
-        same = in_common(row.cached[: lengths[number]], own)
+        same = common_prefix_len(row.cached[: lengths[number]], own)
         lengths[number] = self.runner.reach(number, min(same, len(own) - 1))
         row.own = own
         return True
@@ -110,16 +110,16 @@ class ForeignModel(DraftModel):
                 row.cached = [*row.own, *tokens]
 
 
-def foreign_drafter(
-    wanted: str, target: Loaded, drafter: Loaded, runner: Runner, images: ImageAccess
-) -> ForeignModel:
+def cross_tokenizer_drafter(
+    wanted: str, target: LoadedModel, drafter: LoadedModel, runner: Runner, images: ImageAccess
+) -> CrossTokenizerModel:
     """Returns the drafter that ``vocabulary`` asks for; with "auto" the intersection of both
     vocabularies if it covers `ENOUGH`, else texts.
 
     Raises ``VocabularyMismatch`` where a tokenizer is missing, or nothing is shared.
     """
     from outpace.methods.models.intersection import IntersectionModel
-    from outpace.methods.models.text import TextModel
+    from outpace.methods.models.text import StringMatchModel
 
     if target.tokenizer is None or drafter.tokenizer is None:
         missing = "target" if target.tokenizer is None else "drafter"
@@ -135,4 +135,4 @@ def foreign_drafter(
         raise VocabularyMismatch(
             "drafter and target have no token in common: use vocabulary 'text', or another drafter."
         )
-    return TextModel(target, drafter, runner, images)
+    return StringMatchModel(target, drafter, runner, images)

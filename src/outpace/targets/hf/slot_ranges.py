@@ -1,9 +1,9 @@
-"""Where rows lie in the cache's buffers: extents, an allocator that lends them out, and the slots
+"""Where rows lie in the cache's buffers: ranges, an allocator that lends them out, and the slots
 that a pass uses.
 
-An extent is a run of neighbouring slots that belongs to one row. The allocator knows the free ones
+A range is a run of neighbouring slots that belongs to one row. The allocator knows the free ones
 as a list of gaps in ascending order. It takes from the first gap that is large enough, and joins
-gaps that come to touch, so that long extents can be had again after short ones were freed.
+gaps that come to touch, so that long ranges can be had again after short ones were freed.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-GRAIN = 256
-"""All extents are multiples of this many slots, so that sizes take few different values."""
+SLOT_GRANULARITY = 256
+"""All ranges are multiples of this many slots, so that sizes take few different values."""
 
 
 @dataclass(frozen=True)
-class Extent:
+class SlotRange:
     """``size`` slots from slot ``first`` on."""
 
     first: int
@@ -34,64 +34,66 @@ class Extent:
         return self.first + self.size
 
 
-NO_SLOTS = Extent(0, 0)
+NO_SLOTS = SlotRange(0, 0)
 """What a row has before anything is reserved for it."""
 
 
-class ExtentAllocator:
-    """Lends out extents of ``total`` slots."""
+class SlotAllocator:
+    """Lends out ranges of ``total`` slots."""
 
     def __init__(self, total: int) -> None:
-        self._gaps = [Extent(0, total)] if total else []  # ascending, and no two touch
+        self._gaps = [SlotRange(0, total)] if total else []  # ascending, and no two touch
 
     @property
     def free(self) -> int:
         """The slots that nobody has, in all gaps together."""
         return sum(gap.size for gap in self._gaps)
 
-    def take(self, sizes: Sequence[int]) -> list[Extent] | None:
-        """Returns neighbouring extents of these sizes, or None where no gap holds them all."""
+    def take(self, sizes: Sequence[int]) -> list[SlotRange] | None:
+        """Returns neighbouring ranges of these sizes, or None where no gap holds them all."""
         wanted = sum(sizes)
         if not wanted:
             return [NO_SLOTS] * len(sizes)
         for index, gap in enumerate(self._gaps):
             if gap.size >= wanted:
-                rest = Extent(gap.first + wanted, gap.size - wanted)
+                rest = SlotRange(gap.first + wanted, gap.size - wanted)
                 self._gaps[index : index + 1] = [rest] if rest.size else []
                 firsts = accumulate(sizes, initial=gap.first)
                 return [
-                    Extent(first, size) if size else NO_SLOTS
+                    SlotRange(first, size) if size else NO_SLOTS
                     for first, size in zip(firsts, sizes, strict=False)
                 ]
         return None
 
-    def give_back(self, extent: Extent) -> None:
-        """Frees an extent that was taken."""
-        if not extent.size:
+    def release(self, slot_range: SlotRange) -> None:
+        """Frees a range that was taken."""
+        if not slot_range.size:
             return
-        index = bisect.bisect(self._gaps, extent.first, key=lambda gap: gap.first)
+        index = bisect.bisect(self._gaps, slot_range.first, key=lambda gap: gap.first)
         before, after = self._gaps[:index], self._gaps[index:]
-        if (before and before[-1].end > extent.first) or (after and after[0].first < extent.end):
-            raise AssertionError(f"{extent} is given back, but part of it is free already")
-        if before and before[-1].end == extent.first:
-            extent = Extent(before[-1].first, before.pop().size + extent.size)
-        if after and after[0].first == extent.end:
-            extent = Extent(extent.first, extent.size + after.pop(0).size)
-        self._gaps = [*before, extent, *after]
+        if (before and before[-1].end > slot_range.first) or (
+            after and after[0].first < slot_range.end
+        ):
+            raise AssertionError(f"{slot_range} is given back, but part of it is free already")
+        if before and before[-1].end == slot_range.first:
+            slot_range = SlotRange(before[-1].first, before.pop().size + slot_range.size)
+        if after and after[0].first == slot_range.end:
+            slot_range = SlotRange(slot_range.first, slot_range.size + after.pop(0).size)
+        self._gaps = [*before, slot_range, *after]
 
 
 def rounded(slots: int) -> int:
-    """Returns the size of the smallest extent that holds this many slots."""
-    return -(-slots // GRAIN) * GRAIN
+    """Returns the size of the smallest range that holds this many slots."""
+    return -(-slots // SLOT_GRANULARITY) * SLOT_GRANULARITY
 
 
 def grown(size: int, needed: int) -> int:
-    """Returns the size of an extent that replaces one of ``size`` slots: at least twice as large,
+    """Returns the size of a range that replaces one of ``size`` slots: at least twice as large,
     so that a row that grows token by token is rarely copied."""
     return size if needed <= size else max(rounded(needed), 2 * size)
 
 
-def evened(sizes: Sequence[int]) -> list[int]:
+def equalize(sizes: Sequence[int]) -> list[int]:
     """Returns all sizes made equal to the largest, where that at most doubles their sum; else the
     sizes as they are.
 
@@ -114,17 +116,17 @@ class Spacing:
     distance: int
 
 
-def spacing_of(extents: Sequence[Extent]) -> Spacing | None:
-    """Returns how extents are spaced, None where their distances differ."""
-    first = extents[0].first
-    distance = extents[1].first - first if len(extents) > 1 else 0
-    even = all(extent.first == first + a * distance for a, extent in enumerate(extents))
+def spacing_of(ranges: Sequence[SlotRange]) -> Spacing | None:
+    """Returns how ranges are spaced, None where their distances differ."""
+    first = ranges[0].first
+    distance = ranges[1].first - first if len(ranges) > 1 else 0
+    even = all(slot_range.first == first + a * distance for a, slot_range in enumerate(ranges))
     return Spacing(first, distance) if even and distance >= 0 else None
 
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """The extents of A consecutive rows."""
+    """The ranges of A consecutive rows."""
 
     firsts: Tensor  # [A] on the device: the first slot of each row
     lasts: Tensor  # [A] the last slot of each row
@@ -132,14 +134,14 @@ class Placement:
     shortest: int  # slots that every one of the rows has
 
     def of_rows(self, rows: slice) -> Placement:
-        """Returns the extents of consecutive ones of the rows."""
+        """Returns the ranges of consecutive ones of the rows."""
         spacing = self.spacing
         if spacing is not None:
             spacing = Spacing(spacing.first + rows.start * spacing.distance, spacing.distance)
         return Placement(self.firsts[rows], self.lasts[rows], spacing, self.shortest)
 
     def on(self, device: torch.device) -> Placement:
-        """Returns the same extents, with their slots on another device."""
+        """Returns the same ranges, with their slots on another device."""
         return replace(self, firsts=self.firsts.to(device), lasts=self.lasts.to(device))
 
     def spaced(self, view: int) -> Spacing | None:
@@ -150,8 +152,8 @@ class Placement:
 
 @dataclass(frozen=True, eq=False)
 class PassSlots:
-    """The slots of one pass: row a writes at ``starts[a], starts[a] + 1, ...`` of its own extent,
-    and sees the first ``view`` slots of that extent, but for those that the mask hides."""
+    """The slots of one pass: row a writes at ``starts[a], starts[a] + 1, ...`` of its own range,
+    and sees the first ``view`` slots of that range, but for those that the mask hides."""
 
     placement: Placement
     starts: Tensor  # [A] on the device: how many slots of each row are committed
@@ -189,7 +191,7 @@ class PassSlots:
         return self.placement.spaced(self.view)
 
     @cached_property
-    def written(self) -> Tensor:
+    def slot_mapping(self) -> Tensor:
         """The buffers' slots that the columns go to, ``[A * T]``: the same for all layers."""
         columns = torch.arange(self.columns, device=self.starts.device)
         return ((self.placement.firsts + self.starts)[:, None] + columns).flatten()
@@ -197,14 +199,14 @@ class PassSlots:
     @cached_property
     def seen(self) -> Tensor:
         """The buffers' slots that are copied together for attention, ``[A * view]``. Beyond the end
-        of a row's extent, where the mask hides all, stands its last slot: never another row's."""
+        of a row's range, where the mask hides all, stands its last slot: never another row's."""
         columns = torch.arange(self.view, device=self.starts.device)
         slots = self.placement.firsts[:, None] + columns
         return torch.minimum(slots, self.placement.lasts[:, None]).flatten()
 
-    def worked_out(self) -> PassSlots:
+    def precompute_indices(self) -> PassSlots:
         """Returns itself with all indices made, which a compiled forward cannot make."""
-        _ = self.written
+        _ = self.slot_mapping
         if self.spacing is None:
             _ = self.seen
         return self

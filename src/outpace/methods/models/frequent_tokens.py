@@ -17,31 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.logits.truncation import NEVER
+from outpace.core.logits.truncation import NEG_INF
 from outpace.targets.hf.logits import VocabularySubset
 
-USUAL = 49_152
+NUM_FREQUENT = 49_152
 """Tokens that "auto" takes for the usual ones. They are 97 to 98 % of English texts and of Python
 code in the vocabulary of Qwen2.5, which has 151,665."""
 
-RECENT = 64
+RECENT_WINDOW = 64
 """Tokens at the end of a text that say whether it is a usual one: how many of them are rare."""
 
-RARE = 8
-"""A text is a usual one if at most n of its `RECENT` last tokens are rare. A text in another
+MAX_RARE = 8
+"""A text is a usual one if at most n of its `RECENT_WINDOW` last tokens are rare. A text in another
 script has many more, and its drafts would be rejected where they had to be rare tokens."""
 
-HELD = 1024
+REUSE_WINDOW = 1024
 """Tokens at the end of a text whose rare ones are drafted, too."""
 
-MOST = 128
+MAX_REUSED = 128
 """Rare tokens of a text that are, at most: the latest ones."""
 
 MARKS = "``` ```python"
 """What answers are full of, though a vocabulary of byte pairs may list it late."""
 
 
-class UsualTokens:
+class FrequentTokens:
     """Which tokens the rows of a round may draft, and what their logits are then.
 
     Which they are depends on each row's own text alone, so that its draft does not depend on the
@@ -57,7 +57,7 @@ class UsualTokens:
         self._needed: VocabularySubset | None = None
         self._allowed: Tensor | None = None
 
-    def look_at(self, texts: Sequence[Sequence[int]], live: Sequence[bool]) -> None:
+    def start_round(self, texts: Sequence[Sequence[int]], live: Sequence[bool]) -> None:
         """Takes up a round. texts: of each row, in the model's tokens; live: rows that draft."""
         self._allowed = None
         self._others = [
@@ -70,10 +70,12 @@ class UsualTokens:
 
     def _others_of(self, text: Sequence[int]) -> frozenset[int] | None:
         """The rare tokens that are drafted after a text; None for all of them."""
-        if sum(token >= self.first for token in text[-RECENT:]) > RARE:
+        if sum(token >= self.first for token in text[-RECENT_WINDOW:]) > MAX_RARE:
             return None
-        had = dict.fromkeys(token for token in reversed(text[-HELD:]) if token >= self.first)
-        return self._always.union(list(had)[:MOST])
+        had = dict.fromkeys(
+            token for token in reversed(text[-REUSE_WINDOW:]) if token >= self.first
+        )
+        return self._always.union(list(had)[:MAX_REUSED])
 
     @property
     def needed(self) -> VocabularySubset | None:
@@ -89,7 +91,7 @@ class UsualTokens:
             return logits
         if self._allowed is None:
             self._allowed = self._marked(logits)
-        return logits.masked_fill(~self._allowed, NEVER)
+        return logits.masked_fill(~self._allowed, NEG_INF)
 
     def _marked(self, logits: Tensor) -> Tensor:
         """Which tokens each row may draft, ``[B, 1, V]``."""

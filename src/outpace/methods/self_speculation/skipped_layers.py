@@ -13,13 +13,13 @@ from outpace.core.values import shown
 from outpace.draft.fingerprint import Fingerprint
 from outpace.errors import ConfigError
 from outpace.targets.base import SubLayers
-from outpace.targets.hf.loading.loaded import Loaded
+from outpace.targets.hf.loading.loaded import LoadedModel
 
 FORMAT = "outpace skipped layers, 1"
 
 
 @dataclass(frozen=True)
-class ChosenLayers:
+class SkippedLayers:
     """Sub-layers that were found for one model."""
 
     model: Fingerprint
@@ -27,7 +27,7 @@ class ChosenLayers:
     found: Mapping[str, Any] = field(default_factory=dict)
     """How well they did, for the reader of the file."""
 
-    def for_model(self, loaded: Loaded) -> SubLayers:
+    def for_model(self, loaded: LoadedModel) -> SubLayers:
         """Returns the sub-layers; ``ConfigError`` for another model than they were found for."""
         own = Fingerprint.of(loaded)
         if not self.model.same_model(own):
@@ -38,7 +38,7 @@ class ChosenLayers:
         return self.checked(self.skipped, loaded)
 
     @staticmethod
-    def checked(skipped: SubLayers, loaded: Loaded) -> SubLayers:
+    def checked(skipped: SubLayers, loaded: LoadedModel) -> SubLayers:
         """Returns the same; ``ConfigError`` for layers that the model does not have, or for all of
         them."""
         count = int(loaded.config.num_hidden_layers)
@@ -63,15 +63,15 @@ class ChosenLayers:
         Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def read_chosen(path: str | os.PathLike[str]) -> ChosenLayers:
-    """Returns what a file of `ChosenLayers.save` says; ``ConfigError`` for any other."""
+def load_skipped_layers(path: str | os.PathLike[str]) -> SkippedLayers:
+    """Returns what a file of `SkippedLayers.save` says; ``ConfigError`` for any other."""
     where = str(path)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
         if content["format"] != FORMAT:
             raise KeyError("format")
         skipped = sub_layers({part: content[part] for part in ("attention", "mlp")})
-        return ChosenLayers(Fingerprint(**content["model"]), skipped, content["found"])
+        return SkippedLayers(Fingerprint(**content["model"]), skipped, content["found"])
     except OSError as error:
         raise ConfigError(
             f"cannot read the layers to skip from {where!r} ({error.strerror}): give the file that "
@@ -102,7 +102,7 @@ def _are_layers(given: Any) -> bool:
     )
 
 
-def guessed_sub_layers(count: int) -> SubLayers:
+def default_skipped_layers(count: int) -> SubLayers:
     """Returns the sub-layers that a model of ``count`` layers can probably do without: every second
     attention part after the first quarter, and every fourth MLP. Leaving out attention costs less
     than leaving out MLPs, and later layers less than early ones (Draft & Verify, figure 4)."""

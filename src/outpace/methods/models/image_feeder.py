@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from outpace.core.faults import RowFault
 from outpace.core.request import PerRequest, Request
 from outpace.errors import PromptError, UnsupportedModel
-from outpace.methods.models.images import REMEDY, ImageAccess, ShownPrompt
-from outpace.methods.models.own_text import OwnText, ShownText
+from outpace.methods.models.draft_text import DraftText, ImagePromptText
+from outpace.methods.models.images import REMEDY, DraftImagePrompt, ImageAccess
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.vision.images import feed
 
@@ -19,8 +19,8 @@ class ModelRow:
     """One row of a draft model: the text of a request as the model reads it."""
 
     request: Request
-    text: OwnText
-    prompt: ShownPrompt | None = None
+    text: DraftText
+    prompt: DraftImagePrompt | None = None
     """What it is shown of the prompt's images."""
     own: list[int] = field(default_factory=list)
     """The text in the model's tokens, or the window of it."""
@@ -28,13 +28,13 @@ class ModelRow:
     """The first token of the text that it reads."""
     keeps: bool = False
     """Whether its cache follows from its tokens alone."""
-    borrows: bool = False
+    can_reuse_prefix: bool = False
     """Whether it may begin with what is cached of another text."""
     cached: list[int] = field(default_factory=list)
     """What its slots hold, of a model with other tokens than the target's."""
 
 
-class Looking:
+class ImageFeeder:
     """Shows rows the images of their prompts.
 
     A row that cannot be shown its images, or whose text has outgrown the model's context, goes on
@@ -47,7 +47,7 @@ class Looking:
         """Whether it is shown no images any more."""
 
     def begin(
-        self, request: Request, parent: ModelRow | None, text: Callable[[bool], OwnText]
+        self, request: Request, parent: ModelRow | None, text: Callable[[bool], DraftText]
     ) -> ModelRow:
         """Returns the row of a request that joins the batch.
 
@@ -58,7 +58,7 @@ class Looking:
         prompt = prompt or self._images.of(request.token_ids, request.media)
         if prompt is None:
             return ModelRow(request, text(False))
-        found = ShownText(prompt.token_ids, prompt.tokens, text(True))
+        found = ImagePromptText(prompt.token_ids, prompt.tokens, text(True))
         if self._closed[request]:
             found.hide(self._images.own_placeholders)
             prompt = None
@@ -92,7 +92,7 @@ class Looking:
     def close(self, row: int, of: ModelRow) -> bool:
         """Shows a row no images any more, and forgets what is cached of it; returns whether it was
         shown any."""
-        if of.prompt is None or not isinstance(of.text, ShownText):
+        if of.prompt is None or not isinstance(of.text, ImagePromptText):
             return False
         of.text.hide(self._images.own_placeholders)
         of.prompt, self._closed[of.request] = None, True

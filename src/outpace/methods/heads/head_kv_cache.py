@@ -13,29 +13,29 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outpace.core.transfer import to_device
 from outpace.heads.decoder import DecoderLayer
-from outpace.heads.layers import Entries, Sight
-from outpace.heads.native import NativeLayers, SlotSight, WrittenEntries
+from outpace.heads.layers import AttentionContext, KeyValues
+from outpace.heads.native import NativeLayers, SlotAttentionContext, WrittenKeyValues
 from outpace.targets.hf.cache import SlotCache
-from outpace.targets.hf.extents import GRAIN, PassSlots, Placement
-from outpace.targets.hf.prefixes import SavedText
+from outpace.targets.hf.prefixes import SavedPrefix
 from outpace.targets.hf.slot_layer import seen
+from outpace.targets.hf.slot_ranges import SLOT_GRANULARITY, PassSlots, Placement
 
 
-class Beginning(Protocol):
+class KVCacheOwner(Protocol):
     """A head that keeps entries of texts."""
 
-    def begin(self, rows: int) -> Entries:
+    def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
 
 
-class TextCache:
+class HeadKVCache:
     """Keys and values by row, in slots like those of a target: each text takes memory for itself.
 
     Rows are numbered from 0. Entries after a row's length are left over from other texts, and
     nobody attends to them.
     """
 
-    def __init__(self, head: Beginning, rows: int, ahead: int = 0) -> None:
+    def __init__(self, head: KVCacheOwner, rows: int, ahead: int = 0) -> None:
         """rows: how many there may be. ahead: how many tokens after its own an entry follows from,
         too."""
         self._none, self._ahead = head.begin(1), ahead
@@ -78,16 +78,16 @@ class TextCache:
         """Returns how many of a row's first ``length`` tokens its entries follow from."""
         return min(length, self.lengths[row] + self._ahead)
 
-    def save(self, row: int, length: int) -> SavedText:
+    def save(self, row: int, length: int) -> SavedPrefix:
         """Returns copies of the entries that follow from the first ``length`` tokens of a row."""
         return replace(self._slots.saved(row, length - self._ahead), ahead=self._ahead)
 
-    def restore(self, row: int, saved: SavedText, length: int) -> None:
+    def restore(self, row: int, saved: SavedPrefix, length: int) -> None:
         """Gives the first ``length`` entries that were saved to a row that has none."""
         self._slots.restore(row, saved, length)
         self.lengths[row] = length
 
-    def of(self, rows: Sequence[int]) -> tuple[Entries, Tensor]:
+    def of(self, rows: Sequence[int]) -> tuple[KeyValues, Tensor]:
         """Returns the entries of some rows, as many as the longest has, and which of them are a
         row's own, ``[B, L]`` bool. They may be views, which the next `append` writes over."""
         lengths = [self.lengths[row] for row in rows]
@@ -95,8 +95,8 @@ class TextCache:
         own = torch.arange(longest, device=device) < to_device(lengths, device)[:, None]
         return self._entries(list(rows), longest), own
 
-    def next_of(self, rows: Sequence[int], counts: Sequence[int]) -> Sight:
-        """Returns the sight of the next entries of some rows, as many of each as the most of
+    def next_of(self, rows: Sequence[int], counts: Sequence[int]) -> AttentionContext:
+        """Returns the context of the next entries of some rows, as many of each as the most of
         ``counts``: each sees those of its own row that come before it, and itself. counts: how many
         of them a row will keep."""
         count = max(counts)
@@ -105,23 +105,23 @@ class TextCache:
         causal = (columns <= columns[:, None]).expand(len(rows), -1, -1)
         positions = to_device(lengths, device)[:, None] + columns
         # A pass of our own takes slots for all entries, also for those that are not kept.
-        even = count - min(counts) <= GRAIN
+        even = count - min(counts) <= SLOT_GRANULARITY
         if self.native is not None and even and self.native.takes(len(rows) * count):
             return self.in_slots(rows, lengths, positions, causal)
         before, own = self.of(rows)
         visible = torch.cat([own[:, None].expand(-1, count, -1), causal], -1)
-        return Sight(positions, before, visible)
+        return AttentionContext(positions, before, visible)
 
     def drafts_of(self, rows: Sequence[int]) -> Drafts:
         """Returns what will be drafted after some rows."""
         if self.native is None or not self.native.takes(len(rows)):
-            return ShownDrafts(self, rows)
-        return DraftsInSlots(self, rows)
+            return TensorDraftCache(self, rows)
+        return SlotDraftCache(self, rows)
 
     def in_slots(
         self, rows: Sequence[int], lengths: Sequence[int], positions: Tensor, related: Tensor
-    ) -> SlotSight:
-        """Returns the sight of entries that a pass of `native` writes into slots.
+    ) -> SlotAttentionContext:
+        """Returns the context of entries that a pass of `native` writes into slots.
 
         lengths: of the texts before them. positions: ``[B, W]``. related: ``[B, W, F + W]``,
         which of the F entries that were written after the text, and of the W themselves, each sees.
@@ -133,7 +133,7 @@ class TextCache:
             needed[row] = length + width
         self._slots.reserve(0, needed)
         starts = torch.tensor(lengths, device="cpu") + (width - count)
-        return SlotSight(
+        return SlotAttentionContext(
             positions=positions,
             before=self._nothing_of(len(rows)),
             visible=_by_slot(lengths, related, view),
@@ -155,12 +155,12 @@ class TextCache:
         )
 
     @torch.inference_mode()
-    def append(self, rows: Sequence[int], more: Entries, counts: Sequence[int]) -> None:
+    def append(self, rows: Sequence[int], more: KeyValues, counts: Sequence[int]) -> None:
         """Adds the first ``counts`` entries of ``more`` to each of the rows."""
         needed = list(self.lengths)
         for row, count in zip(rows, counts, strict=True):
             needed[row] += count
-        if isinstance(more, WrittenEntries):
+        if isinstance(more, WrittenKeyValues):
             self.lengths = needed
             return
         self._slots.reserve(0, needed)
@@ -174,19 +174,19 @@ class TextCache:
         """Takes the last ``count`` entries of a row away."""
         self.lengths[row] -= count
 
-    def _entries(self, rows: list[int], count: int) -> Entries:
+    def _entries(self, rows: list[int], count: int) -> KeyValues:
         """The first ``count`` slots of some rows."""
         if not count:
             return self._nothing_of(len(rows))
         placement = self._placement(rows)
         starts = to_device([self.lengths[row] for row in rows], self._none.keys.device)
         slots = PassSlots(placement, starts, None, columns=0, view=count)
-        return Entries(seen(self._layer.keys, slots), seen(self._layer.values, slots))
+        return KeyValues(seen(self._layer.keys, slots), seen(self._layer.values, slots))
 
-    def _nothing_of(self, rows: int) -> Entries:
+    def _nothing_of(self, rows: int) -> KeyValues:
         """No entries of this many rows."""
         keys, values = self._none.keys, self._none.values
-        return Entries(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1))
+        return KeyValues(keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1))
 
 
 def _by_slot(lengths: Sequence[int], related: Tensor, view: int) -> Tensor:
@@ -207,55 +207,55 @@ class Drafts(Protocol):
     positions: Tensor
     """``[B, 1]``, of the next ones."""
 
-    def sight(self, related: Tensor) -> Sight:
-        """Returns the sight of the next W entries of each row. related: ``[B, W, F + W]``, which of
-        those that were drafted before, and of these, each of them sees besides its text."""
+    def attn_context(self, related: Tensor) -> AttentionContext:
+        """Returns the context of the next W entries of each row. related: ``[B, W, F + W]``, which
+        of those that were drafted before, and of these, each of them sees besides its text."""
 
-    def add(self, entries: Entries) -> None:
-        """Takes the entries that were computed with this sight."""
+    def add(self, entries: KeyValues) -> None:
+        """Takes the entries that were computed in this context."""
 
 
-class ShownDrafts:
+class TensorDraftCache:
     """Drafts next to the texts' entries, as tensors."""
 
-    def __init__(self, cache: TextCache, rows: Sequence[int]) -> None:
+    def __init__(self, cache: HeadKVCache, rows: Sequence[int]) -> None:
         self.entries, self.own = cache.of(rows)
         """Those before the next ones, and which of the text's are a row's own, bool ``[B, L]``."""
         lengths = [[cache.lengths[row]] for row in rows]
         self.positions = to_device(lengths, self.own.device)
 
-    def sight(self, related: Tensor) -> Sight:
+    def attn_context(self, related: Tensor) -> AttentionContext:
         width = related.shape[1]
         visible = torch.cat([self.own[:, None].expand(-1, width, -1), related], -1)
-        return Sight(self.positions.expand(-1, width), self.entries, visible)
+        return AttentionContext(self.positions.expand(-1, width), self.entries, visible)
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: KeyValues) -> None:
         self.entries = self.entries.then(entries)
         self.positions = self.positions + 1
 
 
-class DraftsInSlots:
+class SlotDraftCache:
     """Drafts in the slots after the texts, which nobody else uses until the draft is over."""
 
-    def __init__(self, cache: TextCache, rows: Sequence[int]) -> None:
+    def __init__(self, cache: HeadKVCache, rows: Sequence[int]) -> None:
         self._cache, self._rows = cache, rows
         self._lengths = [cache.lengths[row] for row in rows]
         self.positions = torch.tensor(self._lengths, device="cpu")[:, None]
 
-    def sight(self, related: Tensor) -> Sight:
+    def attn_context(self, related: Tensor) -> AttentionContext:
         positions = self.positions.expand(-1, related.shape[1])
         return self._cache.in_slots(self._rows, self._lengths, positions, related)
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: KeyValues) -> None:
         self.positions = self.positions + 1
 
 
-WAITING = 32
+MAX_PENDING = 32
 """States or entries of a row that wait until they are asked for, at most: more are computed as
 they come."""
 
 
-class PrefixTexts(TextCache):
+class PrefixLayerCache(HeadKVCache):
     """The texts of some rows, numbered from 0, as a prefix layer has read them.
 
     States that come with a round wait for the next draft of the head: another drafter may have the
@@ -295,8 +295,8 @@ class PrefixTexts(TextCache):
         last state of each, ``[B, H]``."""
         states = [torch.cat(self._waiting[row]) for row in rows]
         counts = [len(each) for each in states]
-        sight = self.next_of(rows, counts)
-        found, entries = sight.through([self._read], pad_sequence(states, batch_first=True))
+        attn_context = self.next_of(rows, counts)
+        found, entries = attn_context.through([self._read], pad_sequence(states, batch_first=True))
         self.append(rows, entries, counts)
         for row in rows:
             self._waiting[row].clear()

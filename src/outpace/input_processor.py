@@ -13,7 +13,7 @@ import torch
 from outpace import arguments
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.core.request import Media
+from outpace.core.request import MultiModalInputs
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
@@ -38,7 +38,7 @@ from outpace.inputs.prompts import (
 )
 from outpace.targets.hf.generating import generation, processors
 from outpace.targets.hf.kinds import is_encoder_decoder
-from outpace.targets.hf.loading.loaded import End, Loaded
+from outpace.targets.hf.loading.loaded import End, LoadedModel
 from outpace.targets.hf.tokenizer import SharedTokenizer, tokenized
 from outpace.verify.base import Rule
 
@@ -47,7 +47,7 @@ SEED_STEP = 0x9E3779B97F4A7C15
 the seed."""
 
 
-class Intake:
+class InputProcessor:
     """Makes requests for one loaded model, and refuses what it cannot serve.
 
     defaults: what unset options of a request mean, by the model's own generation_config.
@@ -55,7 +55,7 @@ class Intake:
     without a tokenizer. ends: the tokens that end texts.
     """
 
-    def __init__(self, loaded: Loaded, max_length: int, own_config: bool) -> None:
+    def __init__(self, loaded: LoadedModel, max_length: int, own_config: bool) -> None:
         """own_config: whether the model's generation_config is asked."""
         self._loaded = loaded
         self.max_length = max_length
@@ -161,7 +161,7 @@ class Intake:
             )
         decoder = self.decoder
         if decoder is not None and shown:
-            decoder = decoder.showing(shown)
+            decoder = decoder.with_special_tokens(shown)
         resolved, stop_names = self._with_named_stops(resolved, decoder)
         options, most = self.row_options(resolved, ends), min(resolved.max_tokens or room, room)
         contradictions.check(options, ids, self._loaded.vocabulary, most)
@@ -266,7 +266,7 @@ class Intake:
             return list(self._sources(prompt)[0].token_ids)
         return self.read(prompt)[0]
 
-    def read(self, prompt: Prompt) -> tuple[list[int], Media | None]:
+    def read(self, prompt: Prompt) -> tuple[list[int], MultiModalInputs | None]:
         """Returns the token ids of one prompt, and what a processor made of its images, if there
         are any; ``PromptError`` for a prompt that cannot be continued."""
         prompt, images = split_images(prompt)

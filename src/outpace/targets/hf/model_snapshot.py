@@ -11,7 +11,7 @@ from torch import nn
 
 from outpace.errors import ConfigError
 from outpace.targets.hf.masks import NAMES
-from outpace.targets.hf.recurrent.families import keeps_states
+from outpace.targets.hf.recurrent.families import has_recurrent_states
 
 
 def autocast_of(device: torch.device) -> torch.dtype | None:
@@ -23,8 +23,8 @@ def autocast_of(device: torch.device) -> torch.dtype | None:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How a model attends and computes. Its owner can change that at any time."""
+class ModelSnapshot:
+    """How a model attends and computes at one time. Its owner can change that."""
 
     attn_implementation: str
     sliding_window: int | None
@@ -42,8 +42,8 @@ class Setting:
     whose modules nothing is remembered from pass to pass."""
 
     @classmethod
-    def of(cls, model: nn.Module) -> Setting:
-        """Returns the setting that the model has now."""
+    def of(cls, model: nn.Module) -> ModelSnapshot:
+        """Returns the snapshot of a model as it is now."""
         loaded: Any = model
         config = loaded.config.get_text_config()
         spans = {name: getattr(config, name, None) for name in NAMES}
@@ -55,19 +55,19 @@ class Setting:
             training=loaded.training,
             autocast=autocast_of(loaded.device),
             vocab_size=getattr(config, "vocab_size", None),
-            modules=tuple(map(id, loaded.modules())) if keeps_states(loaded.config) else (),
+            modules=tuple(map(id, loaded.modules())) if has_recurrent_states(loaded.config) else (),
             **spans,
         )
 
     def check(self, model: nn.Module) -> None:
-        """Raises ``ConfigError`` if the model has another setting by now.
+        """Raises ``ConfigError`` if the model has changed since.
 
         Boolean masks would be added to the scores of an attention that wants numbers, old windows
         would be used, and dropout would change scores at random: another text, and no error. What
         autocast has let the cache hold cannot be read in another dtype, new tokens would never be
         written, and modules that were exchanged would read no states.
         """
-        now = Setting.of(model)
+        now = ModelSnapshot.of(model)
         if now.modules != self.modules:
             raise ConfigError(
                 "modules of the model were exchanged after outpace took it over, by an adapter "
