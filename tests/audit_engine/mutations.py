@@ -327,7 +327,7 @@ def raw_logprobs(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def raw(self, logits, branches, history):
         return logits[..., : self.vocabulary].log_softmax(-1)
 
-    monkeypatch.setattr(LogitsPipeline, "reported", raw)
+    monkeypatch.setattr(LogitsPipeline, "compute_logprobs", raw)
 
 
 # -- drafters ----------------------------------------------------------------------------------

@@ -69,6 +69,16 @@ def check_trees(llm: LLM) -> None:
     assert ids(llm.generate([PROMPTS[0]], SAMPLED))[0] == together[0]
 
 
+def test_medusa_guesses_once_for_all_nodes_of_a_depth() -> None:
+    llm = decoder("medusa", **GIVEN)
+    head, seen = llm.engine.drafter.head, []  # type: ignore[attr-defined]
+    for output in head.outputs:
+        output.register_forward_hook(lambda module, given, found: seen.append(found.shape[1]))
+    llm.generate(PROMPTS[0], greedy(LENGTH))
+    assert len(seen) > 3
+    assert set(seen) == {1}
+
+
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp", "s2d"])
 def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
     """Against all nodes of the first two levels, computed from the distribution of chains."""

@@ -79,7 +79,7 @@ def test_domino_beside_specforge(shifted: bool, tmp_path: Path) -> None:
             target_hidden=states,
         )  # fmt: skip
         wanted = maker.apply_logits_head(
-            model.head(said)[:, None], prev_token_embeddings=model.embed(path)[:, None],
+            model.compute_logits(said)[:, None], prev_token_embeddings=model.embed(path)[:, None],
             hidden_states=said[:, None],
         )[0, 0]  # fmt: skip
     before, seen = head.entries(states, torch.arange(5)[None]), torch.ones(1, 1, 5).bool()

@@ -193,7 +193,8 @@ class Verdict:
     """``node`` on the host, once it has been asked for."""
     probs: Tensor | None = None
     """``[B, M, V]``: the target's distributions that entered the rule. None where the rule was not
-    asked: greedy rows of a lossless rule and coupled rows follow the target's own tokens."""
+    asked: batches of greedy rows under a lossless rule, and coupled rows, follow the target's own
+    tokens."""
     rule: Any = None
     """The rule (`outpace.verify.base.Rule`) with the evidence of the round, if it was asked."""
 

@@ -6,10 +6,11 @@ What happens to a drafter, in this order:
     cached_prefix(request)    how many of its first tokens the target need not read for the drafter
     begin(requests)           requests join the batch, or join it again
     computed_tokens(request)  how much of a request's text it need not read
-    read(requests, ...)       committed tokens and their hidden states, if `Drafter.needs` says so
     look_up(rows, budgets)    once in each round in which any row may draft, if it has
                               `candidate_drafters`: what its look-ups find
     propose(rows, budgets)    once in each such round: the tokens it guesses
+    read(requests, ...)       committed tokens and their hidden states, if `Drafter.needs` says so:
+                              of a prompt as it is read, of a round before `observe`
     observe(round)            once a round: what became of them
     end(requests)             requests left the batch: their texts have ended, they were preempted
                               and join again later, or a step was interrupted and all join again
@@ -95,7 +96,7 @@ class Setup:
 
 
 class Drafter(ABC):
-    """Proposes tokens, and learns through `read` and `observe` only.
+    """Proposes tokens, and learns through `read`, `observe` and `end` only.
 
     ``propose`` and ``observe`` are about the requests in `Rows.requests`, the first of the batch:
     the others are still reading their prompts. A drafter that keeps caches numbers their rows as
@@ -151,7 +152,7 @@ class Drafter(ABC):
     file: StateFile | None = None
     """Where what the controller learns of its `candidate_drafters` is kept between runs."""
     random_stream: int = 0
-    """The random streams that it draws from (`Rows.seeds_of`)."""
+    """The random stream that it draws from (`Rows.seeds_of`)."""
 
     @classmethod
     def configure(cls, given: Mapping[str, Any]) -> Any:

@@ -123,7 +123,7 @@ class Outcome:
     drafted: int  # nodes
     depth: int  # levels
     accepted: int = 0  # levels that the text took
-    emitted: int = 0  # tokens that the text took, before a stop condition
+    emitted: int = 0  # tokens that the text took, up to one that ends it
     path: Sequence[int] = ()
     """The accepted nodes, from the root down, whatever the text took of them."""
     method: str = ""

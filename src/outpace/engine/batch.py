@@ -154,7 +154,7 @@ class Batch:
         self._rows_changed()
 
     def prefill(self, tokens: int, layers: frozenset[int]) -> None:
-        """Reads at most this many tokens of prompts; a step without any takes no time here."""
+        """Reads about this many tokens of prompts; a step without any takes no time here."""
         if self.target.num_ready_rows == self.target.num_rows:
             return
         begin, ready, whole = perf_counter(), self.target.num_ready_rows, self.drafter.needs.prompts

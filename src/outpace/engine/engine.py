@@ -37,7 +37,7 @@ class Engine:
 
     A round, for all rows at once: the drafter proposes, the target scores the last committed token
     and the draft in one pass, the rule decides, the accepted tokens and one more are committed.
-    With an empty proposal a round is plain decoding. Prompts are read between rounds, at most
+    With an empty proposal a round is plain decoding. Prompts are read between rounds, about
     ``max_batched_tokens`` at a time, so that a long one does not hold up the rows that write.
 
     Several threads may call `step`: one at a time runs a round for all of them. Whatever stops a

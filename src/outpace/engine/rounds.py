@@ -62,7 +62,7 @@ def emit(
     reported: Sequence[list[dict[int, Logprob]]],
     dead_ends: Mapping[int, Mapping[int, RowFault]],
 ) -> None:
-    """Appends to each text, and notes how much it took before a stop condition.
+    """Appends to each text, and notes how much it took, up to the token that ends it.
 
     After a node that left no token to go on with, nothing is the target's.
     """

@@ -20,7 +20,8 @@ class RoundPlan:
     """How the coming round is drafted."""
 
     budgets: Sequence[int]
-    """How many nodes to draft for each request, 0 to decode plainly."""
+    """How many nodes to draft for each request, 0 to decode plainly. With several drafters to
+    choose from, at most: `Controller.pick` says how many."""
     terms: DraftingTerms
     """What is asked of the drafter: the rule's terms, and where chains end if the drafter's own
     distributions decide about that."""

@@ -1,8 +1,8 @@
 """The protocol of a target: what the engine, the policy and the audit know of a model.
 
 A target keeps rows, each with its own committed length. Between rounds it admits rows and reads
-their prompts in chunks; in a round it scores a `ScoreInputs` in one pass, and then commits each
-row's accepted path. It never decides anything about a text.
+their prompts in chunks; in a round it scores the drafts in one pass (`ScoreInputs`), and then
+commits each row's accepted path. It never decides anything about a text.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ class Target(ABC):
     """Rows of one model.
 
     Rows are numbered from 0. ``admit`` and ``fork`` append a row, ``retain`` keeps some of them and
-    numbers them anew. The first ``num_ready_rows`` rows have their prompts read and take part in
-    passes.
+    numbers them anew. The first ``num_ready_rows`` rows take part in passes: their prompts are read
+    but for what is pending, the tokens that are committed and not cached yet.
     """
 
     device: torch.device
@@ -211,7 +211,7 @@ class Target(ABC):
     @property
     @abstractmethod
     def head_bytes(self) -> int:
-        """Bytes of these that the logits are made with."""
+        """Bytes of the weights that the logits are made with."""
 
     @property
     @abstractmethod

@@ -13,11 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from outpace.core.trees.tree import Tree
+from outpace.draft.base import Rows
 from outpace.heads.base import Head, HeadConfig, ResidualBlock, SharedModules, TargetShape
 from outpace.heads.checkpoint import Format, HeadCheckpoint
 from outpace.heads.folder import HeadFolder
+from outpace.methods.heads.base import DraftSteps
 from outpace.methods.heads.published import has_full_vocab
-from outpace.methods.heads.steps import StepHead, StepHeadDrafter
+from outpace.methods.heads.steps import StepHead, StepHeadDrafter, StepHeadDraftSteps
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -68,10 +71,20 @@ class Medusa(StepHead):
 # -- how it drafts ---------------------------------------------------------------------------------
 
 
+class MedusaDraftSteps(StepHeadDraftSteps):
+    """The guesses of a depth are the same after all of its nodes, and are computed once."""
+
+    def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
+        return self._after(self._roots).expand(-1, parents.shape[-1], -1)
+
+
 class MedusaDrafter(StepHeadDrafter):
     """Drafts with a `Medusa` head."""
 
     name: ClassVar[str] = "medusa"
+
+    def draft_steps(self, rows: Rows) -> DraftSteps:
+        return MedusaDraftSteps(self.head, self._target, self._vocabulary, *self.starts(rows))
 
 
 # -- its published format --------------------------------------------------------------------------

@@ -64,13 +64,13 @@ class SuffixDrafter(Drafter):
     in the outputs of finished requests.
 
     Of all lengths of a match that one is taken whose draft promises most tokens: each node counts
-    with the product of relative frequencies on its path. A draft is no longer than the match times
-    ``suffix_decoding_max_spec_factor``. Rows whose text must follow from their own history alone
-    look into their own text only. Rows without a match propose nothing.
+    with the product of relative frequencies on its path. A draft from a text is no longer than the
+    match times ``suffix_decoding_max_spec_factor``. Rows whose text must follow from their own
+    history alone do not look into other requests' outputs. Rows without a match propose nothing.
 
     A datastore, which never changes, takes part for all rows: with its texts, as finished requests
     do, and with the table of their n-grams. Each next token is the match's or the table's,
-    whichever is surer.
+    whichever is surer, as long as the chain stays likely enough.
     """
 
     name: ClassVar[str] = "suffix"
