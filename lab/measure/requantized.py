@@ -10,22 +10,13 @@ from pathlib import Path
 
 import gguf
 from gguf import GGMLQuantizationType as Kind
+from gguf_copy import write_like
 from usage import usage
 
 usage(__doc__, needed=3)
 
-OWN = ("GGUF.", "general.architecture")
-"""Entries that the writer makes by itself."""
 
-
-def copy_values(reader: gguf.GGUFReader, writer: gguf.GGUFWriter) -> None:
-    for name, field in reader.fields.items():
-        if not name.startswith(OWN):
-            kind, *of_list = field.types
-            writer.add_key_value(name, field.contents(), kind, *of_list[-1:])
-
-
-def requantized(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, kind: Kind) -> None:
+def add_tensors(writer: gguf.GGUFWriter) -> None:
     for tensor in reader.tensors:
         if len(tensor.shape) < 2:
             writer.add_tensor(tensor.name, tensor.data)
@@ -34,15 +25,5 @@ def requantized(reader: gguf.GGUFReader, writer: gguf.GGUFWriter, kind: Kind) ->
         writer.add_tensor(tensor.name, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
 
 
-before, after, kind = Path(sys.argv[1]), Path(sys.argv[2]), Kind[sys.argv[3]]
-reader = gguf.GGUFReader(before)
-writer = gguf.GGUFWriter(
-    after, reader.fields["general.architecture"].contents(), use_temp_file=True
-)
-copy_values(reader, writer)
-requantized(reader, writer, kind)
-writer.write_header_to_file()
-writer.write_kv_data_to_file()
-writer.write_tensors_to_file()
-writer.close()
-print(f"{after}: {after.stat().st_size / 1e9:.2f} GB")
+reader, kind = gguf.GGUFReader(Path(sys.argv[1])), Kind[sys.argv[3]]
+write_like(reader, Path(sys.argv[2]), add_tensors)

@@ -16,7 +16,8 @@ from usage import usage
 
 from outpace import LLM, SamplingParams
 from outpace.targets.hf.loading.load import load
-from outpace.targets.hf.recurrent.states import StateCache, StateHistory
+from outpace.targets.hf.recurrent.history import StateHistory
+from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.runner import Runner
 
 usage(__doc__, needed=1)

@@ -19,7 +19,8 @@ from outpace.targets.hf import runner as runner_module
 from outpace.targets.hf import support, trials
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.partial.layers import decoder_layers
-from outpace.targets.hf.recurrent.states import StateCache, StateHistory
+from outpace.targets.hf.recurrent.history import StateHistory
+from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import ColumnStepper
 from outpace.targets.hf.runner import Runner
 

@@ -28,7 +28,8 @@ from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.cpu.weights.experts import BlockExperts
 from outpace.targets.hf.cache import SlotCache, find_cache
 from outpace.targets.hf.masks import WINDOW, with_span
-from outpace.targets.hf.recurrent.states import StateCache, StateName
+from outpace.targets.hf.recurrent.history import StateName
+from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import StepwiseForward
 from outpace.targets.hf.runner import Runner
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from outpace.targets.cpu.native_layers.recurrence import Recurrence
-from outpace.targets.hf.recurrent.states import StateCache, StateName
+from outpace.targets.hf.recurrent.history import StateName
+from outpace.targets.hf.recurrent.states import StateCache
 
 
 class _States(ctypes.Structure):

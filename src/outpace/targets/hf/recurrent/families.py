@@ -20,7 +20,8 @@ from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.cache import CACHE_ARGUMENTS, SlotCache, cache_name
 from outpace.targets.hf.patching import patch_attribute
-from outpace.targets.hf.recurrent.states import Columns, StateCache, StateName
+from outpace.targets.hf.recurrent.history import Columns, StateName
+from outpace.targets.hf.recurrent.states import StateCache
 
 Forward = Callable[..., Any]
 

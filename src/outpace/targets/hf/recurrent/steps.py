@@ -21,14 +21,8 @@ from torch import Tensor, nn
 from outpace.targets.hf.patching import patch_attribute
 from outpace.targets.hf.plain import dummy_tokens
 from outpace.targets.hf.recurrent.families import StateLocation, state_locations
-from outpace.targets.hf.recurrent.states import (
-    PassProgress,
-    SavedStates,
-    StateCache,
-    StateName,
-    StateWriteBlocked,
-    parents_of,
-)
+from outpace.targets.hf.recurrent.history import PassProgress, StateName, parents_of
+from outpace.targets.hf.recurrent.states import SavedStates, StateCache, StateWriteBlocked
 from outpace.targets.hf.runner_hooks import PassInfo, RunnerHooks
 
 Runner = Any
