@@ -47,7 +47,8 @@ class SuffixOptions(Options):
     suffix_decoding_max_spec_factor: Annotated[float, Ge(0), Le(100)] = 1.0
     """Tokens to draft for each token that matches."""
     suffix_decoding_min_token_prob: Annotated[float, Ge(0), Le(1)] = 0.1
-    """The chance, by frequency, below which a token is not drafted."""
+    """The chance, by frequency, below which a token is not drafted. With a datastore a chain ends
+    where the chance of all of it falls below this, or below 0.2."""
     suffix_decoding_max_cached_requests: Annotated[int, Ge(0), Le(10**9)] = 10_000
     """Finished texts that are kept for others; 0: each request knows itself only."""
     max_cached_tokens: Annotated[int, Ge(0), Le(10**9)] = 1_000_000
