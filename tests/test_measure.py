@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "lab" / "measure"
-SHARED = ("usage", "file_models")
+SHARED = ("usage", "file_models", "gguf_copy")
 """What scripts import of each other."""
 SCRIPTS = sorted(file for file in FOLDER.glob("*.py") if file.stem not in SHARED)
 
