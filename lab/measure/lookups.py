@@ -79,7 +79,7 @@ def measure(drafter, length: int) -> tuple[float, float, float]:
         took.append(time.perf_counter() - begin)
         nodes = torch.zeros(1, dtype=torch.long)
         probs = aux_logits = None
-        if drafter.needs.probs:
+        if drafter.needs.softmax_probs:
             probs = torch.rand(1, 1 + proposal.tree.size, VOCABULARY)
         if proposal.aux_tokens is not None:
             aux_logits = torch.rand(1, proposal.aux_tokens.parents.shape[1], VOCABULARY)

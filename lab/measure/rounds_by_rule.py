@@ -76,7 +76,9 @@ def verdict(rule, drawn, nodes, p, near):
     tree, counts = Tree.uniform(parents, 1), torch.tensor([nodes])
     proposal = Proposal(tokens, tree, counts, distribution)
     states = torch.ones(1, nodes + 1, 3)
-    ready = rule.with_evidence(Evidence(states=states, second=near, softmax_probs=p, draft=q))
+    ready = rule.with_evidence(
+        Evidence(hidden_states=states, second_copy_probs=near, softmax_probs=p, draft_probs=q)
+    )
     key = torch.tensor([1])
 
     def once():

@@ -49,7 +49,7 @@ class Spy:
         self.rounds: list[SeenProbs] = []
 
     def __call__(self, trace: Round) -> None:
-        probs, proposal = trace.verdict.probs, trace.proposal
+        probs, proposal = trace.verdict.p, trace.proposal
         if probs is None:
             return
         branches = proposal.branches

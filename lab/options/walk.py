@@ -283,7 +283,7 @@ def _rule_options(width: int) -> Mapping[str, dict[str, Any]]:
 
 def findings(report: OptionsReport) -> Group:
     """Returns what `audit options` prints: the proof of each option, the counts for each drafter
-    and rule, then why the others are refused."""
+    and rule, why the others are refused, and at the end what is broken."""
     counts: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for cell in report.cells:
         counts[cell.drafter, cell.rule][cell.state] += 1
@@ -297,18 +297,18 @@ def findings(report: OptionsReport) -> Group:
         table.add_column(column)
     for pair, states in counts.items():
         table.add_row(*pair, *(str(states[state] or "") for state in _STATES))
-    lines = [
-        f"BROKEN: {cell.option} with {cell.drafter} and {cell.rule}: {cell.reason}"
-        for cell in report.cells
-        if cell.state == "BROKEN"
-    ]
-    lines += [f"no proof for: {name}" for name in report.missing]
-    lines += [f"refused: {pair[0]} with {pair[1]}: {text}" for pair, text in refused.items()]
+    lines = [f"refused: {pair[0]} with {pair[1]}: {text}" for pair, text in refused.items()]
     lines += [f"refused by some drafters: {option}: {text}" for option, text in alone.items()]
     lines.append(
         f"{report.nodes} distributions at drafted nodes and roots, of {report.drafted} drafted and "
         f"{report.accepted} accepted tokens: worst difference {report.worst:.1g}"
     )
+    lines += [
+        f"BROKEN: {cell.option} with {cell.drafter} and {cell.rule}: {cell.reason}"
+        for cell in report.cells
+        if cell.state == "BROKEN"
+    ]
+    lines += [f"no proof for: {name}" for name in report.missing]
     return Group(_proofs(report), table, *map(Text, [*lines, "OK" if report.ok else "FAILED"]))
 
 

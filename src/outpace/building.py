@@ -194,7 +194,7 @@ def build_engine(
     )
     progress(f"loading what drafts ({speculation.config.method})", 0.0)
     speculation.rule.check_target(lambda: origin_of(loaded))
-    verifier = Verifier(speculation.rule, input_processor.second_text(speculation.rule))
+    verifier = Verifier(speculation.rule, input_processor.second_copy_token_ids(speculation.rule))
     drafter = speculation.drafter.build(setup)
     if drafter.needs.hidden_layers and not drafter.capabilities.copies_prompts:
         target.has_prefix_cache = False  # it has to be given the states of every token of a prompt
@@ -208,7 +208,7 @@ def build_engine(
         if by_itself and not target.invariance.rereads:
             target.has_prefix_cache = False
         count = speculation.config.num_speculative_tokens
-        rule, text = verifier.rule, verifier.second_text
+        rule, text = verifier.rule, verifier.second_copy_token_ids
         check_invariant(target, drafter, rule, text, count, args.reads_again)
     return Engine(
         target,
@@ -256,14 +256,14 @@ def check_invariant(
     target: HFTarget,
     drafter: Drafter,
     rule: Rule,
-    second_text: Sequence[int],
+    second_copy_token_ids: Sequence[int],
     count: int | str,
     read_again: list[str],
 ) -> None:
     """Raises ``ConfigError`` for what would make passes of a target differ in more than what is in
     them, and lets the target score no more nodes than there is room for with other columns.
 
-    second_text: the tokens between the two copies of a draft, for a rule that has it scored twice.
+    second_copy_token_ids: as `Verifier` has them.
     count: the drafted tokens that were asked for. read_again: the names of those arguments of
     ``LLM`` that were given and may have a text read again.
     """
@@ -277,7 +277,9 @@ def check_invariant(
     if target.chains_only:
         _check_columns(drafter, rule)
     elif drafter.max_draft_tokens:
-        _leave_room(target, alike.tokens, lambda n: _columns(n, drafter, rule, second_text))
+        _leave_room(
+            target, alike.tokens, lambda n: _columns(n, drafter, rule, second_copy_token_ids)
+        )
     room = alike.tokens // 2 if drafter.max_draft_tokens else alike.tokens
     if target.max_rows > room:
         raise ConfigError(
@@ -308,11 +310,11 @@ def _leave_room(target: HFTarget, tokens: int, columns: Callable[[int], int]) ->
         target.max_nodes -= 1
 
 
-def _columns(nodes: int, drafter: Drafter, rule: Rule, second_text: Sequence[int]) -> int:
+def _columns(nodes: int, drafter: Drafter, rule: Rule, second_copy_token_ids: Sequence[int]) -> int:
     """Columns of a pass that a row with n nodes takes, with those that ride and, for a rule
     that has the draft scored twice, with the second copy."""
-    if rule.needs.second_pass is not None:
-        return 1 + 2 * nodes + len(second_text)
+    if rule.needs.second_copy_prompt is not None:
+        return 1 + 2 * nodes + len(second_copy_token_ids)
     per_row, per_node = _aux_tokens(drafter)
     return per_row + (1 + nodes) * (1 + per_node)
 
@@ -340,7 +342,7 @@ def _check_columns(drafter: Drafter, rule: Rule) -> None:
         reason = f"method={drafter.name!r} has columns of its own in the target's passes"
     elif drafter.trees and not (children or drafter.capabilities.any_shape):
         reason = f"method={drafter.name!r} drafts trees here, whose tokens lie apart in the cache"
-    elif rule.needs.second_pass is not None:
+    elif rule.needs.second_copy_prompt is not None:
         reason = f"verify={rule.name!r} has the draft scored twice"
     if reason is not None:
         raise ConfigError(

@@ -242,10 +242,10 @@ class InputProcessor:
             prompt = torch.tensor([group[0].prompt_ids], device=self._loaded.device)
             processors.check(options.logits_processors, prompt, self._loaded.vocabulary)
 
-    def second_text(self, rule: Rule) -> list[int]:
+    def second_copy_token_ids(self, rule: Rule) -> list[int]:
         """Returns the tokens of the text between the two copies of the draft, for a rule that has
         the draft scored twice."""
-        text = rule.needs.second_pass
+        text = rule.needs.second_copy_prompt
         if text is None:
             return []
         tokenizer = self._needs_tokenizer(f"verify={rule.name!r}")

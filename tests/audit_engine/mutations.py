@@ -318,7 +318,7 @@ def unwarped_bonus(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
         p = rows.pipeline(scores.logits, branches, rows.history)
         raw = scores.logits[..., : p.shape[-1]].softmax(-1)
         verdict = draw_verdict(Raw(raw), p, proposal, rows.seeds, rows.positions)
-        return replace(verdict, probs=p, rule=self.rule)
+        return replace(verdict, p=p, rule=self.rule)
 
     monkeypatch.setattr(Verifier, "__call__", call)
 

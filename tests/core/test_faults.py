@@ -126,6 +126,26 @@ def test_a_drafted_node_without_a_distribution_is_a_dead_end(
     assert made.dead_ends == {}, "they are those of the last call"
 
 
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_on_another_device_a_single_bool_says_whether_to_look(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = logits(nodes=2)
+    made = maker(temperature)
+    probs(made, scores, ROOT_AND_CHILD)
+    assert made.unread_dead_ends is None, "on a CPU everything has been looked at"
+    monkeypatch.setattr(made._ends, "_waits", False)
+    probs(made, scores, ROOT_AND_CHILD)
+    assert made.unread_dead_ends is not None
+    assert not made.unread_dead_ends
+    scores[1, 1] = math.nan
+    probs(made, scores, ROOT_AND_CHILD)
+    assert made.unread_dead_ends is not None
+    assert made.unread_dead_ends
+    assert {row: list(nodes) for row, nodes in made.dead_ends.items()} == {1: [1]}
+    assert made.unread_dead_ends is None
+
+
 # -- logits processors -----------------------------------------------------------------------------
 
 

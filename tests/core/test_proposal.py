@@ -42,7 +42,7 @@ def test_sampled_tokens_are_independent_unless_said_otherwise() -> None:
 
 
 def test_a_drafter_needs_nothing_unless_said_otherwise() -> None:
-    assert Needs() == Needs(hidden_layers=(), probs=False)
+    assert Needs() == Needs(hidden_layers=(), softmax_probs=False)
 
 
 def test_proposals_do_not_change() -> None:

@@ -390,7 +390,7 @@ def test_a_drafter_of_usual_tokens_is_charged_for_what_it_reads(tmp_path: Path) 
         config = {"model": path, "draft_vocab_size": size, "num_speculative_tokens": 1}
         return LLM(path, speculative_config=config).engine.drafter.pass_bytes
 
-    head = LLM(path).engine.target.runner.head_bytes
+    head = LLM(path).engine.target.runner.lm_head_bytes
     assert head > 0
     few = VOCABULARY // 4
     assert charged(None) - charged(few) == head * (VOCABULARY - few) // VOCABULARY

@@ -209,15 +209,17 @@ def test_the_drafters_distributions_reach_a_rule_that_asks(
     assert found
     for rows, made, evidence in found:
         assert isinstance(made.distribution, Deterministic if options.temperature == 0 else Sampled)
-        assert evidence.draft is not None
+        assert evidence.draft_probs is not None
         for row in range(len(rows)):
             text = [*rows.history.prompts[row], *rows.history.outputs[row]]
             count = int(made.counts[row])
             chain = made.tokens[row, :count].tolist()
             probs = soft_probs([*text, *chain])[len(text) - 1 :]
-            assert torch.allclose(evidence.draft[row, :count], probs[:count], atol=1e-12, rtol=0)
+            assert torch.allclose(
+                evidence.draft_probs[row, :count], probs[:count], atol=1e-12, rtol=0
+            )
         if isinstance(made.distribution, Sampled):
-            assert evidence.draft.equal(made.distribution.q)
+            assert evidence.draft_probs.equal(made.distribution.q)
 
 
 def test_joint_accepts_by_the_drafters_distributions_when_greedy() -> None:
@@ -225,7 +227,7 @@ def test_joint_accepts_by_the_drafters_distributions_when_greedy() -> None:
     llm = decoder("llama", "draft_model", 3, verify="joint")
     told = llm.generate(PROMPTS, greedy(LENGTH))
     propose = llm.engine.drafter.propose
-    llm.engine.drafter.propose = lambda *args: replace(propose(*args), softmax_probs=None)  # type: ignore[method-assign]
+    llm.engine.drafter.propose = lambda *args: replace(propose(*args), draft_probs=None)  # type: ignore[method-assign]
     untold = llm.generate(PROMPTS, greedy(LENGTH))
     kept = [sum(out.metrics.num_accepted_tokens for out in outs) for outs in (told, untold)]
     assert kept[0] > kept[1]
@@ -237,7 +239,7 @@ def test_nobody_hands_over_distributions_that_nobody_asked_for() -> None:
         seen = recorded(llm)
         llm.generate(PROMPTS, greedy(LENGTH))
         assert any(made.tree.size for _, made, _ in seen)
-        assert all(made.softmax_probs is None for _, made, _ in seen)
+        assert all(made.draft_probs is None for _, made, _ in seen)
 
 
 def test_look_up_has_no_distributions_and_no_doubts() -> None:
@@ -247,7 +249,7 @@ def test_look_up_has_no_distributions_and_no_doubts() -> None:
     object.__setattr__(
         rule,
         "with_evidence",
-        lambda given: probs.append(given.draft) or type(rule).with_evidence(rule, given),
+        lambda given: probs.append(given.draft_probs) or type(rule).with_evidence(rule, given),
     )
     joint.generate(PROMPTS, greedy(LENGTH))
     assert probs

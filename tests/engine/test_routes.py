@@ -350,7 +350,7 @@ def test_a_staged_look_up_is_given_the_distributions_that_it_learns_from(
 ) -> None:
     config = {"method": "staged", "lookup": look_up, "num_speculative_tokens": 6, **NEAR}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
-    assert llm.engine.drafter.needs.probs
+    assert llm.engine.drafter.needs.softmax_probs
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
 
 

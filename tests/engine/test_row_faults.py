@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from outpace import LLM, SamplingParams
 from outpace.core.faults import NotFinite
+from outpace.core.logits.dead_ends import DeadEnds
 from outpace.core.logits_pipeline import RowOptions
 from outpace.draft.base import Round
 from outpace.engine.request import Request
+from outpace.targets.base import ScoreInputs, Scores
 from targets.families import drafter, target
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
@@ -154,3 +157,42 @@ def test_who_leaves_while_waiting_leaves_the_queue() -> None:
     while llm.engine.has_unfinished_requests:
         llm.engine.step()
     assert len(llm.engine.waiting) == 0
+
+
+@pytest.mark.parametrize("method", ["none", "draft_tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_device_is_looked_at_twice_only_where_some_score_is_no_number(
+    method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Distributions are treated as on another device, where every look waits for it."""
+    looks: list[int] = []
+    make, look = DeadEnds.__init__, DeadEnds._look
+    monkeypatch.setattr(
+        DeadEnds, "__init__", lambda ends, rows, vocabulary, _: make(ends, rows, vocabulary, False)
+    )
+    monkeypatch.setattr(
+        DeadEnds, "_look", lambda ends, *given: (looks.append(1), look(ends, *given))
+    )
+    config: dict[str, Any] = {"method": method}
+    if method != "none":
+        config |= {"model": drafter("llama"), "branching": [2, 1]}
+    llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
+    fine = SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True)
+    expected = llm.generate(PROMPTS, fine)
+    assert not looks
+    score, rounds = llm.engine.target.score, itertools.count()
+
+    def scores_no_number_late(inputs: ScoreInputs) -> Scores:
+        scores = score(inputs)
+        if next(rounds) == 2:
+            scores.logits[1] = math.nan
+        return scores
+
+    monkeypatch.setattr(llm.engine.target, "score", scores_no_number_late)
+    found = llm.generate(PROMPTS, fine)
+    assert looks
+    assert [output.finish_reason for output in found] == ["length", "error", "length"]
+    own = found[1].token_ids
+    assert 2 <= len(own) < 8
+    assert own == expected[1].token_ids[: len(own)]
+    assert [found[row].token_ids for row in (0, 2)] == [expected[row].token_ids for row in (0, 2)]

@@ -56,7 +56,7 @@ def test_every_kind_of_model(name: str, both: Processes, tmp_path: Path) -> None
     config = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3}
     pair = llms(one, two, speculative_config=config)
     same(pair)
-    for what in ("pass_bytes", "head_bytes", "weight_bytes"):  # seeded texts depend on the first
+    for what in ("pass_bytes", "lm_head_bytes", "weight_bytes"):  # seeded texts depend on the first
         assert getattr(pair[0].engine.target, what) == getattr(pair[1].engine.target, what)
     same(llms(one, two, speculative_config={**config, "verify": "coupled"}))
 

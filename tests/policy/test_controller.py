@@ -21,7 +21,7 @@ from outpace.policy.acceptance import Acceptance
 from outpace.policy.auto import Auto
 from outpace.policy.base import Controller, affordable
 from outpace.policy.costs import MAX_SAMPLES, BatchBucket, CostTable
-from outpace.policy.estimator import Estimator, RoundRows
+from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.nominal import NominalCosts
 from outpace.policy.shapes import DraftSizes, GrownTrees, best_of_size
@@ -249,9 +249,11 @@ def test_beside_others_a_drafter_reads_what_is_expected_to_repay_it(
     known.play([request()], 60)
     beside, other = request(tokens), request(200)
     drafter = auto._candidates[NAME]
-    (width,) = drafter.plan(RoundRows([beside], [beside]), lambda _: 0.9).sizes
+    (width,) = drafter.plan(RoundRequests([beside], [beside]), lambda _: 0.9).sizes
     assert (width > 0) == drafts, "9 or 54 seconds saved, where reading takes 7"
-    assert drafter.plan(RoundRows([other], [other])).sizes[0] > 0, "alone it is all that there is"
+    assert drafter.plan(RoundRequests([other], [other])).sizes[0] > 0, (
+        "alone it is all that there is"
+    )
 
 
 def test_requests_of_one_batch_are_chosen_for_together() -> None:
@@ -299,7 +301,7 @@ def test_trees_of_any_shape_promise_what_their_levels_bring() -> None:
         result = outcome(row, affordable([row], budgets_of(auto, [row]))[0])
         auto.record([row], [result], Seconds(0, 1 + 0.02 * result.drafted, 0))
     assert auto[NAME].tokens(row, 10) == pytest.approx(1 + 0.9 + 0.81, rel=0.1)
-    assert auto[NAME].seconds(RoundRows([row], [row]), 10) is not None
+    assert auto[NAME].seconds(RoundRequests([row], [row]), 10) is not None
 
 
 def test_rounds_without_a_find_do_not_lower_what_finds_are_worth() -> None:

@@ -46,7 +46,7 @@ def test_what_is_known_of_texts_can_be_kept() -> None:
 
 def test_the_best_width_has_the_best_ratio() -> None:
     forecast = Forecast({0: 1.0, 1: 1.8, 2: 2.2}, {0: 1.0, 1: 1.2, 2: 1.6})
-    assert (forecast.best, forecast.drafted) == (1, 1)
+    assert (forecast.best, forecast.best_nonzero) == (1, 1)
     assert forecast.gain == pytest.approx(1.5)
     dear = Forecast({0: 1.0, 1: 1.1, 2: 1.2}, {0: 1.0, 1: 1.2, 2: 1.6})
     assert (dear.best, dear.drafted, dear.gain) == (0, 1, 1.0)

@@ -128,7 +128,7 @@ class Leader(Target):
     lengths = property(lambda self: self._own.lengths)  # type: ignore[assignment]
     weight_bytes = property(lambda self: self._own.weight_bytes)  # type: ignore[assignment]
     pass_bytes = property(lambda self: self._own.pass_bytes)  # type: ignore[assignment]
-    head_bytes = property(lambda self: self._own.head_bytes)  # type: ignore[assignment]
+    lm_head_bytes = property(lambda self: self._own.lm_head_bytes)  # type: ignore[assignment]
     cache_bytes = property(lambda self: self._own.cache_bytes)  # type: ignore[assignment]
 
 

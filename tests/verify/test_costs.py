@@ -40,7 +40,9 @@ def round_of(name: str, drawn: DraftSampling, vocabulary: int) -> tuple[Rule, Te
     p, q = probs(vocabulary)
     options: dict[str, Any] = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **options)
-    evidence = Evidence(states=torch.ones(1, NODES + 1, 3), second=p, softmax_probs=p, draft=q)
+    evidence = Evidence(
+        hidden_states=torch.ones(1, NODES + 1, 3), second=p, softmax_probs=p, draft=q
+    )
     rule = rule.with_evidence(evidence)
     parents = SHAPE if rule.trees else list(range(NODES))
     # Without equal siblings: the top tokens of each distribution, in turn.

@@ -184,7 +184,10 @@ def test_joint_uses_the_drafters_distribution_of_points_when_it_has_it() -> None
     p = [[0.2, 0.8], [0.5, 0.5]]
     draft = torch.tensor([[[0.3, 0.7]]])
     assert stops(make_rule("joint"), p, chain([0])) == [1, 0]
-    assert stops(make_rule("joint").with_evidence(Evidence(draft=draft)), p, chain([0])) == [0, 1]
+    assert stops(make_rule("joint").with_evidence(Evidence(draft_probs=draft)), p, chain([0])) == [
+        0,
+        1,
+    ]
 
 
 def test_bild_rolls_back_only_what_surprises_and_never_the_argmax() -> None:
@@ -236,7 +239,10 @@ def test_lud_asks_the_drafter_only_and_the_eldest_child_only() -> None:
 
 def test_lud_of_a_greedy_row_looks_at_the_drafters_distribution_before_the_argmax() -> None:
     p, draft = [[0.0, 1.0], [0.5, 0.5]], torch.tensor([[[0.95, 0.05]]])
-    assert stops(make_rule("lud").with_evidence(Evidence(draft=draft)), p, chain([0])) == [0, 1]
+    assert stops(make_rule("lud").with_evidence(Evidence(draft_probs=draft)), p, chain([0])) == [
+        0,
+        1,
+    ]
     with pytest.raises(ConfigError, match="does not say it of greedy texts"):
         stops(make_rule("lud"), p, chain([0]))
 
@@ -255,7 +261,7 @@ def test_lud_samples_from_q_where_it_is_sure_and_from_p_elsewhere() -> None:
 def test_a_judge_overrules_the_ratio() -> None:
     truth = torch.tensor([2.0, -1.0, 0.5, 0.0])
     head = JudgeHead(truth, bias=-1.0)
-    evidence = Evidence(states=torch.stack([truth, truth, -truth])[None])
+    evidence = Evidence(hidden_states=torch.stack([truth, truth, -truth])[None])
     rule = JudgeRule(head=head).with_evidence(evidence)
     p = [[0.1, 0.9]] * 3
     assert stops(rule, p, chain([0, 0])) == pytest.approx([0, 0.9, 0.1])
@@ -293,7 +299,7 @@ def test_what_is_no_judge_is_refused_in_a_sentence(content: object, tmp_path: Pa
 
 
 def test_a_judge_of_other_hidden_states_is_refused_in_a_sentence() -> None:
-    evidence = Evidence(states=torch.zeros(1, 2, 4))
+    evidence = Evidence(hidden_states=torch.zeros(1, 2, 4))
     rule = JudgeRule(head=JudgeHead(torch.ones(3))).with_evidence(evidence)
     with pytest.raises(ConfigError, match="states of 3 numbers, and those of this target have 4"):
         stops(rule, [[0.5, 0.5]] * 2, chain([0]))

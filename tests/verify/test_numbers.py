@@ -79,7 +79,9 @@ def proposals(
 def make(name: str, p: Tensor) -> Rule:
     head = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **head)
-    return rule.with_evidence(Evidence(states=torch.randn(*p.shape[:2], 3), second=p.flip(-1)))
+    return rule.with_evidence(
+        Evidence(hidden_states=torch.randn(*p.shape[:2], 3), second_copy_probs=p.flip(-1))
+    )
 
 
 @pytest.mark.parametrize("name", list(rules()))
@@ -213,7 +215,7 @@ def test_points_are_verified_as_by_match(name: str) -> None:
 def test_nothing_drafted_is_plain_decoding(name: str) -> None:
     p = torch.randn(2, 1, 4).softmax(-1)
     if name == "reflective":
-        rule = make_rule(name, weight=0).with_evidence(Evidence(second=p))
+        rule = make_rule(name, weight=0).with_evidence(Evidence(second_copy_probs=p))
     else:
         rule = make(name, p)
     proposal = Proposal.empty(2)

@@ -77,9 +77,9 @@ def test_given_leaves_the_rule_alone_and_insists_on_what_it_needs() -> None:
     rule = make_rule("reflective")
     with pytest.raises(ConfigError, match="second"):
         rule.with_evidence(Evidence())
-    informed = rule.with_evidence(Evidence(second=torch.ones(1, 1, 2) / 2))
-    assert informed.evidence.second is not None
-    assert rule.evidence.second is None
+    informed = rule.with_evidence(Evidence(second_copy_probs=torch.ones(1, 1, 2) / 2))
+    assert informed.evidence.second_copy_probs is not None
+    assert rule.evidence.second_copy_probs is None
     judge = make_rule("judge", head=JudgeHead(torch.ones(2)))
     with pytest.raises(ConfigError, match="states"):
         judge.with_evidence(Evidence())

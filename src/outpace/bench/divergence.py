@@ -56,7 +56,7 @@ class Watch:
     def see(self, round: Round) -> None:
         """Asks the rule, at every root, what it would do with every token that might have been
         drafted there."""
-        probs, rule, proposal = round.verdict.probs, round.verdict.rule, round.proposal
+        probs, rule, proposal = round.verdict.p, round.verdict.rule, round.proposal
         if probs is None:
             return
         for row, outcome in enumerate(round.outcomes):
@@ -87,7 +87,7 @@ def watching(llm: LLM, limit: int = 64) -> Iterator[Watch]:
 def _peeks(rule: Rule) -> bool:
     """Whether the rule knows something about a drafted token that it would not know about others
     that might have been drawn instead."""
-    return bool(rule.needs.hidden_layers) or rule.needs.second_pass is not None
+    return bool(rule.needs.hidden_layers) or rule.needs.second_copy_prompt is not None
 
 
 def one_step(rule: Rule, p: Tensor, proposal: Proposal, row: int) -> tuple[float, float]:
@@ -135,7 +135,7 @@ def _informed(rule: Rule, row: int, count: int) -> Rule:
     known = {f.name: getattr(rule.evidence, f.name) for f in fields(rule.evidence)}
     if all(value is None for value in known.values()):
         return rule
-    short = {"draft": 1}
+    short = {"draft_probs": 1}
     cut = {
         name: None if value is None else value[row, : short.get(name, 2)].expand(count, -1, -1)
         for name, value in known.items()

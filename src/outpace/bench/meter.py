@@ -22,7 +22,7 @@ from outpace.core.stats import Seconds
 from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, Rows
-from outpace.engine.rounds import deliver_part, deliver_round
+from outpace.engine.rounds import deliver_prompt_states, deliver_round_states
 from outpace.engine.verifier import to_host
 from outpace.errors import ConfigError
 from outpace.llm import LLM
@@ -67,7 +67,7 @@ class Rehearsal:
         text = self.requests[0].prompt_ids
         for chunk in prefill(self._target, len(self.requests), text, self._layers):
             for row in range(len(self.requests)):
-                deliver_part(self._drafter, self.requests, replace(chunk, rows=[row]))
+                deliver_prompt_states(self._drafter, self.requests, replace(chunk, rows=[row]))
 
     def rows(self) -> Rows:
         """Returns the batch as the drafter sees it when a round begins."""
@@ -100,24 +100,28 @@ class Rehearsal:
         )
         scores = self._target.score(inputs)
         self._target.commit([[]] * len(pending))
-        probs = None
-        if self._drafter.needs.probs:
-            probs = rows.pipeline.softmax_probs(scores.logits, proposal.branches, rows.history)
+        softmax_probs = None
+        if self._drafter.needs.softmax_probs:
+            softmax_probs = rows.pipeline.softmax_probs(
+                scores.logits, proposal.branches, rows.history
+            )
         token = token_at(rows.lengths[0], self._vocabulary)
         root = torch.zeros_like(rows.positions)
         refused = Verdict(root, torch.full_like(root, token))
-        refused, outcomes = to_host(refused, proposal, self._drafter.name)
+        refused, outcomes, _ = to_host(refused, proposal, self._drafter.name)
         for request, outcome in zip(self.requests, outcomes, strict=True):
             request.output_ids.append(token)
             outcome.emitted = 1
         budgets = [outcome.drafted for outcome in outcomes]
         nothing = Seconds(0.0, 0.0, 0.0)
-        round = Round(rows, budgets, proposal, refused, outcomes, nothing, probs, scores.aux_logits)
+        round = Round(
+            rows, budgets, proposal, refused, outcomes, nothing, softmax_probs, scores.aux_logits
+        )
         return partial(self._show, round, scores, pending)
 
     def _show(self, round: Round, scores: Scores, pending: list[list[int]]) -> None:
         """Shows the drafter a round in which its draft was refused."""
-        deliver_round(self._drafter, self.requests, scores, pending, round.outcomes)
+        deliver_round_states(self._drafter, self.requests, scores, pending, round.outcomes)
         with round.rows.pipeline.drafting():
             self._drafter.observe(round)
 

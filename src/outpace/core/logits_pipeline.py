@@ -153,6 +153,13 @@ class LogitsPipeline:
         """
         return self._ends.found()
 
+    @property
+    def unread_dead_ends(self) -> Tensor | None:
+        """Whether `dead_ends` would find any, as a bool on the device: it can be transferred with
+        other numbers, so that nobody has to wait for the device twice. None on a CPU, where that is
+        known already."""
+        return self._ends.unread()
+
     def drafting(self) -> AbstractContextManager[None]:
         """Makes the distributions of one drafter inside. A row all of whose allowed tokens the
         drafter's vocabulary lacks has an even distribution at the root, and nothing to draft

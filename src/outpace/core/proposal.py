@@ -105,9 +105,9 @@ class Proposal:
     counts: Tensor  # [B]
     distribution: DraftDistribution
     aux_tokens: AuxTokens | None = None
-    softmax_probs: Tensor | None = None  # [B, N, V]
+    draft_probs: Tensor | None = None  # [B, N, V]
     """The drafter's distributions before any argmax, if the rule asked for them
-    (`DraftingTerms.probs`). They are not what the tokens were drawn from where the tokens are
+    (`DraftingTerms.draft_probs`). They are not what the tokens were drawn from where the tokens are
     deterministic."""
     methods: Sequence[str] = ()
     """By row, the name of the drafter that made it, where one drafter stands for several."""
@@ -191,7 +191,7 @@ class Verdict:
     next_token: Tensor  # [B]
     host: Sequence[int] | None = None
     """``node`` on the host, once it has been asked for."""
-    probs: Tensor | None = None
+    p: Tensor | None = None
     """``[B, M, V]``: the target's distributions that entered the rule. None where the rule was not
     asked: batches of greedy rows under a lossless rule, and coupled rows, follow the target's own
     tokens."""
@@ -216,7 +216,7 @@ class Needs:
     hidden_layers: tuple[int, ...] = ()
     """Layers whose hidden states it wants of every committed token, delivered by `Drafter.read`;
     0 is the embedding, -1 what the head reads."""
-    probs: bool = False
+    softmax_probs: bool = False
     """The target's distribution before any argmax at every node, delivered by `Drafter.observe`."""
     images: bool = False
     """A prompt's images as they were given, besides what the target's processor makes of them."""
@@ -273,13 +273,13 @@ tokens before the end, so that each follows its distribution (proved by enumerat
 @dataclass(frozen=True)
 class DraftingTerms:
     """What is asked of the drafts of a round: by the rule, the same in every round (``coupled``,
-    ``probs``, ``continue_on_probs``), and by the length policy, which may ask for something else in
-    each (``make_stopping_fn``, ``continue_on_hidden``)."""
+    ``draft_probs``, ``continue_on_probs``), and by the length policy, which may ask for something
+    else in each (``make_stopping_fn``, ``continue_on_hidden``)."""
 
     coupled: bool = False
     """Draw with the noise that the target's own token at that position is drawn with."""
-    probs: bool = False
-    """Hand over the distributions before any argmax in `Proposal.softmax_probs`, if the tokens come
+    draft_probs: bool = False
+    """Hand over the distributions before any argmax in `Proposal.draft_probs`, if the tokens come
     from any."""
     continue_on_probs: Callable[[Tensor], Tensor] | None = None
     """End a chain before drawing from a distribution that this says no to: distributions before any
@@ -299,4 +299,5 @@ class DraftingTerms:
     @property
     def wants_probs(self) -> bool:
         """Whether anybody looks at distributions before the argmax."""
-        return self.probs or not (self.continue_on_probs is None and self.make_stopping_fn is None)
+        ends = self.continue_on_probs is not None or self.make_stopping_fn is not None
+        return self.draft_probs or ends

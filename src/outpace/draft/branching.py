@@ -13,7 +13,7 @@ from annotated_types import Ge, Le
 from outpace.core.options import Options
 from outpace.core.trees.tree_shape import MAX_TREE_NODES, TreeShape
 from outpace.core.values import is_whole, shown
-from outpace.draft.dynamic import Growth
+from outpace.draft.dynamic import DynamicTrees
 from outpace.errors import ConfigError, did_you_mean
 
 AUTO, DYNAMIC = "auto", "dynamic"
@@ -37,7 +37,7 @@ class TreeOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.growth is not None:
+        if self.dynamic_trees is not None:
             return
         for name in ("top_k", "depth"):
             if getattr(self, name) is not None:
@@ -45,11 +45,11 @@ class TreeOptions(Options):
         shape_of(self.branching, (AUTO, DYNAMIC))
 
     @property
-    def growth(self) -> Growth | None:
+    def dynamic_trees(self) -> DynamicTrees | None:
         """How dynamic trees grow, None where they are not asked for."""
         if not (isinstance(self.branching, str) and self.branching == DYNAMIC):
             return None
-        return Growth(self.top_k or TOP_K, self.depth or DEPTH)
+        return DynamicTrees(self.top_k or TOP_K, self.depth or DEPTH)
 
 
 def checked_branching(name: str, value: Any) -> Any:

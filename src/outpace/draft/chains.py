@@ -80,7 +80,7 @@ class Chains:
         softmax_probs = rows.pipeline.softmax_probs(*here) if by_probs else None  # [B, 1, V]
         if softmax_probs is not None and not self._continue_on_probs(softmax_probs):
             return False
-        if softmax_probs is not None and rows.terms.probs:
+        if softmax_probs is not None and rows.terms.draft_probs:
             self._softmax_probs.append(softmax_probs)
         if rows.pipeline.all_greedy:
             token = rows.pipeline.argmax_tokens(*here)
@@ -159,9 +159,9 @@ class Chains:
         if self._sampled:
             fixed = torch.cat(self._chosen, 1) if self._chosen else None
             distribution = Sampled(torch.cat(self._probs, 1), fixed=fixed)
-        softmax_probs = torch.cat(self._softmax_probs, 1) if self._rows.terms.probs else None
+        draft_probs = torch.cat(self._softmax_probs, 1) if self._rows.terms.draft_probs else None
         counts = to_device(self.counts, self.tokens.device)
-        return Proposal(self.tokens, tree, counts, distribution, softmax_probs=softmax_probs)
+        return Proposal(self.tokens, tree, counts, distribution, draft_probs=draft_probs)
 
 
 def deterministic_chains(drafts: Sequence[Sequence[int]], device: torch.device) -> Proposal:

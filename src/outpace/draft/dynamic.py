@@ -23,7 +23,7 @@ MAX_DYNAMIC_NODES = 60
 
 
 @dataclass(frozen=True)
-class Growth:
+class DynamicTrees:
     """How trees grow: the ``top_k`` best nodes of each level are expanded, each by its ``top_k``
     most probable tokens, down to ``depth``."""
 

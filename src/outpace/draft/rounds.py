@@ -148,7 +148,7 @@ class Round:
     outcomes: Sequence[Outcome]
     """What became of each row, on the host."""
     seconds: Seconds
-    probs: Tensor | None = None
+    softmax_probs: Tensor | None = None
     """``[B, M, V]``, if asked for in `Needs`: the target's distributions before any argmax, at the
     root and at each node. Those of a round for several drafters are in `scored`."""
     aux_logits: Tensor | None = None  # [B, R, V], if the proposal had auxiliary tokens

@@ -15,6 +15,7 @@ from outpace.core.logits.categorical import Categorical
 from outpace.core.logits_pipeline import Branches
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.rng import Role, uniform
+from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Rows
@@ -115,7 +116,7 @@ class Siblings:
     def softmax_probs(self, logits: Tensor, branches: Branches, level: Level) -> Tensor | None:
         """Returns the distributions of the C nodes ``[B, C, V]`` before any argmax, if the rule
         asks for them. Arguments as of a call."""
-        if not self._rows.terms.probs:
+        if not self._rows.terms.draft_probs:
             return None
         return self._rows.pipeline.softmax_probs(logits, branches, self._rows.history)[
             :, level.parent
@@ -195,11 +196,15 @@ def draw_tree(
     rows: Rows,
     logits: Tensor,
     next_logits: NextLogits,
+    counts: Sequence[int],
     *,
     random_stream: int,
     with_replacement: bool,
 ) -> Proposal:
-    """Returns all nodes of the plan's shape, in every row. logits: ``[B, V]``, at the root."""
+    """Returns trees of the plan's shape, of which row b has the first ``counts[b]`` nodes.
+
+    logits: ``[B, V]``, at the root.
+    """
     pick = Siblings(rows, plan.shape.size, with_replacement, random_stream)
     here = logits[:, None]  # [B, W, V]
     fed = rows.seeds.new_empty(len(rows), 0)
@@ -217,12 +222,13 @@ def draw_tree(
             tree = plan.tree(len(rows), fed.shape[1])
             here = next_logits(fed, tree, level.parent[level.inner])
     drawn = Sampled(plan.ordered(probs), with_replacement) if pick.sampled else Deterministic()
+    counts = rows.pipeline.limit_draft_counts(counts)
     return Proposal(
         plan.ordered(drafted),
         plan.tree(len(rows)),
-        fed.new_full((len(rows),), plan.shape.size),
+        to_device(counts, fed.device),
         drawn,
-        softmax_probs=plan.ordered(all_softmax_probs) if all_softmax_probs else None,
+        draft_probs=plan.ordered(all_softmax_probs) if all_softmax_probs else None,
     )
 
 
@@ -252,7 +258,7 @@ def pruned(drafted: Proposal, wanted: Tensor) -> Proposal:
     def moved(of_nodes: Tensor) -> Tensor:
         return of_nodes.gather(1, chosen[..., None].expand_as(of_nodes))
 
-    drawn, softmax_probs = drafted.distribution, drafted.softmax_probs
+    drawn, draft_probs = drafted.distribution, drafted.draft_probs
     if isinstance(drawn, Sampled):
         drawn = replace(drawn, q=moved(drawn.q))
     return replace(
@@ -261,5 +267,5 @@ def pruned(drafted: Proposal, wanted: Tensor) -> Proposal:
         tree=Tree(torch.where(valid, parents, 0)),
         counts=counts,
         distribution=drawn,
-        softmax_probs=None if softmax_probs is None else moved(softmax_probs),
+        draft_probs=None if draft_probs is None else moved(draft_probs),
     )

@@ -13,7 +13,7 @@ from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter
 from outpace.draft.rounds import Rows
 from outpace.engine.request import Request
-from outpace.engine.rounds import deliver_part
+from outpace.engine.rounds import deliver_prompt_states
 from outpace.engine.scheduler import RequestQueue, TokenLimit
 from outpace.errors import ConfigError, ProcessLost, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, RoundPlan
@@ -159,7 +159,7 @@ class Batch:
             return
         begin, ready, whole = perf_counter(), self.target.num_ready_rows, self.drafter.needs.prompts
         for part in self.target.prefill(tokens, layers, whole):
-            deliver_part(self.drafter, self.running, part)
+            deliver_prompt_states(self.drafter, self.running, part)
         synchronise(self.target.device)  # or the next round would pay for it
         seconds = perf_counter() - begin
         for request in self.running[ready:]:

@@ -17,7 +17,7 @@ from outpace.draft.base import Drafter
 from outpace.draft.rounds import Round, Rows
 from outpace.engine.batch import Batch
 from outpace.engine.request import Request
-from outpace.engine.rounds import Stopwatch, deliver_round, emit, update_metrics
+from outpace.engine.rounds import Stopwatch, deliver_round_states, emit, update_metrics
 from outpace.engine.scheduler import RequestQueue, TokenLimit
 from outpace.engine.scheduling_policies import SchedulingPolicy
 from outpace.engine.verifier import Verifier, logprobs_of, to_host
@@ -274,23 +274,27 @@ class Engine:
         """Plans, proposes, scores, verifies and commits, and shows everybody what came of it."""
         compiled = self.compile_seconds
         plan = self.controller.plan(scheduled, self.verifier.terms)
-        budgets = affordable(scheduled, plan.budgets, self.target.max_nodes)
+        most = affordable(scheduled, plan.budgets, self.target.max_nodes)
         rows = self.batch.rows(scheduled, plan)
 
         watch = Stopwatch(self.target.device)
-        rows, proposal = self._propose(rows, budgets)
+        rows, budgets, proposal = self._propose(rows, most)
         watch.lap()
         scores, pending = self._score(rows, proposal)
         watch.lap()
 
         verdict = self.verifier(scores, proposal, rows)
-        verdict, outcomes = to_host(verdict, proposal, self.drafter.name)
-        dead_ends = rows.pipeline.dead_ends
+        unread = rows.pipeline.unread_dead_ends
+        verdict, outcomes, look = to_host(verdict, proposal, self.drafter.name, unread)
+        dead_ends = rows.pipeline.dead_ends if look else {}
         reported = logprobs_of(scores.logits, proposal, rows, scheduled, outcomes)
-        probs = None
-        if self.drafter.needs.probs:
-            probs = rows.pipeline.softmax_probs(scores.logits, proposal.branches, rows.history)
+        softmax_probs = None
+        if self.drafter.needs.softmax_probs:
+            softmax_probs = rows.pipeline.softmax_probs(
+                scores.logits, proposal.branches, rows.history
+            )
 
+        # A path may go on after a token that ends its text: that row leaves the batch then.
         self.target.commit([outcome.path for outcome in outcomes])
         emit(scheduled, outcomes, reported, dead_ends)
         round = Round(
@@ -300,7 +304,7 @@ class Engine:
             verdict,
             outcomes,
             watch.stop(),
-            probs=probs,
+            softmax_probs=softmax_probs,
             aux_logits=scores.aux_logits,
             dead_ends=dead_ends,
         )
@@ -324,7 +328,7 @@ class Engine:
                 request.metrics.account = self.controller.account(request)
         fault = None
         try:
-            deliver_round(self.drafter, scheduled, scores, pending, round.outcomes)
+            deliver_round_states(self.drafter, scheduled, scores, pending, round.outcomes)
             with round.rows.pipeline.drafting():
                 self.drafter.observe(round)
         except RowFault as error:
@@ -337,16 +341,18 @@ class Engine:
         if fault is not None:
             self.batch.start_over()
 
-    def _propose(self, rows: Rows, budgets: Sequence[int]) -> tuple[Rows, Proposal]:
-        """Returns the rows, with the drafter that was picked for each, and what is drafted."""
+    def _propose(self, rows: Rows, budgets: Sequence[int]) -> tuple[Rows, Sequence[int], Proposal]:
+        """Returns the rows, with the drafter that was picked for each, how many nodes each may
+        draft, and what is drafted."""
         if not any(budgets):
-            return rows, self.batch.nothing(len(rows))
+            return rows, budgets, self.batch.nothing(len(rows))
         with rows.pipeline.drafting():
             if self.drafter.candidate_drafters:
                 found = self.drafter.look_up(rows, budgets)
                 picks = self.controller.pick(rows.requests, found, budgets)
-                rows = replace(rows, picks=picks)
-            return rows, self.drafter.propose(rows, budgets).within(self.vocabulary)
+                rows = replace(rows, picks=picks)  # with the same `Rows.state`
+                budgets = [pick.budget for pick in picks] or budgets
+            return rows, budgets, self.drafter.propose(rows, budgets).within(self.vocabulary)
 
     def _score(self, rows: Rows, proposal: Proposal) -> tuple[Scores, list[list[int]]]:
         """Returns the scores, and each row's committed tokens that were not cached before."""

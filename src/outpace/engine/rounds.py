@@ -91,14 +91,16 @@ def update_metrics(requests: Sequence[Request], round: Round) -> None:
         metrics.total_seconds += seconds.total
 
 
-def deliver_part(drafter: Drafter, requests: Sequence[AnyRequest], part: PrefillChunk) -> None:
+def deliver_prompt_states(
+    drafter: Drafter, requests: Sequence[AnyRequest], part: PrefillChunk
+) -> None:
     """Gives a drafter what it needs of a part of the prompts. requests: by row."""
     if drafter.needs.hidden_layers:
         read = [requests[row] for row in part.rows]
         drafter.read(read, part.tokens, _side_by_side(part.states, drafter))
 
 
-def deliver_round(
+def deliver_round_states(
     drafter: Drafter,
     requests: Sequence[AnyRequest],
     scores: Scores,

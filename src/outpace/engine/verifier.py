@@ -34,12 +34,12 @@ from outpace.verify.base import (
 class Verifier:
     """Turns the target's scores into a verdict with one rule.
 
-    second_text: the tokens that stand between the two copies of the draft, for a rule that has the
-    draft scored twice.
+    second_copy_token_ids: stand between the two copies of the draft, for a rule that has the draft
+    scored twice.
     """
 
     rule: Rule
-    second_text: Sequence[int] = ()
+    second_copy_token_ids: Sequence[int] = ()
 
     @property
     def coupled(self) -> bool:
@@ -64,17 +64,17 @@ class Verifier:
     def aux_tokens(self, proposal: Proposal) -> AuxTokens | None:
         """Returns what has to be scored besides the draft: the drafter's own columns and, for a
         rule that wants it, the second copy of the draft after the text."""
-        if self._needs.second_pass is None:
+        if self._needs.second_copy_prompt is None:
             return proposal.aux_tokens
         if proposal.aux_tokens is not None:
             self._refuse_aux_tokens()
-        return _second_copy(proposal, self.second_text)
+        return _second_copy(proposal, self.second_copy_token_ids)
 
     def check(self, drafter: Drafter) -> None:
         """Raises ``ConfigError`` where the rule cannot verify what a drafter proposes."""
         for drawn in [DraftSampling.DETERMINISTIC] if self.coupled else drafter.sampling_kinds:
             self.rule.check(drawn, drafter.trees)
-        if drafter.capabilities.uses_aux_tokens and self._needs.second_pass is not None:
+        if drafter.capabilities.uses_aux_tokens and self._needs.second_copy_prompt is not None:
             self._refuse_aux_tokens()
 
     def _refuse_aux_tokens(self) -> NoReturn:
@@ -86,16 +86,18 @@ class Verifier:
     def __call__(self, scores: Scores, proposal: Proposal, rows: Rows) -> Verdict:
         """Returns the verdict on a proposal, given what the target's pass says about it."""
         logits, branches = scores.logits, proposal.branches
+        # Greedy rows: the target's token at each node is its argmax.
         if rows.pipeline.all_greedy and self.rule.lossless:
             best = rows.pipeline.argmax_tokens(logits, branches, rows.history)
             return accept_matching(best, proposal)
         p = rows.pipeline(logits, branches, rows.history)
-        if self.coupled:
+        if self.coupled:  # it is drawn with noise that the drafter used, too
             positions = rows.positions[:, None] + proposal.tree.depth
             return accept_matching(gumbel_sample(p, rows.seeds, positions), proposal)
+        # Sampled rows: the rule says where to stop, and what is drawn there.
         rule = self._informed(scores, proposal, branches, rows)
         verdict = draw_verdict(rule, p, proposal, rows.seeds, rows.positions)
-        return replace(verdict, probs=p, rule=rule)
+        return replace(verdict, p=p, rule=rule)
 
     def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
         """The rule with the evidence that it asked for; most rules ask for none."""
@@ -105,11 +107,11 @@ class Verifier:
         softmax_probs = second = None
         if needs.softmax_probs:
             softmax_probs = rows.pipeline.softmax_probs(scores.logits, branches, rows.history)
-        if needs.second_pass is not None and scores.aux_logits is not None:
+        if needs.second_copy_prompt is not None and scores.aux_logits is not None:
             copy = scores.aux_logits[:, -(1 + proposal.tree.size) :]
             second = rows.pipeline.softmax_probs(copy, branches, rows.history)
         states = scores.node_hidden_states(needs.hidden_layers) if needs.hidden_layers else None
-        draft = proposal.softmax_probs if needs.draft_probs else None
+        draft = proposal.draft_probs if needs.draft_probs else None
         return self.rule.with_evidence(Evidence(states, second, softmax_probs, draft))
 
 
@@ -125,35 +127,45 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
     return AuxTokens(parents, tokens=torch.cat([between, proposal.tokens], 1))
 
 
-def to_host(verdict: Verdict, proposal: Proposal, method: str) -> tuple[Verdict, list[Outcome]]:
-    """Returns the verdict with `host` set, and what came of each row. This is the round's only
-    transfer from the device. method: the drafter's name for rows where the proposal gives none."""
-    tree = proposal.tree
-    methods = proposal.methods or [method] * len(proposal.counts)
-    predicted = proposal.predicted or [False] * len(proposal.counts)
+def to_host(
+    verdict: Verdict, proposal: Proposal, method: str, unread: Tensor | None = None
+) -> tuple[Verdict, list[Outcome], bool]:
+    """Returns the verdict with `host` set, what came of each row, and what ``unread`` says. This is
+    the round's only transfer from the device.
+
+    method: the drafter's name for rows where the proposal gives none. unread: a bool that is still
+    on the device (`LogitsPipeline.unread_dead_ends`); None stands for true.
+    """
+    tree, rows = proposal.tree, len(proposal.counts)
+    methods = proposal.methods or [method] * rows
+    predicted = proposal.predicted or [False] * rows
+    flag = [] if unread is None else [unread.expand(rows, 1)]
     if not tree.size:  # plain decoding
-        tokens = verdict.next_token.tolist()
+        host_rows = torch.cat([verdict.next_token[:, None], *flag], 1).tolist()
         outcomes = [
-            Outcome(0, 0, method=name, tokens=[token])
-            for name, token in zip(methods, tokens, strict=True)
+            Outcome(0, 0, method=name, tokens=row[:1])
+            for name, row in zip(methods, host_rows, strict=True)
         ]
-        return replace(verdict, host=[0] * len(tokens)), outcomes
+        return replace(verdict, host=[0] * rows), outcomes, unread is None or bool(host_rows[0][-1])
     depth = torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1)
-    head = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
-    listed = torch.cat([head, verdict.path(tree), proposal.tokens], 1).tolist()
-    verdict = replace(verdict, host=[row[0] for row in listed])
-    return verdict, [
-        _outcome(row, tree.size, name, foretold)
-        for row, name, foretold in zip(listed, methods, predicted, strict=True)
+    numbers = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
+    host_rows = torch.cat([numbers, verdict.path(tree), proposal.tokens, *flag], 1).tolist()
+    outcomes = [
+        _outcome(row, tree.size, name, from_prediction)
+        for row, name, from_prediction in zip(host_rows, methods, predicted, strict=True)
     ]
+    verdict = replace(verdict, host=[row[0] for row in host_rows])
+    return verdict, outcomes, unread is None or bool(host_rows[0][-1])
 
 
 def _outcome(row: list[int], size: int, method: str, predicted: bool) -> Outcome:
+    """A row's outcome. row: node, next token, drafted, depth, ``size`` of a path, ``size`` drafted
+    tokens."""
     _, next_token, drafted, depth = row[:4]
     path = [node for node in row[4 : 4 + size] if node > 0]
-    tokens = row[4 + size :]
-    said = [*(tokens[node - 1] for node in path), next_token]
-    return Outcome(drafted, depth, path=path, method=method, tokens=said, predicted=predicted)
+    draft = row[4 + size : 4 + 2 * size]
+    tokens = [*(draft[node - 1] for node in path), next_token]
+    return Outcome(drafted, depth, path=path, method=method, tokens=tokens, predicted=predicted)
 
 
 def logprobs_of(

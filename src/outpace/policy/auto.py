@@ -29,17 +29,17 @@ from outpace.policy.costs import (
     BatchBucket,
     CostTable,
 )
-from outpace.policy.estimator import Estimator, RoundRows
+from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.exploration import MAX_TRIAL_LOSS, TrialBudget
 from outpace.policy.forecast import RoundComparison, RoundEstimate, SavedPerToken, TextForecast
 
 
 @dataclass
-class _Plan:
-    """What might be drafted in the coming round."""
+class _Option:
+    """What might be drafted in the coming round for the requests that measured times decide."""
 
     picks: dict[Request, DrafterChoice]
-    tokens: float  # of all adaptive rows
+    tokens: float  # of all these requests
     seconds: float | None  # of the round; None while they are not known
     trials: dict[str, Trial | None] = field(default_factory=dict)  # by those that draft
 
@@ -49,16 +49,37 @@ class _Plan:
         return None if self.seconds is None else self.tokens / self.seconds
 
 
+@dataclass
+class _RoundState:
+    """What is known and decided of the present round, from `Auto.plan` to `Auto.record`."""
+
+    chosen: _Option | None = None
+    asked: frozenset[Request] = frozenset()
+    """For whom a drafter that drafts alone was asked: it may have nothing to draft."""
+    lookup_drafts: Mapping[Request, Mapping[str, LookupDraft]] = field(default_factory=dict)
+    """By request, what each look-up has found."""
+    comparisons: dict[str, dict[Request, RoundComparison]] = field(default_factory=dict)
+    """By model and request, the round with the model and without it."""
+
+
 class Auto(Controller):
     """Chooses among plain decoding, look-ups and draft models, and how much each drafts, by the
     expected tokens for the expected seconds of each candidate.
+
+    =======  ========================================  ==========================================
+    .        a drafter that drafts alone               look-ups and models
+    =======  ========================================  ==========================================
+    plan     chooses how many nodes                    allows each request as many as any drafter
+    pick     is not called                             knows what look-ups found, and chooses
+    record   may learn that it found nothing           learns what each look-up's draft was worth
+    =======  ========================================  ==========================================
 
     Look-ups cost nothing to ask, so their drafts are known before the choice is made. After each
     round they are compared with the committed tokens, whichever drafter was chosen. What a draft
     model brings is known from its own rounds only, so it is tried now and then. All trials share
     one budget (`TrialBudget`), and all drafters one table of costs.
 
-    Each reproducible row (`Request.reproducible`) is decided by its own history and nominal costs.
+    Each reproducible request is decided by its own history and nominal costs.
     """
 
     def __init__(self, drafters: Sequence[Estimator], file: StateFile | None = None) -> None:
@@ -73,13 +94,8 @@ class Auto(Controller):
         self._look_ups = [self._candidates[name] for name in look_ups]
         self._models = [one for one in self._candidates.values() if one not in self._look_ups]
         self._texts = TextForecast()
-        self._comparisons: dict[str, dict[Request, RoundComparison]] = {}
-        self._since_probe = 0
-        # Of the present round.
-        self._measured_plan: _Plan | None = None
-        self._asked: frozenset[Request] = frozenset()
-        self._lookup_drafts: Mapping[Request, Mapping[str, LookupDraft]] = {}
-        self._lengths: dict[Request, int] = {}
+        self._since_runner_up = 0
+        self._round = _RoundState()
         self._file = file
         if file is not None:
             saved = file.load()
@@ -99,8 +115,7 @@ class Auto(Controller):
     # -- choosing ------------------------------------------------------------------------------
 
     def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
-        self._measured_plan, self._lookup_drafts, self._asked = None, {}, frozenset()
-        self._comparisons = {}
+        self._round = _RoundState()
         shape: TreeShape | None = None
         learned = not any(request.reproducible for request in requests)
         for one in self._estimators:
@@ -112,7 +127,7 @@ class Auto(Controller):
         if self._alone is not None:
             budgets = [pick.budget for pick in self._picks(requests, budgets)]
             within = zip(requests, affordable(requests, budgets), strict=True)
-            self._asked = frozenset(request for request, budget in within if budget)
+            self._round.asked = frozenset(request for request, budget in within if budget)
         # With several drafters the choice is made when look-ups have been asked (`pick`).
         return RoundPlan(budgets, terms, shape)
 
@@ -123,15 +138,16 @@ class Auto(Controller):
         budgets: Sequence[int],
     ) -> list[DrafterChoice]:
         names = [one.name for one in self._look_ups]
-        self._lookup_drafts = {
+        self._round.lookup_drafts = {
             request: {name: found[name][row] for name in names if found[name][row].tokens}
             for row, request in enumerate(requests)
         }
-        self._lengths = {request: request.length for request in requests}
         for one in self._estimators:
             name = one.name
             one.lookup_drafts = {
-                row: drafts[name] for row, drafts in self._lookup_drafts.items() if name in drafts
+                request: drafts[name]
+                for request, drafts in self._round.lookup_drafts.items()
+                if name in drafts
             }
             for request, budget in zip(requests, budgets, strict=True):
                 if budget and name in names:
@@ -146,7 +162,7 @@ class Auto(Controller):
                 picks[request] = DrafterChoice()
             elif requested_budget(request) is not None:
                 # The first look-up that found something, or the model.
-                found, models = self._lookup_drafts.get(request, ()), self._models
+                found, models = self._round.lookup_drafts.get(request, ()), self._models
                 name = next(iter([*found, *(one.name for one in models)]), "")
                 picks[request] = DrafterChoice(name, budget)
             elif request.reproducible:
@@ -154,14 +170,14 @@ class Auto(Controller):
             else:
                 adaptive.append(request)
         min_size = max((pick.budget for pick in picks.values()), default=0)
-        batch = RoundRows(requests, adaptive, min_size)
-        self._measured_plan = self._measured(batch) if adaptive else None
-        picks |= self._measured_plan.picks if self._measured_plan else {}
+        if adaptive:
+            self._round.chosen = self._measured(RoundRequests(requests, adaptive, min_size))
+            picks |= self._round.chosen.picks
         return [picks[request] for request in requests]
 
     def _nominal(self, request: Request) -> DrafterChoice:
-        """Which drafter drafts in a reproducible row."""
-        best, promise, drafts = DrafterChoice(), 1.0, self._lookup_drafts.get(request, {})
+        """Which drafter drafts for a reproducible request."""
+        best, promise, drafts = DrafterChoice(), 1.0, self._round.lookup_drafts.get(request, {})
         able = [self._candidates[name] for name in drafts]
         able += [one for one in self._models if self._is_able(one.estimator)]
         for one in able:
@@ -172,100 +188,95 @@ class Auto(Controller):
         return best
 
     def _is_able(self, one: Estimator) -> bool:
-        """Whether a drafter drafts for reproducible rows. The only drafter decides that itself."""
+        """Whether a drafter drafts for reproducible requests; the only one decides that itself."""
         return one is self._alone or not one.skips_reproducible
 
-    def _measured(self, batch: RoundRows) -> _Plan:
-        """The best plan by measured rounds. Now and then it is one close to the best instead, the
-        one that was measured longest ago: a bad measurement may hide that it is better. A plan of
-        unknown time comes first; the budget for trials keeps those few."""
-        plain = self.costs.plain(batch.bucket)
-        nothing = _Plan(
-            dict.fromkeys(batch.adaptive, DrafterChoice()), float(len(batch.adaptive)), plain
-        )
+    def _measured(self, batch: RoundRequests) -> _Option:
+        """The best option by measured rounds. Now and then it is one close to the best instead, the
+        one that was measured longest ago: a bad measurement may hide that it is better. An option
+        of unknown time comes first; the budget for trials keeps those few."""
+        nothing = _Option(_no_picks(batch), len(batch.adaptive), self.costs.plain(batch.bucket))
         if self.costs.doubted(batch.bucket) and not batch.min_size:
             return nothing
         looked_up = self._looked_up(batch)
         found = [looked_up, *(self._modelled(one, batch, looked_up) for one in self._models)]
-        plans = [plan for plan in found if plan is not None]
-        unknown = [plan for plan in plans if plan.rate is None]
-        best = max(unknown[-1:] or plans, key=lambda plan: plan.rate or 0.0, default=nothing)
-        if plans and not unknown and not batch.min_size:
+        options = [option for option in found if option is not None]
+        unknown = [option for option in options if option.rate is None]
+        best = max(unknown[-1:] or options, key=lambda option: option.rate or 0.0, default=nothing)
+        if options and not unknown and not batch.min_size:
             close = (best.rate or 0.0) / SPEED_CHANGE_RATIO
-            others = [plan for plan in (nothing, *plans) if plan is not best]
-            others = [plan for plan in others if (plan.rate or 0.0) > close]
-            self._since_probe += bool(others)
-            if self._since_probe >= MAX_SAMPLES:
-                self._since_probe = 0
-                best = max(others, key=lambda plan: self._age(batch.bucket, plan))
+            others = [option for option in (nothing, *options) if option is not best]
+            others = [option for option in others if (option.rate or 0.0) > close]
+            self._since_runner_up += bool(others)
+            if self._since_runner_up >= MAX_SAMPLES:
+                self._since_runner_up = 0
+                best = max(others, key=lambda option: self._age(batch.bucket, option))
         for trial in best.trials.values():
             if trial is not None:
-                trial.made()
+                trial.charge_text()
         return best
 
-    def _age(self, bucket: BatchBucket, plan: _Plan) -> int:
+    def _age(self, bucket: BatchBucket, option: _Option) -> int:
         """How many rounds ago a round like this was measured."""
-        largest = max(plan.picks.values(), key=lambda pick: pick.budget)
+        largest = max(option.picks.values(), key=lambda pick: pick.budget)
         return self.costs.age(bucket, largest.name, largest.budget)
 
-    def _looked_up(self, batch: RoundRows) -> _Plan | None:
-        """The plan of the look-ups' drafts in the rows where they found something; None if that
-        does not pay."""
+    def _looked_up(self, batch: RoundRequests) -> _Option | None:
+        """The look-ups' drafts for the requests for which they found something; None if that does
+        not pay."""
         chosen: dict[Request, str] = {}
         for request in batch.adaptive:
             worth = {
                 name: self[name].tokens(request, len(draft.tokens))
-                for name, draft in self._lookup_drafts.get(request, {}).items()
+                for name, draft in self._round.lookup_drafts.get(request, {}).items()
             }
             if worth:
                 chosen[request] = max(worth, key=worth.__getitem__)
         if not chosen:
             return None
-        made = _Plan(
-            dict.fromkeys(batch.adaptive, DrafterChoice()), float(len(batch.adaptive)), 0.0
-        )
+        option = _Option(_no_picks(batch), len(batch.adaptive), 0.0)
         for name in dict.fromkeys(chosen.values()):
-            one, rows = self[name], [row for row, by in chosen.items() if by == name]
-            own = RoundRows(batch.rows, rows, batch.min_size)
-            offer = self._candidates[name].plan(own)
+            one, requests = self[name], [request for request, by in chosen.items() if by == name]
+            own = RoundRequests(batch.requests, requests, batch.min_size)
+            plan = self._candidates[name].plan(own)
             sizes = [
-                min(size, len(one.lookup_drafts[row].tokens))
-                for row, size in zip(rows, offer.sizes, strict=True)
+                min(size, len(one.lookup_drafts[request].tokens))
+                for request, size in zip(requests, plan.sizes, strict=True)
             ]
             if not any(sizes):
                 continue
-            made.trials[name] = offer.trial
-            for row, size in zip(rows, sizes, strict=True):
-                made.picks[row] = DrafterChoice(name, size)
-                made.tokens += one.tokens(row, size) - 1
+            option.trials[name] = plan.trial
+            for request, size in zip(requests, sizes, strict=True):
+                option.picks[request] = DrafterChoice(name, size)
+                option.tokens += one.tokens(request, size) - 1
             seconds = one.seconds(own, max(sizes))
-            if seconds is None or made.seconds is None:
-                made.seconds = None
+            if seconds is None or option.seconds is None:
+                option.seconds = None
             else:
-                made.seconds = max(made.seconds, seconds)
-        return made if made.trials else None
+                option.seconds = max(option.seconds, seconds)
+        return option if option.trials else None
 
     def _modelled(
-        self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
-    ) -> _Plan | None:
-        """The plan with a draft model in all rows, or only in those where look-ups found nothing
+        self, model: Candidate, batch: RoundRequests, looked_up: _Option | None
+    ) -> _Option | None:
+        """A model's drafts for all requests, or only for those for which look-ups found nothing
         better; None if that does not pay."""
-        one, offer = model.estimator, model.plan(batch, self._saved_per_token(model))
+        one, plan = model.estimator, model.plan(batch, self._saved_per_token(model))
         if self._look_ups:
-            self._comparisons[one.name] = self._comparisons_of(model, batch, looked_up)
-        size = max(offer.sizes)
+            self._round.comparisons[one.name] = self._comparisons_of(model, batch, looked_up)
+        size = max(plan.sizes)
         if not size:
             return None
         seconds = None if model.forecast is None else model.forecast.costs[size]
-        pairs = zip(batch.adaptive, offer.sizes, strict=True)
+        pairs = zip(batch.adaptive, plan.sizes, strict=True)
         picks = {
             request: DrafterChoice(one.name if count else "", count) for request, count in pairs
         }
-        whole = _Plan(picks, 0.0, seconds, {one.name: offer.trial})
-        mixed = _Plan(dict(picks), 0.0, seconds, {one.name: offer.trial})
+        alone = _Option(picks, 0.0, seconds, {one.name: plan.trial})
+        mixed = _Option(dict(picks), 0.0, seconds, {one.name: plan.trial})
         for request, pick in picks.items():
             tokens = one.tokens(request, pick.budget)
-            whole.tokens += tokens
+            alone.tokens += tokens
             find = looked_up.picks[request] if looked_up is not None else DrafterChoice()
             cut = min(find.budget, size)
             if looked_up is not None and cut and self[find.name].tokens(request, cut) > tokens:
@@ -274,7 +285,7 @@ class Auto(Controller):
                 tokens = self[find.name].tokens(request, cut)
             mixed.tokens += tokens
         names = {pick.name for pick in mixed.picks.values() if pick.budget}
-        return mixed if {one.name} < names and mixed.seconds is not None else whole
+        return mixed if {one.name} < names and mixed.seconds is not None else alone
 
     def _saved_per_token(self, model: Candidate) -> SavedPerToken | None:
         """What a model is expected to save in each text on top of the look-ups; None while that is
@@ -285,13 +296,13 @@ class Auto(Controller):
         return lambda request: texts.saves(request, name)
 
     def _comparisons_of(
-        self, model: Candidate, batch: RoundRows, looked_up: _Plan | None
+        self, model: Candidate, batch: RoundRequests, looked_up: _Option | None
     ) -> dict[Request, RoundComparison]:
-        """For each row of this round, the ways to run it with a model and without it."""
+        """For each adaptive request, the ways to run this round with a model and without it."""
         forecast, plain = model.forecast, self.costs.plain(batch.bucket)
         if forecast is None or plain is None:
             return {}
-        size, curve = forecast.drafted, [seconds / plain for seconds in forecast.curve]
+        size, curve = forecast.best_nonzero, [seconds / plain for seconds in forecast.curve]
         comparisons = {}
         for request in batch.adaptive:
             without = RoundEstimate(1.0, 1.0)
@@ -318,7 +329,7 @@ class Auto(Controller):
     ) -> None:
         pairs = zip(requests, outcomes, strict=True)
         bucket = BatchBucket.of(
-            len(requests), max(row.length - each.emitted for row, each in pairs)
+            len(requests), max(request.length - each.emitted for request, each in pairs)
         )
         if seconds is not None:
             self._learn_times(bucket, requests, outcomes, seconds)
@@ -329,15 +340,15 @@ class Auto(Controller):
             decided = request.remaining + outcome.emitted > 1 and mode_of(request) is Mode.MEASURED
             for candidate in self._candidates.values():
                 own = self._own(outcome, candidate.estimator)
-                candidate.record(request, own, decided, request in self._asked)
+                candidate.record(request, own, decided, request in self._round.asked)
         self._learn_savings(requests, outcomes)
         self._learn_lookups(requests, outcomes)
-        self._measured_plan, self._asked, self._lookup_drafts = None, frozenset(), {}
+        self._round = _RoundState()
         if self._file is not None and any(request.finished for request in requests):
             self._file.changed()
 
     def _own(self, outcome: Outcome, one: Estimator) -> Outcome:
-        """A row's outcome as one drafter sees it: empty where another one drafted."""
+        """A request's outcome as one drafter sees it: empty where another one drafted."""
         if one is self._alone or (outcome.drafted and outcome.method == one.name):
             return outcome
         return Outcome(0, 0, 0, outcome.emitted, (), one.name)
@@ -349,8 +360,9 @@ class Auto(Controller):
         outcomes: Sequence[Outcome],
         seconds: Seconds,
     ) -> None:
-        """Enters the time of a round. Where several drafters drafted, it counts for the one that
-        costs most, if that one also drafted most; otherwise for none."""
+        """Enters the time of a round. Where several drafters drafted, it counts for the last of
+        them, which is the model if that drafted, if that one also drafted most; otherwise for
+        none."""
         largest: dict[str, int] = {}
         changes = self.costs.changes
         for outcome in outcomes:
@@ -359,45 +371,43 @@ class Auto(Controller):
                 largest[name] = max(outcome.drafted, largest.get(name, 0))
         drafting = [one for one in self._estimators if one.name in largest]
         begun = all(self._estimators[0].text(request).rounds for request in requests)
-        if self._asked and self._alone and begun:
+        asked, chosen = self._round.asked, self._round.chosen
+        if asked and self._alone and begun:
             found = sum(outcome.drafted > 0 for outcome in outcomes)
-            self._alone.learn_asking(found, len(self._asked))
+            self._alone.learn_asking(found, len(asked))
         if not largest and begun:
-            missed = self._alone.name if self._alone and self._asked else ""
+            missed = self._alone.name if self._alone and asked else ""
             self.costs.add(bucket, missed, MISS if missed else PLAIN, seconds, 0)
         elif largest and largest[drafting[-1].name] == max(largest.values()):
             own = [self._own(outcome, drafting[-1]) for outcome in outcomes]
             drafting[-1].learn_times(bucket, requests, own, seconds, begun)
         if self.costs.changes > changes:
             self._budget.renew()
-        if self._measured_plan is None:
+        if chosen is None:
             return
         self._budget.spent += seconds.total
         plain = self.costs.plain(bucket)
-        for name, trial in self._measured_plan.trials.items():
-            if trial and plain is not None and (largest or self._asked):
-                self._candidates[name].tried(bucket, seconds, plain, outcomes)
+        for name, trial in chosen.trials.items():
+            if trial and plain is not None and (largest or asked):
+                self._candidates[name].record_trial(bucket, seconds, plain, outcomes)
 
     def _learn_savings(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Notes what the models saved, or would have saved."""
-        for name, comparisons in self._comparisons.items():
+        for name, comparisons in self._round.comparisons.items():
             for request, outcome in zip(requests, outcomes, strict=True):
                 if request in comparisons:
                     by_model = outcome.method == name and outcome.drafted > 0
                     drafted = outcome.drafted if by_model else None
                     saved = comparisons[request].saved(outcome.emitted, drafted)
                     self._texts.note(request, name, outcome.emitted, saved)
-            comparisons.clear()
 
     def _learn_lookups(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:
         """Learns what became of the look-ups' drafts, or would have where another one drafted."""
         for request, outcome in zip(requests, outcomes, strict=True):
-            drafts = self._lookup_drafts.get(request)
-            if drafts is None:
+            drafts = self._round.lookup_drafts.get(request)
+            if drafts is None or request.finished:
                 continue
             committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
-            if request.finished or request.length != self._lengths[request] + outcome.emitted:
-                continue
             for name, draft in drafts.items():
                 if outcome.drafted and outcome.method == name:
                     trail = chain_trail(outcome.drafted, outcome.accepted)
@@ -427,6 +437,11 @@ class Auto(Controller):
         """Goes on from what an earlier run saved."""
         self._texts.from_dict(saved["savings"])
         self.costs.from_dict(saved["drafters"], list(self._candidates))
+
+
+def _no_picks(batch: RoundRequests) -> dict[Request, DrafterChoice]:
+    """Nothing drafted for any of the adaptive requests."""
+    return dict.fromkeys(batch.adaptive, DrafterChoice())
 
 
 def trail_if_verified(draft: Sequence[int], committed: Sequence[int]) -> Trail:

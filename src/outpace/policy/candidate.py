@@ -11,7 +11,7 @@ from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.costs import MIN_SAMPLES, PLAIN, BatchBucket
-from outpace.policy.estimator import Estimator, RoundRows
+from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.exploration import MAX_TRIAL_LOSS, TEXT_TRIAL_SHARE, Backoff, TrialBudget
 from outpace.policy.forecast import Forecast, SavedPerToken, is_prefill_repaid
 from outpace.policy.text import TextState
@@ -26,8 +26,8 @@ class Trial:
     text: TextState | None = None
     """The text that is charged for the trial, if the drafter has to read that text first."""
 
-    def made(self) -> None:
-        """Charges the text: the trial is made."""
+    def charge_text(self) -> None:
+        """Charges the text for the trial, which is made."""
         if self.text is not None:
             self.text.lost += self.loss
 
@@ -37,7 +37,7 @@ class CandidatePlan:
     """What a drafter would draft in the coming round."""
 
     sizes: Sequence[int]
-    """Nodes in each of the adaptive rows."""
+    """Nodes for each of the adaptive requests."""
     trial: Trial | None = None
 
 
@@ -46,7 +46,7 @@ class Candidate:
     cost (`Estimator`), or none.
 
     Where plain decoding seems best, a draft is tried as often as the budget for trials allows. It
-    is tried in one row: that suffices to measure a round, and the drafter reads only one prompt.
+    is tried for one request: that suffices to measure a round, and the drafter reads one prompt.
     """
 
     def __init__(self, estimator: Estimator, budget: TrialBudget) -> None:
@@ -65,22 +65,23 @@ class Candidate:
 
     # -- by measured costs ---------------------------------------------------------------------
 
-    def plan(self, batch: RoundRows, saves: SavedPerToken | None = None) -> CandidatePlan:
-        """Returns how many nodes to draft in each of the adaptive rows. saves: what the drafter
-        saves on top of the others; unset: what its present forecast says."""
+    def plan(self, batch: RoundRequests, saves: SavedPerToken | None = None) -> CandidatePlan:
+        """Returns how many nodes to draft for each of the adaptive requests.
+
+        saves: what the drafter saves on top of the others; unset: what its present forecast says.
+        """
         if self.estimator.stopping is not None:
             self.estimator.stopping.begin(batch.adaptive)
         size, trial = self._size(batch, saves)
-        trying = self._cheapest(batch) if trial else None
-        return CandidatePlan(
-            [size if trying in (None, row) else 0 for row in batch.adaptive], trial
-        )
+        only = self._cheapest(batch) if trial else None
+        sizes = [size if only in (None, request) else 0 for request in batch.adaptive]
+        return CandidatePlan(sizes, trial)
 
-    def _cheapest(self, batch: RoundRows) -> Request:
-        """The row in which it costs least to try a draft."""
+    def _cheapest(self, batch: RoundRequests) -> Request:
+        """The request for which it costs least to try a draft."""
         return min(batch.adaptive, key=self.estimator.num_uncomputed_tokens)
 
-    def _size(self, batch: RoundRows, saves: SavedPerToken | None) -> tuple[int, Trial | None]:
+    def _size(self, batch: RoundRequests, saves: SavedPerToken | None) -> tuple[int, Trial | None]:
         """The size of the coming drafts, and the trial that they are, if they are one."""
         if self._backoff is not None and self._backoff.lasts(batch.bucket, batch.adaptive):
             return 0, None
@@ -90,14 +91,14 @@ class Candidate:
         if plain is None or costs.times_measured(batch.bucket, one.name, PLAIN) < MIN_SAMPLES:
             self._reason = self._reason or Reason.UNMEASURED
             return 0, None  # all others are measured against it
-        scout = self._cheapest(batch)
-        reading = costs.reading(one.name, one.num_uncomputed_tokens(scout), plain)
+        cheapest = self._cheapest(batch)
+        reading = costs.reading(one.name, one.num_uncomputed_tokens(cheapest), plain)
         self.forecast = forecast = one.forecast(batch)
         if forecast is None:
             self._reason, self._cost, self._reading = Reason.UNTRIED, None, reading / plain
-            return self._tried(one.sizes.values[1], Trial(reading / plain), plain)
-        drafted = forecast.drafted
-        self._cost = max(0.0, forecast.curve[drafted] - plain) / (drafted * plain)
+            return self._if_affordable(one.sizes.values[1], Trial(reading / plain), plain)
+        nodes = forecast.best_nonzero
+        self._cost = max(0.0, forecast.curve[nodes] - plain) / (nodes * plain)
         promising = forecast.best > 0
         self._reading = reading / plain if promising else None
         if promising and self._repays(batch, forecast.gain, plain, saves):
@@ -106,15 +107,15 @@ class Candidate:
             return (forecast.best if one.stopping is None else one.most), None
         self._reason = Reason.READING if promising else Reason.NO_GAIN
         size = one.sizes.values[1]
-        # One row drafts, and the round is longer for all.
+        # One request gets a draft, and the round is longer for all.
         more = (forecast.tokens[size] - forecast.tokens[0]) / len(batch.adaptive) ** 2
         longer = (forecast.costs[size] - plain + reading) / plain
-        trial = Trial(max(0.0, longer - more), one.text(scout) if reading else None)
-        found = self._tried(size, trial, plain)
+        trial = Trial(max(0.0, longer - more), one.text(cheapest) if reading else None)
+        found = self._if_affordable(size, trial, plain)
         self._backoff = None if found[1] else Backoff(batch.bucket, WeakSet(batch.adaptive))
         return found
 
-    def _tried(self, size: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
+    def _if_affordable(self, size: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
         """The size and the trial, if the budget allows it; else nothing is drafted.
 
         What trials may cost a text is a share of its rounds, not of its tokens: a text that is
@@ -127,16 +128,18 @@ class Candidate:
         return (size, trial) if allowed else (0, None)
 
     def _repays(
-        self, batch: RoundRows, gain: float, plain: float, saves: SavedPerToken | None
+        self, batch: RoundRequests, gain: float, plain: float, saves: SavedPerToken | None
     ) -> bool:
         """Whether drafting is expected to repay what has to be read for it."""
         unread = sum(map(self.estimator.num_uncomputed_tokens, batch.adaptive))
         if not unread:
             return True
-        reading = self.estimator.costs.reading(self.name, unread, plain) / plain * len(batch.rows)
+        reading = (
+            self.estimator.costs.reading(self.name, unread, plain) / plain * len(batch.requests)
+        )
         return is_prefill_repaid(reading, batch.adaptive, saves or (lambda request: 1 - 1 / gain))
 
-    def tried(
+    def record_trial(
         self, bucket: BatchBucket, seconds: Seconds, plain: float, outcomes: Sequence[Outcome]
     ) -> None:
         """Enters what a trial has lost."""
@@ -176,11 +179,11 @@ class Candidate:
     # -- what came of it -----------------------------------------------------------------------
 
     def record(self, request: Request, outcome: Outcome, decided: bool, asked: bool) -> None:
-        """Learns from what became of a row's draft. decided: measured rounds decided about it.
+        """Learns from what became of a request's draft. decided: measured rounds decided about it.
         asked: whether the drafter was asked for it, if it is not a look-up among several
         drafters."""
         tally = self.estimator.text(request).tally
-        tally.score(outcome, self._reason if decided else None)
+        tally.count(outcome, self._reason if decided else None)
         if asked:
             tally.ask(found=outcome.drafted > 0)
         self.estimator.record(request, outcome)
@@ -195,7 +198,7 @@ class Candidate:
                 chance = one.acceptance.chances(text.counts, 1)[0][0]
         elif mode is Mode.NOMINAL and able:
             forecast = one.nominal_forecast(request, one.static.shape.height)
-            best = forecast.drafted
+            best = forecast.best_nonzero
             cost = (forecast.costs[best] - 1) / best
             reason = Reason.GAIN if forecast.rates[best] > forecast.rates[0] else Reason.NO_GAIN
             if text.counts.tried:

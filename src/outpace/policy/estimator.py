@@ -30,19 +30,19 @@ from outpace.policy.text import TextState
 
 
 @dataclass(frozen=True)
-class RoundRows:
-    """The rows of a round."""
+class RoundRequests:
+    """The requests of a round."""
 
-    rows: Sequence[Request]
+    requests: Sequence[Request]
     adaptive: Sequence[Request]
-    """The rows whose drafts are chosen by measured rounds, here and now."""
+    """Those whose drafts are chosen by measured rounds, here and now."""
     min_size: int = 0
-    """Nodes that some other row drafts in any case."""
+    """Nodes that are drafted for some other one in any case."""
 
     @cached_property
     def bucket(self) -> BatchBucket:
         """The batch's size and longest context."""
-        return BatchBucket.of(len(self.rows), max(row.length for row in self.rows))
+        return BatchBucket.of(len(self.requests), max(each.length for each in self.requests))
 
 
 class Estimator:
@@ -141,7 +141,7 @@ class Estimator:
         found = self._expected(request)
         return found[nodes if nodes in found else max(size for size in found if size <= nodes)]
 
-    def seconds(self, batch: RoundRows, nodes: int) -> float | None:
+    def seconds(self, batch: RoundRequests, nodes: int) -> float | None:
         """Returns the seconds that a round with ``nodes`` nodes is expected to take; None while
         nothing is known of these."""
         curve = self.curve(batch, max(nodes, batch.min_size))
@@ -149,7 +149,7 @@ class Estimator:
             return None
         return self._takes(batch.adaptive, curve, nodes, batch.min_size)[nodes]
 
-    def forecast(self, batch: RoundRows) -> Forecast | None:
+    def forecast(self, batch: RoundRequests) -> Forecast | None:
         """Returns what the sizes promise; None while nothing is known of a round's time."""
         curve = self.curve(batch, batch.min_size)
         if curve is None:
@@ -157,8 +157,8 @@ class Estimator:
         takes = self._takes(batch.adaptive, curve, self.most, batch.min_size)
         # A draft has to pay for the rounds before it in which asking brought nothing.
         asking = (1 / self._found.value - 1) * self.costs.miss(batch.bucket, self.name)
-        # Rows whose size is not chosen here bring the same whatever is chosen.
-        others = len(batch.rows) - len(batch.adaptive)
+        # Requests whose size is not chosen here bring the same whatever is chosen.
+        others = len(batch.requests) - len(batch.adaptive)
         tokens = self._tokens(batch.adaptive)
         forecast = Forecast(
             {size: others + each for size, each in tokens.items()},
@@ -178,7 +178,7 @@ class Estimator:
         costs = {size: self.nominal.round(size, sizes.levels[size]) for size in tokens}
         return Forecast(tokens, costs)
 
-    def curve(self, batch: RoundRows, nodes: int) -> Sequence[float] | None:
+    def curve(self, batch: RoundRequests, nodes: int) -> Sequence[float] | None:
         """Returns the seconds of a round by its size, up to this one at least."""
         heights = self.sizes.heights(max(nodes, self.most))
         return self.costs.curve(batch.bucket, self.name, heights)

@@ -42,7 +42,7 @@ class Forecast:
         return max(self.rates, key=self.rates.__getitem__)
 
     @cached_property
-    def drafted(self) -> int:
+    def best_nonzero(self) -> int:
         """The size above 0 that promises most."""
         return max((size for size in self.rates if size), key=self.rates.__getitem__)
 

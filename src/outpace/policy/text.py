@@ -29,7 +29,7 @@ class Tally:
         self.asked += 1
         self.found += found
 
-    def score(self, outcome: Outcome, reason: Reason | None = None) -> None:
+    def count(self, outcome: Outcome, reason: Reason | None = None) -> None:
         """Counts a round. reason: why nothing was drafted in it, if nothing was."""
         self.rounds += outcome.drafted > 0
         self.drafted += outcome.drafted

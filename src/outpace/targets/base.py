@@ -210,7 +210,7 @@ class Target(ABC):
 
     @property
     @abstractmethod
-    def head_bytes(self) -> int:
+    def lm_head_bytes(self) -> int:
         """Bytes of the weights that the logits are made with."""
 
     @property

@@ -28,7 +28,7 @@ class RuleNeeds:
     hidden_layers: tuple[int, ...] = ()
     """The layers whose hidden states are wanted at every node, numbered as in transformers: 0 is
     the embedding, -1 what the output matrix reads."""
-    second_pass: str | None = None
+    second_copy_prompt: str | None = None
     """Score the draft a second time: context, draft, this text, the draft again."""
     softmax_probs: bool = False
     """The distributions of greedy rows before the argmax too. Without them such a rule uses p."""
@@ -48,16 +48,18 @@ NO_NEEDS = RuleNeeds()
 class Evidence:
     """One round's answer to `RuleNeeds`; fields that nobody asked for stay ``None``."""
 
-    states: Tensor | None = None  # [B, M, H], the layers side by side, in the order asked for
-    second: Tensor | None = None  # [B, M, V], the target's at the nodes of the second copy
+    hidden_states: Tensor | None = None  # [B, M, H], the layers side by side, as asked for
+    second_copy_probs: Tensor | None = None  # [B, M, V], at the nodes of the second copy
     softmax_probs: Tensor | None = None  # [B, M, V]
-    draft: Tensor | None = None  # [B, N, V]
+    draft_probs: Tensor | None = None  # [B, N, V]
 
     def missing(self, needs: RuleNeeds) -> str | None:
         """Returns the name of a field that the rule cannot do without and that is not here."""
-        if needs.hidden_layers and self.states is None:
-            return "states"
-        return "second" if needs.second_pass is not None and self.second is None else None
+        if needs.hidden_layers and self.hidden_states is None:
+            return "hidden_states"
+        if needs.second_copy_prompt is not None and self.second_copy_probs is None:
+            return "second_copy_probs"
+        return None
 
 
 @dataclass(eq=False)

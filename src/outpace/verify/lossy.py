@@ -175,11 +175,12 @@ class JudgeRule(_WithResidual):
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
         assert isinstance(self.head, JudgeHead)
-        if self.evidence.states is None:
+        if self.evidence.hidden_states is None:
             raise ConfigError(
-                "verify='judge' needs evidence.states in every round: rule.with_evidence(...)."
+                "verify='judge' needs evidence.hidden_states in every round: "
+                "rule.with_evidence(...)."
             )
-        judged = self.head.score(self.evidence.states)[:, 1:] > self.threshold  # [B, N]
+        judged = self.head.score(self.evidence.hidden_states)[:, 1:] > self.threshold  # [B, N]
         passes = ratio(p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64))
         return torch.where(judged, 1.0, passes)
 
@@ -259,7 +260,7 @@ class ConfidenceRule(_OneByOne):
         return RuleNeeds(draft_probs=True)
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
-        q = self.evidence.draft
+        q = self.evidence.draft_probs
         if q is None and isinstance(proposal.distribution, Sampled):
             q = proposal.distribution.q
         sure = 1.0 if q is None else map_in_chunks(confidence, q)  # [B, N]
@@ -352,7 +353,7 @@ class JointRule(_LossyRule):
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         distribution = p if self.evidence.softmax_probs is None else self.evidence.softmax_probs
-        draft = self.evidence.draft
+        draft = self.evidence.draft_probs
         q = q_of_drafted(proposal, torch.float64)
         if draft is not None:
             q = gather_probs(draft, proposal.tokens).double()
@@ -402,8 +403,8 @@ class LudRule(_LossyRule):
 
     def _probs(self, proposal: Proposal, p: Tensor) -> Tensor:
         """The drafter's distributions ``[B, N, V]``, before the argmax of greedy rows."""
-        if self.evidence.draft is not None:
-            return self.evidence.draft
+        if self.evidence.draft_probs is not None:
+            return self.evidence.draft_probs
         if isinstance(proposal.distribution, Sampled):
             return proposal.distribution.q
         if proposal.tokens.shape[1]:

@@ -54,7 +54,7 @@ class ReflectiveRule(Rule):
 
     @property
     def needs(self) -> RuleNeeds:
-        return RuleNeeds(second_pass=self.prompt, softmax_probs=True)
+        return RuleNeeds(second_copy_prompt=self.prompt, softmax_probs=True)
 
     def stop(self, p: Tensor, proposal: Proposal) -> Tensor:
         def at(p: Tensor, second: Tensor, softmax_probs: Tensor, tokens: Tensor) -> Tensor:
@@ -70,9 +70,11 @@ class ReflectiveRule(Rule):
     def _seen(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The distributions at the second copy, and those at the first before any argmax, if they
         are there."""
-        second, softmax_probs = self.evidence.second, self.evidence.softmax_probs
+        second, softmax_probs = self.evidence.second_copy_probs, self.evidence.softmax_probs
         if second is None:
-            raise ConfigError("verify='reflective' needs evidence.second in every round.")
+            raise ConfigError(
+                "verify='reflective' needs evidence.second_copy_probs in every round."
+            )
         return second, p if softmax_probs is None else softmax_probs
 
     def fused(self, p: Tensor, second: Tensor, softmax_probs: Tensor) -> Tensor:

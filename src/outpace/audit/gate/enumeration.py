@@ -233,10 +233,10 @@ class _Case:
         self.pair, self.depth = pair, tree.depth.double()
         self.rule = rule.with_evidence(
             Evidence(
-                states=world.states[pair[:, None], seen],
-                second=world.second[pair[:, None], seen],
+                hidden_states=world.states[pair[:, None], seen],
+                second_copy_probs=world.second[pair[:, None], seen],
                 softmax_probs=None,
-                draft=draft,
+                draft_probs=draft,
             )
         )
         self.chance = drafts.chance.expand(self.sets, -1, -1)  # [counts, G, R]

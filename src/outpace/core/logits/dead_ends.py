@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor
 
 from outpace.core.faults import Contradiction, NotFinite, RowFault
@@ -54,6 +55,13 @@ class DeadEnds:
         # Drafters ask for further distributions in the same round: what was found must not change
         # by that.
         return {row: dict(nodes) for row, nodes in self._found.items()}
+
+    def unread(self) -> Tensor | None:
+        """Returns whether some node of distributions that nobody has looked at has none: a bool on
+        the device; None where all have been looked at."""
+        if not self._unread:
+            return None
+        return torch.stack([(~peaks.isfinite()).any() for peaks, _, _ in self._unread]).any()
 
     def note(self, node: int, fault: RowFault, at_root: bool) -> None:
         """Enters a node that has no distribution; raises the fault of a root, unless it is a

@@ -146,10 +146,10 @@ class CompositeDrafter(Drafter):
         self._samples = kinds != {DraftSampling.DETERMINISTIC}
         self.trees = any(self._makes_trees(child) for child in children)
         layers = sorted({layer for child in children for layer in child.needs.hidden_layers})
-        probs = any(child.needs.probs for child in children)
+        softmax_probs = any(child.needs.softmax_probs for child in children)
         images = any(child.needs.images for child in children)
         prompts = any(child.needs.prompts for child in children)
-        self.needs = Needs(tuple(layers), probs, images, prompts)
+        self.needs = Needs(tuple(layers), softmax_probs, images, prompts)
         self.max_draft_tokens = max(child.max_draft_tokens for child in children)
         own = {id(child.loaded.model if child.loaded else child): child for child in children}
         self.weight_bytes = sum(child.weight_bytes for child in own.values())
@@ -336,7 +336,7 @@ def _as_its_own(asked: ChildProposal, round: Round) -> Round:
         proposal=asked.proposal,
         verdict=verdict,
         outcomes=outcomes,
-        probs=None,
+        softmax_probs=None,
         aux_logits=round.aux_logits if rode else None,
         scored_as=round.scored,
     )

@@ -24,13 +24,13 @@ class Committed:
     @classmethod
     def of(cls, round: Round) -> Committed:
         """Returns what a round committed; its distributions must have been asked for
-        (`Needs.probs`)."""
+        (`Needs.softmax_probs`)."""
         round = round.scored
-        assert round.probs is not None
+        assert round.softmax_probs is not None
         tokens = [list(outcome.tokens) for outcome in round.outcomes]
         nodes = [[0, *outcome.path] for outcome in round.outcomes]
         greedy = [options.params.greedy for options in round.rows.pipeline.rows]
-        return cls(tokens, nodes, round.probs, greedy)
+        return cls(tokens, nodes, round.softmax_probs, greedy)
 
     def of_draft(self, asked: ChildProposal, row: int) -> list[float]:
         """Returns, for each committed token, the chance that the child's draft was accepted there:

@@ -33,9 +33,9 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     proposal = Proposal(tokens, tree, counts, Deterministic(), predicted=predicted)
     probs = [made[which].distribution for which in chosen]
     sampled = [distribution for distribution in probs if isinstance(distribution, Sampled)]
-    softmax_probs = _stacked([made[which].softmax_probs for which in chosen], proposal, vocabulary)
+    draft_probs = _stacked([made[which].draft_probs for which in chosen], proposal, vocabulary)
     if not sampled:
-        return replace(proposal, softmax_probs=softmax_probs)
+        return replace(proposal, draft_probs=draft_probs)
     q = _stacked(
         [distribution.q if isinstance(distribution, Sampled) else None for distribution in probs],
         proposal,
@@ -48,7 +48,7 @@ def row_by_row(made: Sequence[Proposal], chosen: Sequence[int], vocabulary: int)
     return replace(
         proposal,
         distribution=Sampled(q, replacement, fixed, per_drafter),
-        softmax_probs=softmax_probs,
+        draft_probs=draft_probs,
     )
 
 
@@ -104,7 +104,7 @@ def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
         distribution=distribution,
         aux_tokens=None,  # which follow nodes that may be gone
         precomputed=proposal.precomputed if width == proposal.tokens.shape[1] else None,
-        softmax_probs=None if proposal.softmax_probs is None else proposal.softmax_probs[:, :width],
+        draft_probs=None if proposal.draft_probs is None else proposal.draft_probs[:, :width],
     )
 
 

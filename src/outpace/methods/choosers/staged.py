@@ -70,7 +70,7 @@ class Staged(DraftModel):
                 f"lookup cannot be {drafter.lookup.name!r}, which reads the target's states, and "
                 "a look-up of method 'staged' is not given them: choose another one."
             )
-        drafter.needs = replace(drafter.needs, probs=drafter.lookup.needs.probs)
+        drafter.needs = replace(drafter.needs, softmax_probs=drafter.lookup.needs.softmax_probs)
         can = drafter.lookup.capabilities
         drafter.capabilities = replace(
             drafter.capabilities, takes_predictions=can.takes_predictions, saves=can.saves

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from outpace.core.options import Reads
 from outpace.core.proposal import Capabilities, DraftSampling, Needs, Proposal
 from outpace.core.request import Request, RowNumbers
-from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
-from outpace.draft.dynamic import MAX_DYNAMIC_NODES, Growth
+from outpace.draft.dynamic import MAX_DYNAMIC_NODES, DynamicTrees
 from outpace.draft.prefix_cache import PrefixCache
 from outpace.draft.trees import TreePlan, TreePlans, draw_tree
 from outpace.draft.vocabulary import Vocabulary
@@ -111,7 +110,7 @@ class TrainedDrafter(Drafter):
         self._rows = RowNumbers()
         self.needs = Needs(hidden_layers=head.layers)
         self.weight_bytes = weight_bytes(head)
-        output = target.head_bytes if head.shares_lm_head else 0
+        output = target.lm_head_bytes if head.shares_lm_head else 0
         self.pass_bytes = (pass_bytes(head) + output) // head.num_parallel_depths
 
     @classmethod
@@ -249,14 +248,14 @@ class HeadDrafter(TrainedDrafter):
 
     sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.WITHOUT_REPLACEMENT})
     capabilities: Capabilities = replace(TrainedDrafter.capabilities, any_shape=True)
-    _growth: Growth | None = None
+    _dynamic_trees: DynamicTrees | None = None
     """How trees grow that hold the most probable nodes, if they do."""
 
     def take(self, options: Any) -> None:
         if not isinstance(options, TreeHeadOptions):
             return
-        self._growth = options.growth
-        if self._growth is not None:
+        self._dynamic_trees = options.dynamic_trees
+        if self._dynamic_trees is not None:
             self.sampling_kinds = frozenset({DraftSampling.DETERMINISTIC})
             self.max_draft_tokens = MAX_DYNAMIC_NODES
             self.capabilities = replace(self.capabilities, any_shape=False)
@@ -274,12 +273,14 @@ class HeadDrafter(TrainedDrafter):
         """Begins the drafts of a round, for rows of which some is known."""
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        known = [budget if self.can_draft(rows, row) else 0 for row, budget in enumerate(budgets)]
-        if not any(known):
+        budgets = [budget if self.can_draft(rows, row) else 0 for row, budget in enumerate(budgets)]
+        if not any(budgets):
             return Proposal.empty(len(rows), rows.seeds.device)
-        return self._drawn(rows, known) if self._growth is None else self._grown(rows, known)
+        if self._dynamic_trees is not None:
+            return self._propose_dynamic(rows, budgets, self._dynamic_trees)
+        return self._propose_shape(rows, budgets)
 
-    def _drawn(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+    def _propose_shape(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Drafts the first nodes of a shape."""
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
         if self.max_depth is not None:
@@ -292,23 +293,21 @@ class HeadDrafter(TrainedDrafter):
             rows,
             steps.first(),
             steps.next_logits,
+            counts,
             random_stream=self.random_stream,
             with_replacement=False,
         )
-        counts = rows.pipeline.limit_draft_counts(counts)
-        drawn = replace(drawn, counts=to_device(counts, drawn.tokens.device))
         return self.ended(drawn, plan, steps)
 
     def ended(self, drawn: Proposal, plan: TreePlan, steps: DraftSteps) -> Proposal:
         """Returns what stays of a draft where the head ends it by itself."""
         return drawn
 
-    def _grown(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
+    def _propose_dynamic(self, rows: Rows, budgets: Sequence[int], trees: DynamicTrees) -> Proposal:
         """Drafts the nodes that the head finds most probable."""
-        assert self._growth is not None
-        depth = min(self._growth.depth, self.max_depth or self._growth.depth)
+        trees = replace(trees, depth=min(trees.depth, self.max_depth or trees.depth))
         steps = self.draft_steps(rows)
-        return replace(self._growth, depth=depth)(rows, steps.first(), steps.next_logits, budgets)
+        return trees(rows, steps.first(), steps.next_logits, budgets)
 
 
 def _may_be_kept(request: Request) -> bool:

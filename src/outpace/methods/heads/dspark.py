@@ -211,7 +211,7 @@ class DSparkOptions(TreeHeadOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.confidence is not None and self.growth is not None:
+        if self.confidence is not None and self.dynamic_trees is not None:
             raise ConfigError(
                 "'confidence' ends drafts before tokens are drawn, and dynamic trees hold the most "
                 "probable ones: leave one of them out."

@@ -105,7 +105,7 @@ class RecyclingDrafter(Drafter):
     capabilities: Capabilities = Capabilities(stateless=True, saves=True)
     trees: bool = True
     default_rule: ClassVar[str] = "match"
-    needs: Needs = Needs(probs=True)
+    needs: Needs = Needs(softmax_probs=True)
     Options: ClassVar[type[Any]] = RecyclingOptions
 
     def __init__(
@@ -161,9 +161,9 @@ class RecyclingDrafter(Drafter):
 
     def observe(self, round: Round) -> None:
         round = round.scored
-        if round.probs is None:
+        if round.softmax_probs is None:
             return
-        top = round.probs.topk(self._candidates, -1)
+        top = round.softmax_probs.topk(self._candidates, -1)
         found = torch.where(top.values > 0, top.indices, -1).tolist()  # [B, M, k]
         drafted = round.proposal.tokens.tolist()
         for row, (successors, outcome) in enumerate(zip(found, round.outcomes, strict=True)):

@@ -147,7 +147,7 @@ class DraftModel(Drafter):
             always = [token for token in marks(self.loaded.tokenizer) if token < own]
             self._frequent = FrequentTokens(size, always)
             if self.runner.supports_partial_logits:
-                self.pass_bytes -= self.runner.head_bytes * (own - size) // own
+                self.pass_bytes -= self.runner.lm_head_bytes * (own - size) // own
 
     @staticmethod
     def _load(setup: Setup) -> LoadedModel:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outpace.core.proposal import Capabilities, Deterministic, DraftSampling, Proposal
-from outpace.core.transfer import to_device
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.draft.branching import TreeOptions, shape_of
-from outpace.draft.dynamic import MAX_DYNAMIC_NODES, Growth
+from outpace.draft.dynamic import MAX_DYNAMIC_NODES, DynamicTrees
 from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Origin
@@ -41,7 +40,7 @@ class DraftTreeOptions(TreeOptions, DraftModelOptions):
                 "draft_tree drafts with the target's own tokens: vocabulary "
                 f"{shown(self.vocabulary)} needs method 'draft_model'."
             )
-        if self.growth is not None and self.with_replacement:
+        if self.dynamic_trees is not None and self.with_replacement:
             raise ConfigError(
                 "with_replacement is about siblings that are drawn, and those of a dynamic tree "
                 "are chosen: leave it out, or name another branching."
@@ -63,7 +62,7 @@ class DraftTree(DraftModel):
     capabilities: Capabilities = replace(DraftModel.capabilities, supports_early_stop=False)
     Options: ClassVar[type[Any]] = DraftTreeOptions
     default_rule: ClassVar[str] = "recursive"
-    _growth: Growth | None = None
+    _dynamic_trees: DynamicTrees | None = None
     """How dynamic trees grow, if they are dynamic."""
 
     def __init__(
@@ -74,27 +73,29 @@ class DraftTree(DraftModel):
         images: ImageAccess,
         shape: TreeShape | None = None,
         with_replacement: bool = False,
-        growth: Growth | None = None,
+        dynamic_trees: DynamicTrees | None = None,
     ) -> None:
-        """shape: None for what `Rows.shape` says in each round. growth: of dynamic trees, which
-        have no shape."""
+        """shape: None for what `Rows.shape` says in each round. dynamic_trees: which have
+        no shape."""
         super().__init__(drafter, runner, vocabulary, images)
         self.shape = shape
-        left_open = shape is None and growth is None
+        left_open = shape is None and dynamic_trees is None
         self.capabilities = replace(self.capabilities, any_shape=left_open)
         self._with_replacement = with_replacement
         self.sampling_kinds = frozenset(
             {DraftSampling.IID if with_replacement else DraftSampling.WITHOUT_REPLACEMENT}
         )
-        if growth is not None:
+        if dynamic_trees is not None:
             self.sampling_kinds = frozenset({DraftSampling.DETERMINISTIC})
             self.max_draft_tokens = MAX_DYNAMIC_NODES
             # No draft is longer than what a window leaves free for it.
-            self._growth = Growth(growth.top_k, min(growth.depth, self._reserve))
+            self._dynamic_trees = DynamicTrees(
+                dynamic_trees.top_k, min(dynamic_trees.depth, self._reserve)
+            )
 
     @classmethod
     def default_rule_for(cls, options: Any) -> str:
-        return cls.default_rule if options.growth is None else "match"
+        return cls.default_rule if options.dynamic_trees is None else "match"
 
     @classmethod
     def _built(cls, setup: Setup) -> DraftModel:
@@ -104,8 +105,8 @@ class DraftTree(DraftModel):
         check_same_vocabulary(setup.loaded, loaded)
         runner, vocabulary = cls._runner(setup, loaded), setup.loaded.vocabulary
         images = ImageAccess(setup.loaded, loaded, options.images)
-        shape = shape_of(options.branching) if options.growth is None else None
-        how = shape, options.with_replacement, options.growth
+        shape = shape_of(options.branching) if options.dynamic_trees is None else None
+        how = shape, options.with_replacement, options.dynamic_trees
         return cls(loaded, runner, vocabulary, images, *how)
 
     def origin(self) -> Origin | None:
@@ -116,8 +117,8 @@ class DraftTree(DraftModel):
         return {**super().specimen(loaded), "branching": [2, 1, 1]}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        if self._growth is not None:
-            return self._grown(rows, budgets, self._growth)
+        if self._dynamic_trees is not None:
+            return self._propose_dynamic(rows, budgets, self._dynamic_trees)
         shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
         shape = shape.up_to(self._reserve)
         counts = [min(budget, shape.size) for budget in self._update(rows, budgets)]
@@ -127,25 +128,24 @@ class DraftTree(DraftModel):
             return self._as_siblings(super().propose(rows, counts))
         plan = self._plans.of(shape)
         logits = self._catch_up([count > 0 for count in counts])
-        drawn = draw_tree(
+        return draw_tree(
             plan,
             rows,
             logits,
             self._next_logits,
+            counts,
             random_stream=self.random_stream,
             with_replacement=self._with_replacement,
         )
-        counts = rows.pipeline.limit_draft_counts(counts)
-        return replace(drawn, counts=to_device(counts, drawn.tokens.device))
 
-    def _grown(self, rows: Rows, budgets: Sequence[int], growth: Growth) -> Proposal:
+    def _propose_dynamic(self, rows: Rows, budgets: Sequence[int], trees: DynamicTrees) -> Proposal:
         """Drafts levels for as long as some node of them is among the best."""
         budgets = self._update(rows, budgets)
-        if not any(budgets) or not growth.depth:
+        if not any(budgets) or not trees.depth:
             return Proposal.empty(len(rows), rows.seeds.device)
         self._make_all_room(budgets)
         logits = self._catch_up([budget > 0 for budget in budgets])
-        return growth(rows, logits, self._next_logits, budgets)
+        return trees(rows, logits, self._next_logits, budgets)
 
     def _as_siblings(self, proposal: Proposal) -> Proposal:
         """A chain, with a distribution that says how its tokens, had they any siblings, would be

@@ -69,7 +69,7 @@ class Online(Drafter):
         """The losses of the latest updates, each before its update."""
         # What the engine and the controller ask of a drafter, as the inner one says it.
         self.name, self.sampling_kinds, self.trees = inner.name, inner.sampling_kinds, inner.trees  # type: ignore[misc]
-        self.needs = replace(inner.needs, probs=True)
+        self.needs = replace(inner.needs, softmax_probs=True)
         self.max_draft_tokens, self.shape = inner.max_draft_tokens, inner.shape
         self.candidate_drafters: Mapping[str, Drafter] = MappingProxyType({})
         self.capabilities = replace(
@@ -181,8 +181,8 @@ class Online(Drafter):
             return
         if self._begun is None:
             self._begun = time.monotonic()
-        if round.scored.probs is not None:
-            self._take(round.scored, round.scored.probs)
+        if round.scored.softmax_probs is not None:
+            self._take(round.scored, round.scored.softmax_probs)
         for request in round.requests:
             self._windows += self._traces[request].cut(ended=False)
         del self._windows[: -BACKLOG * self._options.every]

@@ -32,7 +32,7 @@ class _Record:
     def enter(self, outcome: Outcome) -> None:
         self.rounds += 1
         if outcome.drafted:
-            self.by_drafter.setdefault(outcome.method, Tally()).score(outcome)
+            self.by_drafter.setdefault(outcome.method, Tally()).count(outcome)
 
 
 class LengthPolicy(Controller):

@@ -157,7 +157,7 @@ class Runner:
         return pass_bytes(self.model) if whole else int(self.model.pass_bytes)
 
     @property
-    def head_bytes(self) -> int:
+    def lm_head_bytes(self) -> int:
         """Bytes of these that the logits are made with."""
         return pass_bytes(self.model.get_output_embeddings())
 

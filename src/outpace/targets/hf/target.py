@@ -257,8 +257,8 @@ class HFTarget(Target):
         return experts_read(experts_in(self.model))
 
     @property
-    def head_bytes(self) -> int:
-        return self.runner.head_bytes
+    def lm_head_bytes(self) -> int:
+        return self.runner.lm_head_bytes
 
     @property
     def cache_bytes(self) -> int:

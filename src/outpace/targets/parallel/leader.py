@@ -146,8 +146,8 @@ class Leader(Target):
         return self._own.expert_bytes
 
     @property
-    def head_bytes(self) -> int:
-        return self._own.head_bytes
+    def lm_head_bytes(self) -> int:
+        return self._own.lm_head_bytes
 
     @property
     def cache_bytes(self) -> int:

@@ -34,7 +34,7 @@ class LearningSelector(SelectingDrafter, Generic[State]):
     sampling_kinds: frozenset[DraftSampling] = frozenset(
         {DraftSampling.DETERMINISTIC, DraftSampling.IID}
     )
-    needs: Needs = Needs(probs=True)
+    needs: Needs = Needs(softmax_probs=True)
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LearningSelector(SelectingDrafter, Generic[State]):
     ) -> None:
         """first: makes the state before the first round. path: of the file, if there is one."""
         super().__init__(given)
-        self.needs = replace(self.needs, probs=True)
+        self.needs = replace(self.needs, softmax_probs=True)
         self.learned = first()
         """What is known of all rows together."""
         self._learned = PerRequest(lambda request: first(), lasting=True, common=self.learned)
