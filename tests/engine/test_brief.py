@@ -16,6 +16,7 @@ from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.draft.base import Rows
 from outpace.engine.verifier import Verifier
 from outpace.errors import IncompatibleRule
+from outpace.heads.classifiers import JudgeHead
 from outpace.verify.base import Evidence, RuleNeeds
 from outpace.verify.lossless.coupled import CoupledRule
 from outpace.verify.lossless.recursive import RecursiveRule
@@ -262,3 +263,28 @@ def test_look_up_has_no_distributions_and_no_doubts() -> None:
         )
     ]
     assert drafted[0] == drafted[1] > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", ["ears", "judge", "bild", "confidence", "typical", "joint"])
+def test_no_lossy_rule_accepts_a_token_that_a_request_forbids(
+    rule: str, temperature: float
+) -> None:
+    """The drafts are copied from the prompt, half of whose tokens are forbidden."""
+    width = target("llama").config.hidden_size
+    options = {"judge": {"head": JudgeHead(torch.zeros(width).double()), "threshold": 0.1}}
+    verify = {"name": rule, **options.get(rule, {})}
+    llm = decoder("llama", "ngram", 3, verify=verify)
+    allowed = [7, 9, 11]
+    params = [
+        SamplingParams(
+            temperature=temperature, seed=seed, max_tokens=12, ignore_eos=True,
+            allowed_token_ids=allowed,
+        )
+        for seed in range(6)
+    ]  # fmt: skip
+    outputs = llm.generate([[7, 8, 9, 7, 8, 9, 7, 11, 8, 9, 7]] * 6, params)
+    assert sum(output.metrics.num_draft_tokens for output in outputs)
+    for output in outputs:
+        assert output.finish_reason == "length"
+        assert set(output.token_ids) <= set(allowed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -15,7 +15,7 @@ from outpace.core.options import read_options
 from outpace.core.proposal import DraftSampling, Proposal, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniform, uniforms
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.verify.probs import deepest, reached, repeated
+from outpace.verify.probs import deepest, reached, repeated, stop_within
 
 if TYPE_CHECKING:
     from outpace.heads.classifiers import Origin
@@ -185,18 +185,30 @@ class Rule(ABC):
 
 
 def draw_verdict(
-    rule: Rule, p: Tensor, proposal: Proposal, seeds: Tensor, positions: Tensor
+    rule: Rule,
+    p: Tensor,
+    proposal: Proposal,
+    seeds: Tensor,
+    positions: Tensor,
+    possible: Tensor | None = None,
 ) -> Verdict:
     """Returns the verdict: one uniform picks the node to stop at, another the next token.
 
-    seeds, positions: ``[B]``, the keys of each row's streams for this round.
+    seeds, positions: ``[B]``, the keys of each row's streams for this round. possible: ``[B, N]``
+    bool, for a lossy rule: drafted tokens that may be accepted at all. The walk ends before others.
     """
     if rule.lossless and not proposal.tree.size:  # plain decoding
         u = uniform(seeds, positions, Role.NEXT, 1)[:, 0]  # [B]
         return Verdict(torch.zeros_like(positions), inverse_cdf(p[:, 0], u))
     u = uniforms(seeds, positions, (Role.STOP, Role.NEXT), 1)[..., 0]  # [B, 2]
+    if possible is not None and proposal.tree.is_chain:
+        counts = torch.minimum(proposal.counts, possible.long().cumprod(1).sum(1))
+        proposal, possible = replace(proposal, counts=counts), None
     rule = rule.prepared(p, proposal)
-    node = inverse_cdf(rule.stop(p, proposal), u[:, 0])
+    stop = rule.stop(p, proposal)
+    if possible is not None:
+        stop = stop_within(stop, possible, proposal.tree)
+    node = inverse_cdf(stop, u[:, 0])
     token = inverse_cdf(rule.next(p, proposal, node), u[:, 1])
     return Verdict(node, token)
 

@@ -44,6 +44,14 @@ def target_probs(p: Tensor, node: Tensor) -> Tensor:
     return normalize(here, fallback=here)
 
 
+def stop_within(stop: Tensor, possible: Tensor, tree: Tree) -> Tensor:
+    """Returns ``[B, M]``: the distribution of a walk that ends before the first node that is not
+    possible. stop: ``[B, M]``, of the walk without that limit; possible: ``[B, N]`` bool."""
+    inside = tree.ancestors & reached(possible, tree)[:, None, :]  # [B, M, M]
+    last = torch.where(inside, tree.depth[:, None, :], -1).argmax(-1)  # [B, M]
+    return torch.zeros_like(stop).scatter_add(1, last, stop)
+
+
 def p_of_drafted(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent.
 
