@@ -49,4 +49,4 @@ def test_the_best_width_has_the_best_ratio() -> None:
     assert (forecast.best, forecast.best_nonzero) == (1, 1)
     assert forecast.gain == pytest.approx(1.5)
     dear = Forecast({0: 1.0, 1: 1.1, 2: 1.2}, {0: 1.0, 1: 1.2, 2: 1.6})
-    assert (dear.best, dear.drafted, dear.gain) == (0, 1, 1.0)
+    assert (dear.best, dear.best_nonzero, dear.gain) == (0, 1, 1.0)

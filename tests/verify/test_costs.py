@@ -41,7 +41,10 @@ def round_of(name: str, drawn: DraftSampling, vocabulary: int) -> tuple[Rule, Te
     options: dict[str, Any] = {"head": JudgeHead(torch.ones(3))} if name == "judge" else {}
     rule = make_rule(name, **options)
     evidence = Evidence(
-        hidden_states=torch.ones(1, NODES + 1, 3), second=p, softmax_probs=p, draft=q
+        hidden_states=torch.ones(1, NODES + 1, 3),
+        second_copy_probs=p,
+        softmax_probs=p,
+        draft_probs=q,
     )
     rule = rule.with_evidence(evidence)
     parents = SHAPE if rule.trees else list(range(NODES))
