@@ -1,8 +1,9 @@
 """Compiles the CPU kernels into a wheel, so that its users need no compiler.
 
 A wheel for Linux (x86-64, aarch64) or macOS (arm64) gets one library for each of its machine's
-levels in `targets/cpu/prebuilt.py`. Elsewhere, without a compiler, and in editable installs the
-wheel has the sources only, and the kernels are compiled when they are used for the first time.
+levels in `targets/cpu/prebuilt.py` that the compiler knows. Elsewhere, without a compiler, and in
+editable installs the wheel has the sources only, and the kernels are compiled when they are used
+for the first time.
 """
 
 from __future__ import annotations
@@ -39,12 +40,19 @@ class PrebuiltKernels(BuildHookInterface):  # type: ignore[type-arg]
             return
         self._folder = tempfile.mkdtemp(prefix="outpace-")
         tuned = ("-mtune=generic",) if platform.machine() == "x86_64" else ()
+        compiled = False
         for level, (flags, _) in levels.items():
             name = kernels["file_name"](level)
             made = str(Path(self._folder, name))
             target = (*flags, *tuned, str(kernels["SOURCE"]), "-o", made)
-            subprocess.run([*compiler, *kernels["FLAGS"], *target], check=True)
+            ran = subprocess.run([*compiler, *kernels["FLAGS"], *target])
+            if ran.returncode:  # an old compiler does not know the newest processors
+                self.app.display_warning(f"no compiled kernels for {level}: {compiler[0]} failed")
+                continue
             build_data["force_include"][made] = f"{INSIDE}/{name}"
+            compiled = True
+        if not compiled:
+            return
         system = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{system}"  # the kernels know nothing of Python

@@ -158,10 +158,11 @@ def test_texts_are_drafted_and_end_before_their_stop_string(
     assert found[0].metrics.num_accepted_tokens > 0
 
 
-def test_a_drawn_text_follows_the_seed_of_the_harness() -> None:
+@pytest.mark.parametrize("temperature", [{"temperature": 1.0}, {}])
+def test_a_drawn_text_follows_the_seed_of_the_harness(temperature: dict[str, float]) -> None:
     import torch
 
-    one, given = model(), {"do_sample": True, "temperature": 1.0, "max_gen_toks": 12, "until": []}
+    one, given = model(), {"do_sample": True, **temperature, "max_gen_toks": 12, "until": []}
     texts = []
     for seed in (3, 3, 4):
         torch.manual_seed(seed)

@@ -11,6 +11,7 @@ import argparse
 import json
 import lzma
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -47,24 +48,26 @@ def texts_in(held: Mapping[str, np.ndarray]) -> list[np.ndarray]:
 
 def to_shards(answers: Path, out: Path) -> None:
     """Writes shards of 100 answers; a whole shard that is there already stays, and those after the
-    last one go to `growing.jsonl`."""
+    last one go to `growing.jsonl`. What is after a missing answer is left out."""
     held = np.load(answers)
     found = {
         int(number): text.tolist()
         for number, text in zip(held["numbers"], texts_in(held), strict=True)
     }
     out.mkdir(parents=True, exist_ok=True)
-    last = max(found) + 1
-    for begin in range(0, last, SHARD):
-        numbers = range(begin, min(begin + SHARD, last))
+    for begin in range(0, max(found) + 1, SHARD):
         path = out / f"{begin // SHARD:05}.xz"
         if path.exists():
             continue
+        numbers = list(takewhile(found.__contains__, range(begin, begin + SHARD)))
         lines = "".join(json.dumps([at, temperature(at), found[at]]) + "\n" for at in numbers)
         if len(numbers) == SHARD:
             path.write_bytes(lzma.compress(lines.encode(), preset=9))
-        else:
-            (out / "growing.jsonl").write_text(lines, encoding="utf-8")
+            continue
+        (out / "growing.jsonl").write_text(lines, encoding="utf-8")
+        if max(found) >= begin + len(numbers):
+            print(f"answer {begin + len(numbers)} is missing: those after it are left out")
+        break
 
 
 def from_shards(folder: Path, out: Path) -> None:

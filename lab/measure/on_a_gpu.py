@@ -88,6 +88,7 @@ def of_outpace(llm: LLM, temperature: float) -> Way:
             SamplingParams(temperature=temperature, seed=row, max_tokens=tokens, ignore_eos=True)
             for row in range(len(prompts))
         ]
+        llm.forget_texts()  # or look-ups would draft a prompt that comes again from its own text
         return [output.token_ids for output in llm.generate(prompts, params)]
 
     return Way(write, lambda: llm.compile_seconds)

@@ -128,8 +128,8 @@ class EngineArgs:
     speculative_config: Annotated[
         Mapping[str, Any] | SpeculativeConfig | None, Reads(_as_given)
     ] = None
-    """How to speculate (`SpeculativeConfig`). Unset: look-ups draft where that pays ("auto"), and
-    for the bundled model the bundled drafter; {"method": "none"} is plain decoding."""
+    """How to speculate (`SpeculativeConfig`). Unset: "auto", and for the bundled model the bundled
+    drafter; {"method": "none"} is plain decoding."""
     tokenizer: Annotated[Any, Reads(_tokenizer)] = None
     """That of a loaded model."""
     processor: Any = None
@@ -170,8 +170,8 @@ class EngineArgs:
     With auto, tune and native, where there is a C++ compiler, whole layers are computed by our own
     code too. A model that you loaded stays as it is (docs/decisions/0005-raced-kernels.md)."""
     compile: Literal["auto"] | bool = "auto"
-    """Compile the models' passes (CPU; loading takes minutes the first time) or record them as CUDA
-    graphs (GPU). Unset: on a GPU, where it can be done.
+    """Compile the models' passes (CPU; loading takes half a minute the first time) or record them
+    as CUDA graphs (GPU). Unset: on a GPU, where it can be done.
 
     With True a model with which that cannot be done is refused."""
     quantization: Literal["int8", "int4"] | None = None
@@ -198,14 +198,15 @@ class EngineArgs:
     """Which request is next: fcfs (who came first), priority (the smallest number that a request
     gives), fair (the client that was given the fewest tokens) or shortest (whose text is predicted
     to end first, with ageing)."""
-    enable_prefix_caching: bool | None = None
+    enable_prefix_caching: bool | Literal["auto"] | None = None
     """Whether what is cached of ended texts, up to ``max_num_seqs`` of them, serves prompts that
     begin alike. Unset: that of the last four conversations.
 
     Conversations are texts of ``LLM.chat``, and of ``stream`` or ``requests`` with
     ``keep_cached=True``, up to as many tokens as one context has; a draft model also keeps
     beginnings of four other texts, 1,024 tokens in all. With a trained head a text with a seed of
-    its own is read whole. ``outpace serve`` switches it on for all texts."""
+    its own is read whole. "auto", as of ``outpace serve``: True, unless the model's texts cannot be
+    gone on from (those of encoder-decoders)."""
     batch_invariant: bool = False
     """Compute a token's logits with the same bits whatever else is in a pass, so that greedy text
     is the same with speculation and without, alone and in company. May take longer.

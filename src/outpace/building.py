@@ -176,8 +176,9 @@ def build_engine(
     capture = capture_of(args, loaded.device)
     by_itself = args.enable_prefix_caching is None  # then only where it can be done
     saved_texts, saved_tokens = args.saved_texts, args.max_batch_total_tokens
+    if args.enable_prefix_caching is not True and is_encoder_decoder(loaded.model):
+        saved_texts = 0
     if by_itself:
-        saved_texts = 0 if is_encoder_decoder(loaded.model) else saved_texts
         saved_tokens = saved_tokens or input_processor.max_length
     target = _target(loaded, input_processor.max_length, args, (saved_texts, saved_tokens))
     setup = Setup(
@@ -198,7 +199,7 @@ def build_engine(
     drafter = speculation.drafter.build(setup)
     if drafter.needs.hidden_layers and not drafter.capabilities.copies_prompts:
         target.has_prefix_cache = False  # it has to be given the states of every token of a prompt
-        if args.enable_prefix_caching:
+        if args.enable_prefix_caching is True:
             LOGGER.warning(
                 "outpace: enable_prefix_caching does nothing with method %r, which needs the "
                 "target's states of all tokens of a prompt.",

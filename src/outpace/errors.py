@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, Self, TypeVar
@@ -131,6 +132,22 @@ def reason_of(error: BaseException, *, lines: int = 1, named: bool = False) -> s
     if not said:
         return name
     return f"{name}: {said[:_LONGEST_REASON]}" if named else said[:_LONGEST_REASON]
+
+
+_OWN_ERROR = re.compile(rf"\b{__name__}\.(\w+): (.+)")
+_ANOTHER_ERROR = re.compile(r"^During handling of", re.MULTILINE)
+
+
+def error_of_stack(stack: str) -> OutpaceError | None:
+    """Returns the error of this library that the stack of another process ends with, or that was
+    the cause of the last one; None for others."""
+    found = list(_OWN_ERROR.finditer(stack))
+    if not found or _ANOTHER_ERROR.search(stack, found[-1].end()):
+        return None
+    kind = globals().get(found[-1][1])
+    if not isinstance(kind, type) or not issubclass(kind, OutpaceError):
+        return None
+    return kind(found[-1][2].strip())
 
 
 Class = TypeVar("Class", bound=type)

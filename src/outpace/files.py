@@ -1,13 +1,19 @@
-"""Text files, which all are UTF-8, with a byte order mark or without, and the records of JSON
-files, which all readers of texts and prompts find in the same way."""
+"""Text files, which all are UTF-8, with a byte order mark or without; the records of JSON files,
+which all readers of texts and prompts find in the same way; and how files are replaced."""
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
+import os
+import shutil
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from outpace.errors import OutpaceError, PromptError
@@ -65,6 +71,52 @@ def decoded(data: bytes, source: str, at: int = 0, *, error: Error = PromptError
 
 def _unreadable(file: Path, what: str, cause: OSError, error: Error) -> OutpaceError:
     return error(f"cannot read {what} {str(file)!r}: {cause.strerror}.")
+
+
+PART = ".part"
+"""The end of the name of a file that is still being written."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Returns a context that yields where to write a file, which takes its place when the context
+    ends: a reader never finds half of one, and neither Ctrl-C nor a full disk loses the former one.
+
+    The place has a name of its own, since several processes may write the same file. A link stays
+    one, and who may read the file stays as it was. What cannot be replaced is written itself: a
+    pipe, ``/dev/null``, a file in a folder that is read-only.
+    """
+    given, path = path, Path(os.path.realpath(path))
+    writable = os.access(path.parent, os.W_OK) and os.access(path, os.W_OK)
+    if given.exists() and not (given.is_file() and writable):
+        yield given
+        return
+    part = path.with_name(f"{path.name}.{token_hex(4)}{PART}")
+    try:
+        if path.exists():  # nobody reads the part who may not read the file
+            part.touch(0o600)
+        yield part
+        _put_in_place(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _put_in_place(part: Path, path: Path) -> None:
+    if path.exists():
+        with suppress(OSError):  # of a file system without modes
+            shutil.copymode(path, part)
+    try:
+        part.replace(path)
+    except OSError as error:
+        if error.errno != errno.EBUSY:  # a file that is mounted by itself keeps its place
+            raise
+        shutil.copyfile(part, path)
+
+
+def remove_parts(path: Path) -> None:
+    """Removes what processes that were killed while they wrote a file have left."""
+    for part in path.parent.glob(f"{glob.escape(path.name)}*{PART}"):
+        part.unlink(missing_ok=True)
 
 
 # -- records of JSON files -------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class InputProcessor:
             ends = self.ends.of_chats(for_template.get("chat_template"))
         return ChatIds(self._shared.ids(text, add_special_tokens=False), ends)
 
-    def _illustrated(self, given: Conversation, files: bool, **for_template: Any) -> Prompt:
+    def _illustrated(self, given: Conversation, files: bool, /, **for_template: Any) -> Prompt:
         """As `chat_prompt`, for a model with a processor. Others may use the tokenizer while images
         are decoded and processed, and while a long text without any is tokenised."""
         with self._shared.lock:

@@ -175,18 +175,25 @@ def _modules_alone(path: str, target: str | None, against: Outline | None) -> In
     return _judged(found, check)
 
 
+def _part(about: Mapping[str, Any], name: str, path: str) -> Mapping[str, Any]:
+    """Returns an object in a configuration, empty if it is not there."""
+    found = about.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ModelLoadError(f"config.json in {path!r}: {name} must be an object, not {found!r}.")
+    return found
+
+
 def _module_of_library(
     path: str, about: Mapping[str, Any], target: str | None, against: Outline | None
 ) -> Inspection:
     """A multi-token-prediction module in a folder of the library `speculators`."""
     source = Path(path)
     headers(weight_files(source))  # raises for files that are missing or damaged
-    layer = about.get("transformer_layer_config") or {}
+    layer = _part(about, "transformer_layer_config", path)
+    verifier = _part(_part(about, "speculators_config", path), "verifier", path)
     facts = {
         "bytes": _size(source),
-        "target": ((about.get("speculators_config") or {}).get("verifier") or {}).get(
-            "name_or_path"
-        ),
+        "target": verifier.get("name_or_path"),
         "hidden_size": layer.get("hidden_size"),
         "family": layer.get("model_type"),
     }
@@ -261,9 +268,11 @@ def _datastore(path: str, target: str | None, against: Outline | None) -> Inspec
         "vocabulary": about.vocabulary,
         "tokenizer": about.tokenizer or None,
     }
-    config = json.dumps({"method": "retrieval", "datastore": path})
+    method = "retrieval" if datastore.has_texts else "suffix"
+    config = json.dumps({"method": method, "datastore": path})
     words = (*_with_target(target), "--speculative-config", config)
-    what = "a datastore of texts to look tokens up in"
+    held = "texts" if datastore.has_texts else "a table of n-grams, without its texts,"
+    what = f"a datastore of {held} to look tokens up in"
     found = Inspection(path, "datastore", what, facts, (_command(*words),), target)
     if against is None:
         return found

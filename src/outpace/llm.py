@@ -198,16 +198,13 @@ class LLM:
         nothing is learned from them, and none is remembered."""
         prompt = [0] * min(8, self.max_model_len - 1)
         greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        learners = list(self.engine.drafter.learners())
-        for one in learners:
-            one.learns = False
+        self.engine.drafter.set_learning(False)
         with self.engine.override_parts(controller=FrozenController(self.engine.controller)):
             for count in rows:
                 # Twice, since what is recorded is so when it comes the second time.
                 for speculative in ("off", _WARM_UP_DRAFT) * 2:
                     self.generate([prompt] * count, replace(greedy, speculative=speculative))
-        for one in learners:
-            one.learns = True
+        self.engine.drafter.set_learning(True)
         self._forget()
 
     # -- generating ----------------------------------------------------------------------------

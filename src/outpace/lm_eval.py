@@ -170,6 +170,7 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Returns the text that follows each context, up to the first of its stop strings."""
         prompts, params, stops = [], [], []
+        usual = self.llm.input_processor.defaults.get("temperature")
         for context, given in [request.args for request in requests]:
             options = self._utils.normalize_gen_kwargs(given, self.max_gen_toks)
             stop = [each for each in options.pop("until") or [] if each]
@@ -181,7 +182,7 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
                 )
             ids = self.tok_encode(context) or [self.prefix_token_id]
             prompts.append(ids[-room:])
-            params.append(_sampling(options, stop))
+            params.append(_sampling(options, stop, usual))
             stops.append(stop)
         outputs = self.llm.generate_each(prompts, params)
         texts: list[str] = []
@@ -231,13 +232,18 @@ def _answer(logprobs: Tensor, after: Sequence[int]) -> tuple[float, bool]:
     return float(own.gather(1, tokens[:, None]).sum()), greedy
 
 
-def _sampling(options: Mapping[str, Any], stop: Sequence[str]) -> dict[str, Any]:
-    """Returns ``SamplingParams`` for what a task asks of `generate_until`."""
+def _sampling(
+    options: Mapping[str, Any], stop: Sequence[str], usual: float | None
+) -> dict[str, Any]:
+    """Returns ``SamplingParams`` for what a task asks of `generate_until`. usual: the temperature
+    that the model's generation_config names."""
     left = dict(options)
     longest, drawn = left.pop("max_gen_toks"), left.pop("do_sample", False)
     seed = int(torch.randint(2**63 - 1, ())) if drawn else None  # the harness seeds torch
     if not drawn:
-        left = {**left, "temperature": 0.0}
+        left["temperature"] = 0.0
+    elif left.get("temperature") is None:  # as transformers does it
+        left["temperature"] = 1.0 if usual is None else usual
     return {**left, "max_tokens": longest, "stop": list(stop), "seed": seed}
 
 

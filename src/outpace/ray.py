@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise ImportError(f"this needs Ray ({error}): pip install 'outpace[ray]'.") from error
 
-from outpace.errors import ConfigError, ProcessLost
+from outpace.errors import ConfigError, ProcessLost, error_of_stack, reason_of
 from outpace.llm import LLM
 from outpace.serve.app import Server
 from outpace.serve.batch import Answers, Requests, answer, line_at
@@ -50,7 +50,7 @@ class Worker:
     """
 
     def __init__(self, model_name: str, max_body_bytes: int, llm: Mapping[str, Any]) -> None:
-        with_cache = {"max_num_seqs": ROWS, "enable_prefix_caching": True, **llm}
+        with_cache = {"max_num_seqs": ROWS, "enable_prefix_caching": "auto", **llm}
         self._server = InProcess(LLM(**with_cache), model_name, max_body_bytes)
         self._begun: asyncio.Future[Any] | None = None
 
@@ -113,7 +113,8 @@ def _plain(value: Any) -> Any:
 
 def _text_of(body: Any) -> str:
     choice = body["choices"][0]
-    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text or ""  # a call of a function may have none
 
 
 def _leave() -> None:
@@ -174,7 +175,12 @@ def run_batch(
         compute=ray.data.ActorPoolStrategy(size=workers, max_concurrent_calls_per_actor=2),
         **_share(workers, llm),
     )
-    for batch in answered.iter_batches(batch_size=None):
+    batches = iter(answered.iter_batches(batch_size=None))
+    while True:
+        with as_they_were():
+            batch = next(batches, None)
+        if batch is None:
+            break
         for one in batch["answer"]:
             answers.add(one)
             report()
@@ -191,9 +197,28 @@ def start(llm: Mapping[str, Any], address: str | None = None) -> None:
         check_path(llm["model"])
     if not ray.is_initialized():
         handler = signal.getsignal(signal.SIGTERM)
-        ray.init(address, log_to_driver=False, logging_level="warning")
+        try:
+            ray.init(address, log_to_driver=False, logging_level="warning")
+        except ConnectionError as error:
+            raise ConfigError(
+                f"no Ray cluster answers ({reason_of(error)}): start it, or correct RAY_ADDRESS; "
+                "without that, Ray starts here."
+            ) from error
         if callable(handler):  # of a command that stops in its own way; Ray has set its own
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def as_they_were() -> Iterator[None]:
+    """Returns a context in which errors of this library that were raised in a process of Ray, and
+    come back as Ray's with the stack in their text, are raised as what they were."""
+    try:
+        yield
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        found = error_of_stack(str(error))
+        if found is None:
+            raise
+        raise found from error
 
 
 def _share(count: int, llm: Mapping[str, Any]) -> dict[str, float]:
@@ -271,7 +296,7 @@ def serve_app(
     {"num_gpus": 1}; of a model with ``tensor_parallel_size``, for all of its processes. llm: other
     arguments of ``LLM``.
     """
-    llm = {"model": model, "max_num_seqs": ROWS, "enable_prefix_caching": True, **llm}
+    llm = {"model": model, "max_num_seqs": ROWS, "enable_prefix_caching": "auto", **llm}
     given = {"model_name": "outpace", "host": "0.0.0.0", **(settings or {})}
     checked, rows = Settings(**given), llm["max_num_seqs"]
     options: dict[str, Any] = {"num_replicas": num_replicas}
@@ -312,7 +337,14 @@ def served(replicas: int, host: str, port: int, llm: dict[str, Any], **app: Any)
     )
     serve.start(http_options={"host": host, "port": port})
     try:
-        serve.run(application, name="outpace")
+        try:
+            serve.run(application, name="outpace")
+        except RuntimeError as error:  # which does not say why
+            deployments = serve.status().applications["outpace"].deployments.values()
+            found = error_of_stack("\n".join(one.message for one in deployments))
+            if found is None:
+                raise
+            raise found from error
         yield
     finally:
         serve.delete("outpace")  # which lets open requests end

@@ -184,6 +184,13 @@ def test_arguments_that_are_no_json_are_left_to_the_template() -> None:
     assert kept["function"]["arguments"] == '{"x": 1e400}'
 
 
+@pytest.mark.parametrize("calls", [5, True, "f()"])
+def test_calls_that_are_no_list_are_named(calls: Any) -> None:
+    llm = LLM(target("llama"), tokenizer=word_tokenizer(CITIES))
+    with pytest.raises(PromptError, match=r"give a list as messages\[0\].tool_calls"):
+        llm.chat_ids([{"role": "assistant", "content": "w6", "tool_calls": calls}])
+
+
 def test_the_developer_is_told_under_the_name_that_the_template_knows() -> None:
     messages = [{"role": "developer", "content": "w5"}]
     plain = word_tokenizer("{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}")

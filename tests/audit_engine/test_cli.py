@@ -179,3 +179,10 @@ def test_a_json_file_may_be_an_array(tmp_path: Path) -> None:
     file = tmp_path / "prompts.json"
     file.write_text('[{"prompt": "a"},\n {"prompt_token_ids": [3]}]')
     assert prompts_in(str(file)) == ["a", [3]]
+
+
+def test_a_rule_that_was_not_enumerated_has_not_passed() -> None:
+    words = ["distributions", "--rule", "token", "--rule", "kseq", "--drafter", "without"]
+    done = CliRunner().invoke(app, words)
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith("kseq takes none of the ways of drafting")

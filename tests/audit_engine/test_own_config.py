@@ -31,7 +31,7 @@ def test_what_the_models_own_config_adds_is_no_bug(own: dict[str, Any]) -> None:
     llm = engine({"method": "draft_model", "num_speculative_tokens": 3}, **own)
     report = audit_diff({"greedy": llm}, PROMPTS, SamplingParams(max_tokens=20))
     assert report.ok, report
-    assert report.drafted > 0
+    assert report.drafted["greedy"] > 0
     plan = AuditPlan(PROMPTS, samples=200, tokens=6, power=False)
     found = audit_model(llm, plan)
     assert found.ok, found

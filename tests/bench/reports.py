@@ -34,7 +34,11 @@ def answered(file: Path) -> list[dict[str, Any]]:
 
 def method(name: str, ratio: float | None) -> MethodResult:
     interval = None if ratio is None else Interval(ratio, ratio - 0.1, ratio + 0.1, 12)
-    drafting = AcceptanceCounts(100, 70, 103, 33, (33, 33, 34), (30, 22, 18)) if ratio else None
+    drafting = (
+        AcceptanceCounts(100, 70, 103, 33, (33, 33, 34), (30, 22, 18), (33, 30, 22))
+        if ratio
+        else None
+    )
     return MethodResult(
         name=name,
         what=f"{name} <as it is>",

@@ -15,6 +15,7 @@ import torch
 from tests.bench.reports import answered
 from transformers import (
     MambaConfig,
+    MambaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     T5Config,
@@ -25,11 +26,13 @@ from typer.testing import CliRunner, Result
 from outpace.bench import contest, roofline
 from outpace.bench.builtin import CHATS
 from outpace.bench.contest import BatchJob, OutpaceContestant, run_interleaved
+from outpace.bench.peers import hf as hf_peer
 from outpace.bench.peers.registry import Models, peers
 from outpace.bench.prompts import read_prompts, read_sets
 from outpace.bench.results import Report
 from outpace.bench.session import Engines, _models, lineup, named_methods
 from outpace.bench.synthetic import Pair
+from outpace.cli import bench as outpace_cli_bench
 from outpace.cli.bench import app
 from outpace.cli.bench_flags import ContestFlags, DraftFlags
 from outpace.draft.registry import drafter_names
@@ -317,7 +320,7 @@ def test_an_encoder_decoder_is_run_without_the_times_of_its_parts(
 def test_a_model_with_states_reads_no_cache_that_grows() -> None:
     """Mamba's configuration knows no attention heads."""
     sizes = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "state_size": 4}
-    found = roofline.traffic_of(MambaConfig(**sizes), 4)
+    found = roofline.traffic_of(MambaForCausalLM(MambaConfig(**sizes)), 4)
     assert found.per_cached_token == 0
     assert found.of_pass(1, 1000) == found.weights > 0
 
@@ -357,6 +360,25 @@ def test_cost_prints_and_writes_its_curves(pair: Pair, tmp_path: Path) -> None:
     curves = json.loads((tmp_path / "c.json").read_text())["curves"]
     assert [[n for n, _ in curve["verify"]] for curve in curves] == [[1, 2, 3], [1, 2, 3]]
     assert [k for k, _ in curves[0]["draft"]] == [1, 2]
+
+
+def test_what_was_measured_is_written_before_anything_is_shown(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads the output may have left, as ``head`` does."""
+
+    def left(*_: Any) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(outpace_cli_bench, "table", left)
+    given = ("--model", pair.target, "--draft", pair.drafter, "--json")
+    cost = ("--context", "8", "--longest", "1", "--repeats", "1")
+    run = ("--num-prompts", "2", "--max-prompt-tokens", "8", "--max-tokens", "8", "-k", "1")
+    for verb, flags in (("cost", cost), ("run", run)):
+        file = tmp_path / f"{verb}.json"
+        done = outpace(verb, *given, str(file), *flags)
+        assert done.exit_code == 1, done.output
+        assert json.loads(file.read_text())
 
 
 def test_costs_are_those_of_the_draft_model_where_no_method_is_named() -> None:
@@ -421,6 +443,15 @@ def test_an_unknown_peer_is_refused_before_a_model_is_loaded(
         lineup(Engines(None, (), {}, vs=("plain", "hg")), 1)
 
 
+def test_a_peer_rounds_weights_and_no_angles(tmp_path: Path) -> None:
+    """Positions are angles: rounded to 8 bits, those of late tokens would be others."""
+    path = write(tmp_path / "m.gguf", "llama", tiny("llama"), "Q8_0")
+    (peer,) = hf_peer.plain(Models(str(path), None, "auto", "cpu"), [""])
+    model: Any = peer._model
+    assert model.lm_head.weight.dtype == torch.bfloat16
+    assert model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
 @pytest.mark.parametrize("whose", ["quantization", "drafter_quantization"])
 def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> None:
     models = Models(pair.target, pair.drafter, "float32", "cpu", **{whose: "int8"})
@@ -437,11 +468,15 @@ def test_a_peer_that_does_not_quantise_is_refused(pair: Pair, whose: str) -> Non
         (["run", "--model", "TARGET", "--again", "--chat"], "leave --chat out"),
         (["run", "--prompts", "gsm9k"], "did you mean 'gsm8k'"),
         (["run", "--batch", "x"], "--batch must be numbers"),
+        (["run", "--batch", ","], "--batch must be numbers"),
+        (["serve", "--clients", " "], "--clients must be numbers"),
         (["run", "--model", "TARGET", "--again", "--batch", "99"], "at least that many prompts"),
         (["run", "--model", "TARGET", "--again", "--llm", "[]"], "JSON object"),
         (["run", "--model", "TARGET", "--again", "--llm", '{"colour": 1}'], "colour"),
         (["run", "--again", "--llm", '{"max_nm_seqs": 1}'], "did you mean 'max_num_seqs'"),
         (["run", "--again", "--llm", '{"model": "x"}'], "give --model"),
+        (["run", "--again", "--llm", '{"dtype": "float32"}'], "give --dtype"),
+        (["serve", "--url", "http://127.0.0.1:1/v1"], "give the part up to '127.0.0.1:1'"),
         (["run", "--again", "--llm", '{"enable_prefix_caching": true}'], "leave it out"),
         (
             ["run", "--again", "--batch", "2", "--llm", '{"max_num_seqs": 1}'],

@@ -109,7 +109,7 @@ def test_the_desktop_of_the_documentation() -> None:
 
 
 def test_rounds_have_the_counts_that_they_are_made_of() -> None:
-    counts = AcceptanceCounts(8, 4, 7, 3, (3, 2, 1), (2, 1, 1))
+    counts = AcceptanceCounts(8, 4, 7, 3, (3, 2, 1), (2, 1, 1), (3, 2, 1))
     rounds = predicted.rounds_of(counts)
     assert [(each.drafted, each.accepted) for each in rounds] == [(3, 3), (2, 1), (1, 0)]
     assert predicted.width_of(counts) == pytest.approx(8 / 6)

@@ -95,6 +95,19 @@ def test_checking_leaves_nothing_behind_and_changes_nothing(tmp_path: Path) -> N
         OutputFiles(json=tmp_path).check()
 
 
+def test_nothing_is_written_over_what_is_read_or_twice(tmp_path: Path) -> None:
+    read = tmp_path / "p.jsonl"
+    read.write_text('{"prompt": "a"}')
+    for flags, said in (
+        (["--prompts", str(read), "--json", str(read)], "is read, too: name another file"),
+        (["--json", "a.json", "--html", "./a.json"], "--html: 'a.json' is written by --json, too"),
+    ):
+        found = CliRunner().invoke(app, ["run", "--model", "x", "--again", *flags]).exception
+        assert isinstance(found, ConfigError)
+        assert said in str(found)
+    assert read.read_text() == '{"prompt": "a"}'
+
+
 @pytest.mark.parametrize(("package", "files"), [("jinja2", "html"), ("matplotlib.figure", "png")])
 def test_a_missing_package_is_found_before_the_run(
     package: str, files: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

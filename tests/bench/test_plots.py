@@ -85,7 +85,10 @@ def test_long_names_are_inside_the_figure(drawn: list[Any]) -> None:
 def test_whole_numbers_have_ticks_at_whole_numbers(drawn: list[Any]) -> None:
     base = report()
     shallow = replace(
-        base.cells[0].methods[1].acceptance, drafted_per_position=(33,), accepted_per_position=(30,)
+        base.cells[0].methods[1].acceptance,
+        drafted_per_position=(33,),
+        accepted_per_position=(30,),
+        judged_per_position=(33,),
     )
     methods = tuple(replace(m, acceptance=shallow) for m in base.cells[0].methods)
     for cell in (base.cells[0], replace(base.cells[0], methods=methods)):

@@ -26,7 +26,7 @@ from outpace.bench.roofline import (
 )
 from outpace.bench.statistics import acceptance, predicted_seconds, rounds_of, split, total_rounds
 from outpace.bench.synthetic import Pair
-from outpace.bench.theory import Times
+from outpace.bench.theory import Times, acceptance_of
 from outpace.core.stats import Metrics
 from outpace.draft.base import Round
 from outpace.engine.request import Request
@@ -51,6 +51,13 @@ def test_acceptance_is_summed_with_both_definitions_by_position() -> None:
     assert found.per_position == pytest.approx([2 / 3, 1 / 3, 1 / 2])
     assert found.conditional == pytest.approx([2 / 3, 1 / 2, 1.0])
     assert acceptance([]).rate == 0.0
+
+
+def test_what_short_drafts_never_reached_was_not_judged() -> None:
+    found = acceptance([metrics(*[(1, 1)] * 50, *[(2, 2)] * 25, *[(2, 0)] * 25)])
+    assert found.conditional == [0.75, 1.0]
+    alpha = acceptance_of(found.accepted_per_position, found.judged_per_position)
+    assert alpha == pytest.approx(100 / 125)
 
 
 def test_rounds_are_those_of_the_text_that_saw_most() -> None:
@@ -208,9 +215,10 @@ def test_a_coupled_rule_is_compared_with_plain_texts_of_its_own_noise(
         ("DeepseekV3Config", {"n_routed_experts": 4}),
         ("GraniteMoeHybridConfig", {"num_local_experts": 0}),
         ("LlamaConfig", {}),
+        ("LlavaConfig", {}),
     ],
 )
-def test_a_mixture_of_experts_has_no_bound(family: str, counts: dict[str, Any]) -> None:
+def test_a_model_of_which_a_part_is_read_has_no_bound(family: str, counts: dict[str, Any]) -> None:
     config = getattr(transformers, family)(**counts)
     dense, model = (
         SimpleNamespace(config=one, model=SimpleNamespace(config=one))

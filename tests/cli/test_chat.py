@@ -27,7 +27,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from outpace import LLM, SamplingParams
-from outpace.cli.chat_session import Session
+from outpace.cli.chat_session import ANSWER_TOKENS, Session
 from outpace.cli.chat_terminal import Pipe, Terminal, chat_at_terminal, history
 from outpace.cli.printing import write
 from outpace.errors import ConfigError
@@ -147,6 +147,13 @@ def test_a_mistake_does_not_end_the_conversation(
 ) -> None:
     assert typed(session, "/helf\rw1\r") == ["w1"]
     assert "did you mean '/help'" in capsys.readouterr().err
+
+
+def test_answers_always_end_somewhere(session: Session) -> None:
+    typed(session, "/set max_tokens 20\r")
+    assert session.params.max_tokens == 20
+    typed(session, "/set max_tokens none\r")
+    assert session.params.max_tokens == ANSWER_TOKENS
 
 
 def test_quitting_leaves_the_rest_unread(session: Session) -> None:

@@ -18,7 +18,7 @@ from outpace.cli.chat_session import (
     run_command,
 )
 from outpace.cli.chat_terminal import chat_through_pipe, questions
-from outpace.cli.conversation import Conversation, Exchange, fitted, load
+from outpace.cli.conversation import Conversation, Exchange, fitted, load, save
 from outpace.errors import ConfigError, ParamsError, PromptError
 
 
@@ -410,6 +410,22 @@ def test_a_conversation_is_saved_and_goes_on(session: Session, tmp_path: Path) -
     run_command(other, f"/save {file}")  # the file that it came from
     with pytest.raises(PromptError, match="exists already"):
         run_command(begun(session.llm), f"/save {file}")
+
+
+def test_a_conversation_that_cannot_be_written_leaves_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(file: Path, text: str, **options: Any) -> None:
+        with file.open("w", **options) as opened:
+            opened.write(text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    file, talk = tmp_path / "talk.json", Conversation(None, [Exchange("a question", "an answer")])
+    save(talk, file, "a model")
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(PromptError, match=r"cannot write .*: No space left on device\."):
+        save(Conversation(), file, "a model")
+    assert (load(file), list(tmp_path.iterdir())) == (talk, [file])
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,8 @@ def test_mistakes_are_one_sentence(
     full = tmp_path / "full"
     full.mkdir()
     (full / "x").write_text("x")
+    torn = tmp_path / "torn.jsonl"
+    torn.write_text('{"text": "a\\ud800"}')
     empty = tmp_path / "empty.txt"
     empty.write_text("")
     new, model = ("--out", tmp_path / "new"), ("--model", target)
@@ -102,6 +104,7 @@ def test_mistakes_are_one_sentence(
         (["build", *files, *new, *model, "--tokenizer", target], "exclude each other"),
         (["build", *files, *new, "--model", tmp_path / "no model"], "no folder"),
         (["build", empty, *new, *model], "no text"),
+        (["build", torn, *new, *model], "line 1: the text holds a character that is not Unicode"),
         (["build", *new, *model], "nothing to build"),
         (["build", "--from-answers", full, *new, *model], "holds no answers"),
         (["info", full], "is no datastore"),

@@ -131,6 +131,10 @@ def test_classifiers_datastores_and_adapters(
     found = inspected(store, "-m", target)
     assert (found["kind"], found["facts"]["texts"], found["why_not"]) == ("datastore", 1, None)
     assert "another tokenizer" in inspected(store, "-m", stranger)["why_not"]
+    assert '"method": "retrieval"' in found["commands"][0]
+    words = ("datastore", "build", tmp_path / "a.txt", "--no-texts", "--model", target)
+    assert run(*words, "--out", tmp_path / "table").exit_code == 0
+    assert '"method": "suffix"' in inspected(tmp_path / "table", "-m", target)["commands"][0]
 
     place = adapter(tmp_path / "lora", LlamaForCausalLM.from_pretrained(target), ["q_proj"])
     found = inspected(place, "-m", target)

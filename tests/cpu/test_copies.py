@@ -23,7 +23,7 @@ from transformers import (
 
 from outpace.errors import ConfigError
 from outpace.targets.cpu import native as building
-from outpace.targets.cpu.kernels import MIN_ELEMENTS
+from outpace.targets.cpu.kernels import MIN_ELEMENTS, available
 from outpace.targets.cpu.native import Build, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.linear import NativeLinear
@@ -170,3 +170,39 @@ def test_panels_of_another_processor_are_made_anew(
     assert found.panels.shape == layer.panels.shape
     assert torch.equal(found.weight, weight)
     assert torch.equal(found(x), expected)
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+@torch.inference_mode()
+def test_a_weight_in_a_dtype_that_is_not_known_here_is_widened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native()
+    assert library is not None
+    _model("untied").save_pretrained(tmp_path)
+    monkeypatch.setitem(MIN_ELEMENTS, "native", 1)
+    layer: Any = load(tmp_path, cpu_kernels="native").model.lm_head
+    x = torch.randn(3, 64)
+    expected, state = layer(x), pickle.dumps(layer)
+    assert layer.read.dtype == torch.bfloat16
+    monkeypatch.setattr(library, "takes", lambda dtype: dtype == torch.float32)
+    found = pickle.loads(state)
+    assert found.read.dtype == torch.float32
+    assert torch.equal(found(x), expected)
+    assert not available()["native"].suits(nn.Linear(512, 512).half())
+
+
+@pytest.mark.skipif(native() is None, reason="no C++ compiler here")
+@torch.inference_mode()
+def test_layers_that_longer_vectors_do_not_fit_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = native()
+    assert library is not None
+    _model("untied").save_pretrained(tmp_path)
+    loaded = load(tmp_path)
+    assert isinstance(loaded.model.forward, NativeModel)
+    written = pickle.dumps(loaded)
+    monkeypatch.setattr(library, "lanes", 64)  # heads have 32 numbers
+    with pytest.raises(ConfigError, match=r"shorter vectors.*: load the model from its folder"):
+        _logits(pickle.loads(written).model)

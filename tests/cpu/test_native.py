@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from outpace.targets.cpu.weights.quantize import native_int4
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.runner import Runner
 from outpace.targets.hf.slot_ranges import PassSlots
+from representatives import representatives
 
 FOUND = native.native()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no C++ compiler here")
@@ -265,6 +266,14 @@ def test_layers_that_share_their_input_compute_together(monkeypatch: pytest.Monk
     torch.testing.assert_close(second, other @ attention.v_proj.weight.t())
 
 
+LAYER_BY_LAYER = ("llama", "gemma2", "stablelm-parallel", "deepseek_v3", "lfm2", "qwen3_next")
+LAYERS = representatives(
+    product(DESCRIBED, [False, True]),
+    lambda family, whole: whole or family in LAYER_BY_LAYER,
+)
+"""Each family, its layers one by one or all in one call, which computes them by the same code."""
+
+
 def scored(runner: Runner, tokens: Tensor, tree: Tree | None, lengths: list[int]) -> Tensor:
     runner.lengths = list(lengths)
     logits: Tensor = runner.forward(tokens, keep=tokens.shape[1], tree=tree).logits
@@ -281,8 +290,7 @@ def play(model: PreTrainedModel, whole: bool) -> None:
         assert use_native_model(model)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("family", DESCRIBED)
+@pytest.mark.parametrize(("family", "whole"), LAYERS)
 @torch.inference_mode()
 def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> None:
     model, plain = made(family), made(family)
@@ -304,8 +312,7 @@ def test_played_layers_give_transformers_numbers(family: str, whole: bool) -> No
             torch.testing.assert_close(logits[0], logits[1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("family", DESCRIBED)
+@pytest.mark.parametrize(("family", "whole"), LAYERS)
 @torch.inference_mode()
 def test_a_token_has_the_same_bits_alone_and_among_drafts(family: str, whole: bool) -> None:
     model = made(family)

@@ -203,6 +203,14 @@ def test_it_is_part_of_the_text_where_stop_strings_are() -> None:
     assert said(llm, "hi", A, TURN, B, stop="<|turn|>", skip_special_tokens=False).text == "a"
 
 
+def test_so_it_is_where_the_token_ends_the_text_anyway() -> None:
+    llm = chatter()
+    for included, text in ((True, "a<|turn|>"), (False, "a")):
+        options = {"stop": "<|turn|>", "include_stop_str_in_output": included}
+        request = said(llm, llm.chat_prompt(CHAT), A, TURN, B, **options)
+        assert (request.text, request.stop_reason) == (text, "<|turn|>")
+
+
 def test_it_is_found_where_it_is_spelt_in_other_tokens() -> None:
     ids = tokenizer()("<|turn|>").input_ids
     request = said(chatter(), "hi", A, *ids, B, stop="<|turn|>")

@@ -125,6 +125,16 @@ def test_a_processor_may_allow_what_is_forbidden(llm: LLM) -> None:
     assert request.text == "b"
 
 
+def test_no_processor_leads_out_of_a_form(llm: LLM) -> None:
+    def all_alike(ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.new_zeros(scores.shape)
+
+    for seed in range(4):
+        options = {"logits_processors": [all_alike], "temperature": 1.0, "seed": seed}
+        (request,) = played(llm, {"choice": ["bc", "ab"]}, **options)
+        assert request.text in ("bc", "ab")
+
+
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many places each call of a grammar was asked about."""

@@ -3,6 +3,7 @@ and is drafted for as if all had been read."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -18,6 +19,7 @@ from outpace.heads.base import Head, TargetShape
 from outpace.heads.registry import find_head
 from outpace.methods.heads.base import TrainedDrafter
 from outpace.targets.hf.loading.loaded import LoadedModel
+from representatives import representatives
 from targets.families import CONTEXT, drafter, plain, target
 from targets.generating import greedy
 
@@ -232,8 +234,13 @@ def test_as_many_texts_stay_as_the_target_keeps(kind: str) -> None:
     assert played(llm, [[*ended[3].token_ids, 7, 7]])[0].cached_tokens == 0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "hydra-prefix", "medusa", "dflash"])
-@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize(
+    ("caching", "kind"),
+    representatives(
+        itertools.product([True, False], ["eagle3", "hydra-prefix", "medusa", "dflash"]),
+        lambda caching, kind: caching or kind == "eagle3",
+    ),
+)
 def test_a_text_that_is_put_aside_goes_on_where_it_was(kind: str, caching: bool) -> None:
     prompts = [[first, *FIRST] for first in range(3)]
     length = greedy(90)

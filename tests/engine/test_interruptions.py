@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,9 +161,11 @@ def test_a_stop_condition_that_raises_ends_its_own_text() -> None:
     assert others == expected[:2] + expected[3:]
 
 
-def test_an_interrupted_token_has_its_logprobs() -> None:
+@pytest.mark.parametrize("sampled", [False, True])
+def test_an_interrupted_token_has_its_logprobs_and_those_after_it_follow(sampled: bool) -> None:
+    """A seeded text would be another one if accepted tokens were drawn again, at other places."""
     llm = decoder("draft_model")
-    asked = greedy(LENGTH, logprobs=1)
+    asked = replace(SAMPLED, logprobs=1) if sampled else greedy(LENGTH, logprobs=1)
     (request,), (whole,) = (llm.requests(PROMPTS[0], asked) for _ in range(2))
     faults = [KeyboardInterrupt, KeyboardInterrupt]
 

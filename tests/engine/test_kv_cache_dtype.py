@@ -21,6 +21,7 @@ from outpace.errors import ConfigError
 from outpace.targets.base import KVCacheDtype
 from outpace.targets.hf.kv_dtype import EIGHT_BITS
 from outpace.targets.hf.loading.loaded import LoadedModel
+from representatives import representatives
 from targets.families import CONTEXT, FAMILIES, PROMPTS, RECURRENT, build, drafter, target
 from targets.generating import greedy, ids
 
@@ -28,6 +29,14 @@ LENGTH = 12
 KINDS: tuple[KVCacheDtype, ...] = ("int8", "fp8")
 NO_KV_LAYER_TYPES = ("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm")
 """Families that keep states and nothing else."""
+SOME_FAMILIES = ("gpt2", "gemma3", "mixtral", "gpt_oss", "deepseek_v32", "bloom", "lfm2",
+                 "qwen3_next")  # fmt: skip
+"""Added positions, windows in some layers, experts, sinks, latents with an index, a bias by
+distance, and two that keep states as well."""
+SOME_DRAFTERS = ("none", "draft_model", "draft_tree", "suffix", "lookahead", "early_exit", "medusa",
+                 "eagle3", "dflash", "pass", "staged", "auto")  # fmt: skip
+"""Chains and trees, columns that ride in the target's pass, parts of the target, heads that read
+states or none, and drafters of several."""
 
 
 # -- an implementation of its own, over transformers' cache ----------------------------------------
@@ -92,7 +101,7 @@ def test_texts_are_those_of_a_model_with_rounded_keys_and_values(
         assert ids(llm.generate([prompt], greedy(LENGTH))) == [text]
 
 
-@pytest.mark.parametrize("method", drafter_names())
+@pytest.mark.parametrize("method", representatives(drafter_names(), SOME_DRAFTERS))
 def test_every_drafter_writes_them(method: str) -> None:
     """Chains and trees, in batches and alone, greedy and sampled."""
     llm = decoder("llama", "int8", method)
@@ -102,7 +111,9 @@ def test_every_drafter_writes_them(method: str) -> None:
     assert ids(llm.generate([PROMPTS[2]], seeded)) == together[2:3]
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
+@pytest.mark.parametrize(
+    "family", representatives([*FAMILIES, *RECURRENT], {*SOME_FAMILIES, *NO_KV_LAYER_TYPES})
+)
 def test_every_family_is_decoded_exactly_or_refused(family: str) -> None:
     if family in NO_KV_LAYER_TYPES:
         with pytest.raises(ConfigError, match="instead of keys and values: leave kv_cache_dtype"):

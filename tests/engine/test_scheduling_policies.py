@@ -117,6 +117,20 @@ def test_clients_that_left_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(policy._given) <= 6
 
 
+def test_a_client_may_be_forgotten_while_its_last_text_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread ends it, and others come, before the round is over."""
+    monkeypatch.setattr("outpace.engine.scheduling_policies.REMEMBERED", 1)
+    policy = FairPolicy()
+    first = request(client="first")
+    policy.on_arrival(first)
+    first.abort()
+    for client in ("second", "third"):
+        policy.on_arrival(request(client=client))
+    policy.on_round_end([first])
+
+
 def test_more_clients_may_wait_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace.engine.scheduling_policies.REMEMBERED", 2)
     queue = queue_of(*"abcd")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from outpace.methods.choosers.base import CompositeDrafter
 from outpace.policy.auto import Auto
 from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import LoadedModel
+from representatives import representatives
 from targets.families import CONTEXT, PROMPTS, plain, target
 from targets.generating import greedy, ids
 
@@ -35,6 +38,7 @@ CONFIGS = {
 }
 LOOK_UPS = {"none", "ngram", "suffix", "recycling", "retrieval", "consensus"}
 """Drafters that run no model."""
+SOME = {"draft_model", "draft_tree", "medusa", "eagle3", "dflash", "early_exit", "layer_skip"}
 
 
 @lru_cache
@@ -71,8 +75,16 @@ def why_not(method: str) -> str:
     return "runs no model" if method in LOOK_UPS else ""
 
 
-@pytest.mark.parametrize("count", ["auto", 4])
-@pytest.mark.parametrize("method", drafter_names())
+def tried_at_each_change(method: str, count: Any) -> bool:
+    """What is refused, and of the others some of each kind: a smaller model and its trees, heads
+    that read states, a head that drafts in blocks, parts of the target, one that learns."""
+    return bool(why_not(method)) or method in SOME
+
+
+@pytest.mark.parametrize(
+    ("method", "count"),
+    representatives(itertools.product(drafter_names(), ["auto", 4]), tried_at_each_change),
+)
 def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: Any) -> None:
     config = {
         "lookups": [NGRAM],
@@ -91,6 +103,24 @@ def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: 
     with llm.engine.observing(see):
         check_texts(llm)
     assert drafted == {"ngram", method}
+
+
+def test_a_tree_of_which_a_chain_is_left_is_learned_from() -> None:
+    """Next to a model that draws its tokens a look-up's tree is cut to its eldest chain."""
+    llm = decoder(lookups=[{"method": "recycling", "branching": [2, 2]}], **NEAR)
+    params = replace(greedy(60), speculative=6)
+    outputs = llm.generate(PROMPTS, params)
+    assert max(len(output.metrics.accepted_per_position) for output in outputs) > 1
+    assert ids(outputs) == plain("llama", 60, tuple(map(tuple, PROMPTS)))
+
+
+def test_who_drafts_nothing_takes_no_turn() -> None:
+    llm = decoder(lookups=[{"method": "none"}], **NEAR)
+    assert llm.engine.drafter.name == "draft_model"
+    check_texts(llm)
+    llm = decoder(lookups=[{"method": "none"}, NGRAM])
+    assert llm.engine.drafter.name == "ngram"
+    check_texts(llm)
 
 
 @pytest.mark.parametrize("branching", [[2, 2, 1], "dynamic"], ids=["given", "dynamic"])

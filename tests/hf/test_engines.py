@@ -15,6 +15,7 @@ from torch import Tensor
 from outpace.config import SpeculativeConfig
 from outpace.errors import ConfigError
 from outpace.hf import speculative
+from outpace.targets.hf.model_snapshot import _parts, recorded_parts
 from targets.families import build, noised, target
 
 from .generating import FAMILY, NEW, ONE, PAD, Recorder, faster, generated
@@ -171,6 +172,76 @@ def test_a_model_may_be_rebuilt_between_calls(name: str) -> None:
     expected = model.generate(ONE, **settings)
     assert not torch.equal(before, expected), "the change should show"
     assert torch.equal(model.generate(ONE, custom_generate=custom, **settings), expected)
+
+
+def trained(model: Any) -> None:
+    """Changes weights where they are, as an optimizer does."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.v_proj.weight.neg_()
+
+
+def test_a_model_may_be_trained_between_calls() -> None:
+    model, ids = build(FAMILY), torch.arange(3, 43)[None]  # long enough for a cache to be kept
+    settings = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": PAD}
+    small = noised(target(FAMILY), 0.1)
+    customs = [speculative(method="ngram"), speculative(small, num_speculative_tokens=3)]
+    before = model.generate(ids, **settings)
+    for custom in customs:
+        assert torch.equal(model.generate(ids, custom_generate=custom, **settings), before)
+    trained(model)
+    after = model.generate(ids, **settings)
+    assert not torch.equal(before, after), "the change should show"
+    for custom in customs:
+        assert torch.equal(model.generate(ids, custom_generate=custom, **settings), after)
+    small.load_state_dict(model.state_dict())
+    assert torch.equal(model.generate(ids, custom_generate=customs[1], **settings), after)
+    (metrics,) = customs[1].metrics
+    assert metrics.num_accepted_tokens == metrics.num_draft_tokens > 0
+
+
+class Adapted(torch.nn.Module):
+    """What says of peft's modules whether adapters are on."""
+
+    _disable_adapters = False
+
+    def __init__(self, base: torch.nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+
+def test_what_recorded_passes_compute_with_is_seen_to_change() -> None:
+    model = build(FAMILY)
+    first = _parts(model)
+    trained(model)
+    assert _parts(model) == first
+    projection = model.model.layers[0].self_attn.v_proj
+    projection.weight.data = projection.weight.data.clone()
+    moved = _parts(model)
+    model.model.layers[0].self_attn.v_proj = Adapted(projection)
+    beside = _parts(model)
+    model.model.layers[0].self_attn.v_proj._disable_adapters = True
+    assert beside != moved
+    moved = beside
+    assert len({first, moved, _parts(model)}) == 3
+    assert recorded_parts(model) is None  # nothing is recorded on a CPU
+
+
+def test_a_moved_weight_makes_a_new_engine_where_passes_are_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outpace.hf.recorded_parts", _parts)
+    model, custom = build(FAMILY), speculative(method="ngram", num_speculative_tokens=3)
+    settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": PAD}
+    model.generate(ONE, custom_generate=custom, **settings)
+    first = custom._llm
+    trained(model)
+    model.generate(ONE, custom_generate=custom, **settings)
+    assert custom._llm is first
+    weight = model.lm_head.weight
+    weight.data = weight.data.clone()
+    model.generate(ONE, custom_generate=custom, **settings)
+    assert custom._llm is not first
 
 
 def test_autocast_may_begin_and_end_between_calls() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.errors import ModelLoadError
+from processes import free_port
 
 from .conftest import LLM_OPTIONS, processes
 
@@ -100,3 +102,35 @@ def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     for at, output in enumerate(alone):
         choice = by_name[f"{at}"]["response"]["body"]["choices"][0]
         assert choice["text"] == output.outputs[0].text
+
+
+NO_DRAFT: dict[str, Any] = {
+    **LLM_OPTIONS,
+    "speculative_config": {"method": "draft_model", "model": "/no/such/folder"},
+}
+
+
+def test_a_mistake_that_a_worker_finds_is_one_sentence(tmp_path: Path) -> None:
+    import outpace.ray
+    from outpace.serve.batch import Answers, Requests
+
+    path = tmp_path / "in.jsonl"
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    path.write_text(json.dumps(line) + "\n")
+    requests = Requests(path, 1 << 20)
+    served = {"model_name": "tiny", "max_body_bytes": 1 << 20}
+    with (
+        Answers(tmp_path / "out.jsonl", requests, "tiny") as answers,
+        pytest.raises(ModelLoadError, match=r"/no/such/folder[^\n]*\Z"),
+    ):
+        outpace.ray.run_batch(requests, answers, 1, lambda: None, NO_DRAFT, **served)
+
+
+def test_a_mistake_that_a_replica_finds_is_one_sentence() -> None:
+    import outpace.ray
+
+    with (
+        pytest.raises(ModelLoadError, match=r"/no/such/folder[^\n]*\Z"),
+        outpace.ray.served(1, "127.0.0.1", free_port(), dict(NO_DRAFT)),
+    ):
+        raise AssertionError("it serves")

@@ -76,7 +76,12 @@ def test_every_way_to_draft(method: str, llama: SplitModel) -> None:
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_each_process_rounds_the_keys_and_values_of_its_heads(kind: str, llama: SplitModel) -> None:
-    same(llms(target("llama"), llama, kv_cache_dtype=kind, speculative_config={"method": "suffix"}))
+    pair = llms(
+        target("llama"), llama, kv_cache_dtype=kind, speculative_config={"method": "suffix"}
+    )
+    same(pair)
+    one, other = (llm.engine.target.forward_uncached([5, 6, 7, 8], 2) for llm in pair)
+    torch.testing.assert_close(other, one)
 
 
 @pytest.mark.parametrize("method", ["layer_skip", "early_exit"])

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import GenerationMixin, WhisperFeatureExtractor
@@ -16,6 +17,8 @@ from outpace import LLM, SamplingParams
 from outpace.cli.main import app
 from outpace.errors import ConfigError, PromptError, UnsupportedModel
 from outpace.inputs.prompts import Parts, parted
+from outpace.serve.openai.calls import Reader
+from outpace.serve.settings import Settings
 from seq2seq.models import CONTEXT, PROMPTS, build, drafter, plain, target
 from targets.families import target as decoder_only
 
@@ -85,6 +88,14 @@ def test_quantised_and_by_other_kernels(folder: Path) -> None:
         config = {"method": "ngram", "prompt_lookup_min": 1}
         found = LLM(folder, speculative_config=config, **options).generate(TEXT, GREEDY)[0]
         assert found.token_ids == plainly
+
+
+def test_tokens_of_numpy_are_tokens(bart: LLM) -> None:
+    listed, arrays = (
+        bart.generate({"encoder_prompt": kind([5, 6]), "decoder_prompt": kind([2, 7])}, GREEDY)[0]
+        for kind in (list, np.array)
+    )
+    assert arrays.token_ids == listed.token_ids
 
 
 def test_a_look_up_copies_from_the_source() -> None:
@@ -169,6 +180,22 @@ def test_parts_as_vllm_names_them() -> None:
     assert parted(explicit, hears=True) == expected
     with pytest.raises(PromptError, match="twice"):
         parted({**explicit, **audio}, hears=True)
+
+
+def test_a_server_keeps_no_texts_that_cannot_be_gone_on_from(bart: LLM) -> None:
+    """It keeps what is cached of all texts by default."""
+    prompt = {"encoder_prompt": [5, 6], "decoder_prompt": [2]}
+    params = SamplingParams(temperature=0, max_tokens=4)
+    served = LLM(target("bart"), enable_prefix_caching="auto")
+    assert served.generate([prompt], params)[0].token_ids == (
+        bart.generate([prompt], params)[0].token_ids
+    )
+
+
+def test_a_servers_usage_counts_the_source(bart: LLM) -> None:
+    reader = Reader(bart, Settings(model_name="a model"))
+    call = reader.completion({"prompt": [5, 6, 7, 8], "max_tokens": 3})
+    assert call.prompt_tokens == 4 + len(call.requests[0].prompt_ids)
 
 
 def test_what_is_refused_by_name(bart: LLM) -> None:

@@ -250,6 +250,7 @@ def test_a_lost_process_ends_the_job_and_writes_no_answer(tmp_path: Path) -> Non
     ("held", "words"),
     [
         ("some text\n", "what is no answer"),
+        ('{"my": "only copy"}', "what is no answer"),
         ('{"id": 3}\n', "what is no answer"),
         ('{"id": "batch_req_1_0000000000000000", "response": null}\n', "an answer to a line that"),
     ],

@@ -307,6 +307,7 @@ def test_tokens_of_a_text_have_the_blanks_that_they_have_in_it(
         ({"prompt": [5, "a"]}, "prompt[1]", 400),
         ({"prompt": [[5], [6, "a"]]}, "prompt[1][1]", 400),
         ({"\ud800": 1}, "\\ud800", 400),
+        ({"user": "x" * 1025}, "user", 400),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused_by_name(

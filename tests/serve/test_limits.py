@@ -94,6 +94,7 @@ def test_keys_from_file_and_environment(tmp_path: Path) -> None:
         (b'{"prompt": NaN}', "application/json", 400),
         (b'{"prompt": "a", "temperature": 1e999}', "application/json", 400),
         (b'{"prompt": "\\ud800"}', "application/json", 400),
+        (b'{"\\ud800": 1e999}', "application/json", 400),
         (b'{"prompt": "a"}', "text/plain", 415),
         (b'["prompt"]', "application/json", 400),
     ],

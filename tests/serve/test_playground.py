@@ -167,6 +167,20 @@ def test_a_model_with_a_template_is_talked_with(page: Any) -> None:
     assert len(page.bodies[-1]["messages"]) == 2
 
 
+def test_what_was_begun_anew_knows_nothing_of_the_text_before(page: Any) -> None:
+    page.locator("#options").evaluate("box => box.open = true")
+    page.fill("#tokens", "400")
+    page.set_checked("#beside", False)
+    page.fill("#prompt", "Tell me about a cat.")
+    page.click("#run")
+    page.wait_for_selector(".text .token")
+    page.click("#anew")
+    assert not page.query_selector_all(".turn")
+    run(page, "Hello.", tokens="4")
+    assert [one["content"] for one in page.bodies[-1]["messages"]] == ["Hello."]
+    assert len(page.query_selector_all(".turn")) == 1
+
+
 def test_a_model_without_one_continues_a_text(
     browser: Any, address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +206,8 @@ def test_names_of_special_tokens_are_not_shown(page: Any, address: str) -> None:
     page.fill("#round", page.get_attribute("#round", "max"))  # the round with the end
     page.click(".text .special")
     assert "end" in page.text_content("#round-words")
-    assert "<|" not in page.text_content("body")
+    for part in ("#talk", "#rounds"):  # the description of the model names its ends
+        assert "<|" not in page.text_content(part)
 
 
 def test_code_is_shown_in_the_font_of_code(page: Any) -> None:

@@ -10,13 +10,15 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis import checks
+from schemathesis.config import SchemathesisConfig
 
 from outpace import LLM
 from outpace.serve.openai import openapi
 
 from .conftest import call, running
 
-EXAMPLES = 300 if os.environ.get("OUTPACE_FUZZ") == "long" else 8
+LONG = os.environ.get("OUTPACE_FUZZ") == "long"
+EXAMPLES = 300 if LONG else 30
 TOKENS = 3
 """Longest text: what is asked is of interest here, not what is said."""
 
@@ -27,7 +29,15 @@ def address(llm: LLM) -> Iterator[str]:
         yield found
 
 
-described = schemathesis.openapi.from_dict(openapi.description())
+def configured() -> SchemathesisConfig:
+    """A short run draws its requests; a long one also makes one for each value of each field, some
+    two thousand."""
+    config = SchemathesisConfig()
+    config.projects.default.phases.coverage.enabled = LONG
+    return config
+
+
+described = schemathesis.openapi.from_dict(openapi.description(), config=configured())
 
 
 @described.parametrize()

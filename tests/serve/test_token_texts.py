@@ -12,7 +12,7 @@ from outpace.core.detokenizer import UNFINISHED
 from outpace.core.text_decoder import TextDecoder
 from outpace.engine.request import Logprob
 from outpace.serve.engine_thread import Delta
-from outpace.serve.openai.answers import ChatChoice, TextChoice, TokenTexts
+from outpace.serve.openai.answers import ChatChoice, TextChoice, TokenTexts, _ranked
 
 from .conftest import call, running
 
@@ -88,6 +88,12 @@ def test_chats_have_the_bytes_of_parts() -> None:
     raw = [byte for token in content for byte in token["bytes"]]
     assert bytes(raw).decode() == "\U0001f642"
     assert content[0]["top_logprobs"][0]["bytes"] == [0xF0]
+
+
+def test_of_two_that_are_equally_probable_as_many_are_told_as_were_asked_for() -> None:
+    logprobs = {5: Logprob(-0.7, 1), 6: Logprob(-0.7, 1), 7: Logprob(-3.0, 3)}
+    assert len(_ranked(logprobs, 1, None)) == 1
+    assert [token for token, _ in _ranked(logprobs, 1, 7)] == [5, 7]
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in BY_NEIGHBOUR])

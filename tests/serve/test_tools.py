@@ -15,6 +15,7 @@ from engine.texts import writer
 from outpace import LLM
 from outpace.forms import json_schemas
 from outpace.forms.json_schemas import LONGEST, SchemaChecker
+from outpace.serve.openai.tools import parameters_of
 
 from .conftest import MODEL, call, running
 
@@ -79,6 +80,22 @@ def test_a_named_function_is_called(client: openai.OpenAI, speculative: Any) -> 
     assert found["city"] in ("Oslo", "Rome")
     assert found["days"] in (1, 2, 3)
     assert choice.message.content is None
+
+
+def test_a_stream_counts_the_tokens_of_a_call_too(client: openai.OpenAI) -> None:
+    """What is held back until a call is complete comes with it."""
+    stream = ask(client, "required", stream=True, stream_options={"include_usage": True},
+                 extra_body={"outpace": {"counts": True}})  # fmt: skip
+    counted, written = 0, 0
+    for event in stream:
+        counted += (event.model_extra.get("outpace") or {}).get("tokens", 0)
+        written = event.usage.completion_tokens if event.usage else written
+    assert counted == written > 0
+
+
+def test_arguments_are_an_object_whatever_a_schema_leaves_open() -> None:
+    for schema in ({"properties": {"a": {}}}, {"description": "none"}, {}, None):
+        assert parameters_of({"name": "f", "parameters": schema})["type"] == "object"
 
 
 def defining(name: str, cities: list[str]) -> dict[str, Any]:

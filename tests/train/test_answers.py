@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,11 @@ from .test_data import Tokens
 
 PROMPTS = [[1, 2], [3]]
 SETTINGS = AnswerSettings(
-    target="a model", temperature=0.8, max_tokens=4, seed=7, prompts=fingerprint(PROMPTS)
+    target="a model",
+    temperature=0.8,
+    max_tokens=4,
+    seed=7,
+    prompts=fingerprint(PROMPTS),
 )
 
 
@@ -80,11 +84,13 @@ def test_the_file_stays_within_its_bounds(tmp_path: Path) -> None:
 def test_answers_under_other_settings_are_not_mixed(tmp_path: Path) -> None:
     file = tmp_path / "answers.jsonl"
     Answers(file, SETTINGS, 10**6).extend(PROMPTS, 1, write, quiet)
-    other = AnswerSettings(
-        target="b", temperature=0.1, max_tokens=4, seed=7, prompts=fingerprint(PROMPTS)
-    )
-    with pytest.raises(ConfigError, match="another target and temperature"):
-        Answers(file, other, 10**6)
+    for changes, said in (
+        ({"target": "b", "temperature": 0.1}, "target and temperature"),
+        ({"lora": "a/folder"}, "lora"),
+        ({"quantization": "int8"}, "quantization"),
+    ):
+        with pytest.raises(ConfigError, match=f"another {said}"):
+            Answers(file, replace(SETTINGS, **changes), 10**6)
     swapped = AnswerSettings(**{**asdict(SETTINGS), "prompts": fingerprint(PROMPTS[::-1])})
     with pytest.raises(ConfigError, match="another prompts"):
         Answers(file, swapped, 10**6)

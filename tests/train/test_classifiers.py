@@ -20,6 +20,7 @@ from outpace.heads.classifiers import load_classifier
 from outpace.heads.registry import CLASSIFIERS
 from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.train.classifiers import ClassifierRecipe, Examples
 from outpace.train.metrics import BalancedAccuracy
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
@@ -177,6 +178,25 @@ def test_a_stop_head_learns_the_chance_of_acceptance(draft: str) -> None:
         for model in (loaded().model, small)
     )
     assert torch.allclose(examples.right, (p / q).clamp_max(1).flatten().float(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [0.0, 1.0])
+def test_tokens_of_one_kind_are_recognised_by_themselves(kind: float, draft: str) -> None:
+    student = student_of(settings("stop_head", draft))
+    states, right = torch.randn(9, student.network.origin.shape.hidden_size), torch.full((9,), kind)
+    recipe = ClassifierRecipe(student.network)
+    student.network.linear.bias.data.fill_(20.0 * (2 * kind - 1))  # it is sure, and right
+    found = recipe.compute_loss(Examples(states, right, 1 / 9, 6 / 9))
+    assert found.hits.nansum() == 9
+
+
+def test_tokens_that_the_draft_model_lacks_are_named(draft: str) -> None:
+    student = student_of(settings("judge", draft))
+    student._drafted.model.vocabulary = 40  # type: ignore[attr-defined]
+    tokens = torch.full((1, BLOCK), 7)
+    tokens[0, 5] = 41
+    with pytest.raises(ConfigError, match="the text has token 41, and the draft model only 40"):
+        student.read(Teacher(loaded(), student.layers, student.top), tokens)
 
 
 def test_a_trained_judge_judges(draft: str, learned: dict[str, tuple[Path, Any]]) -> None:

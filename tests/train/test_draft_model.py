@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch import Tensor
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast, SmolLM3Config
 
 from outpace import LLM
 from outpace.errors import ConfigError, ModelLoadError, VocabularyMismatch
@@ -20,7 +20,9 @@ from outpace.targets.cpu.native import Native, native
 from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.partial.layers import with_layers
 from outpace.train.checkpoint import LOG, STATE
+from outpace.train.distill import LikeliestRecipe
 from outpace.train.draft_model import (
     UNFINISHED,
     DraftModelSizes,
@@ -31,6 +33,7 @@ from outpace.train.draft_model import (
 from outpace.train.losses import LOSSES, chunked_loss
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
+from outpace.train.teacher import Batch
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write
 
@@ -113,15 +116,13 @@ def test_what_a_killed_run_has_left_unfinished_is_removed(tmp_path: Path) -> Non
     kept = sorted(tmp_path.iterdir())
     (tmp_path / f"{UNFINISHED}a").mkdir()
     (tmp_path / f"{UNFINISHED}a" / "model.safetensors").write_bytes(b"half")
-    (tmp_path / f"{STATE}.part").write_bytes(b"half")
+    (tmp_path / f"{STATE}.0.part").write_bytes(b"half")
     assert run(tmp_path, settings(2)).step == 2
     assert sorted(tmp_path.iterdir()) == kept
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2-window", "gemma3", "opt", "mixtral"])
 def test_all_layers_of_a_target_are_the_target(family: str) -> None:
-    from outpace.targets.hf.loading.loaded import LoadedModel
-
     whole = LoadedModel(target(family), None, family)
     begun = load_start_model(whole, "pruned", DraftModelSizes())
     same: Any = begun.to_trainable([0, 1], whole.device).model
@@ -290,3 +291,24 @@ def test_only_the_layers_that_are_kept_are_dequantized(
     matrices = [weight.nbytes for weight in network.parameters() if weight.ndim == 2]
     assert len(matrices) == 2 + 2 * 7, "two layers of seven, and what is outside of them"
     assert sorted(one for one in dequantized if one >= min(matrices)) == sorted(matrices)
+
+
+def test_what_a_layer_is_goes_with_it() -> None:
+    """Every fourth layer of SmolLM3 has no rotary embedding."""
+    whole = SmolLM3Config(num_hidden_layers=4, no_rope_layers=[1, 1, 1, 0])
+    assert with_layers(whole, 4, [0, 3]).no_rope_layers == [1, 0]
+
+
+def test_a_smaller_vocabulary_learns_up_to_a_token_that_it_lacks() -> None:
+    """As one that an online drafter has seen in a prompt."""
+    model = build("llama")
+    recipe = LikeliestRecipe(model, 60)
+    empty = torch.zeros(1, 4, 0, dtype=model.dtype)
+    top, chances = torch.full((1, 4, 2), 7), torch.full((1, 4, 2), 0.5)
+
+    def loss(tokens: list[int]) -> torch.Tensor:
+        return recipe.compute_loss(Batch(torch.tensor([tokens]), empty, top, chances)).loss
+
+    assert loss([62, 5, 6, 7]) == 0
+    assert torch.isfinite(loss([5, 6, 62, 7]))
+    torch.testing.assert_close(loss([5, 6, 62, 7]), loss([5, 6, 63, 8]))

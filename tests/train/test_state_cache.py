@@ -55,6 +55,14 @@ def test_a_kept_state_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.Monk
     torch.testing.assert_close(again.top_chances, plain.top_chances)
 
 
+def test_a_layer_that_is_read_twice_is_there_twice(tmp_path: Path) -> None:
+    """As EAGLE-3 reads the layers of a target that has only one."""
+    plain = Teacher(loaded(), (0, 0, -1)).read(text()[:2])
+    for _ in range(2):
+        kept_states = Teacher(loaded(), (0, 0, -1), state_cache=cache_in(tmp_path)).read(text()[:2])
+        torch.testing.assert_close(kept_states.states, plain.states, rtol=1e-2, atol=1e-6)
+
+
 def test_drafters_that_read_other_layers_share_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

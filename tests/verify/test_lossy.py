@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,6 +59,30 @@ def test_every_lossy_rule_still_emits_a_distribution_and_not_the_targets(name: s
 def test_at_the_exact_end_of_its_knob_it_is_the_token_rule(rule: Rule) -> None:
     report = audit_distributions([rule], shapes=FAST[:3], pairs=10, seed=1)
     assert max(row.worst_tv for row in report.rows) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "verify",
+    [
+        {"name": "lenient", "lenience": 1.0},
+        {"name": "ears", "tolerance": 0.0},
+        {"name": "judge", "threshold": 1.0, "head": JudgeHead(torch.zeros(32).double())},
+    ],
+    ids=lambda verify: verify["name"],
+)
+def test_so_it_is_where_target_and_drafter_are_cut_at_other_tokens(verify: dict[str, Any]) -> None:
+    """The same draws decide in both, so that the texts are the same."""
+    params = [
+        SamplingParams(temperature=1.0, top_k=3, seed=seed, max_tokens=24, ignore_eos=True)
+        for seed in range(8)
+    ]
+
+    def texts(rule: Any) -> list[list[int]]:
+        config = {"model": drafter("llama", 0.6), "num_speculative_tokens": 4, "verify": rule}
+        llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+        return ids(llm.generate([[5, 6, 7]] * len(params), params))
+
+    assert texts(verify) == texts("token")
 
 
 @pytest.mark.parametrize("name", ["lenient", "ears", "typical", "joint", "bild", "confidence"])

@@ -97,8 +97,8 @@ class DiffReport:
     """Where a text without speculation is not what one plain forward of it chooses."""
     skipped: str | None = None
     """Why one mode could not be run."""
-    drafted: int = 0
-    """Tokens that were drafted in all texts."""
+    drafted: dict[str, int] = field(default_factory=dict)
+    """Tokens that were drafted in each mode."""
     drafts_expected: bool = True
     """Whether there is a drafter, so that texts without any drafts test nothing of it."""
     stopped_of: int | None = None
@@ -106,12 +106,19 @@ class DiffReport:
 
     @property
     def ok(self) -> bool:
-        """Whether anything was drafted, every difference is a near-tie, and scoring is within
-        rounding."""
-        if self.drafts_expected and not self.drafted:
+        """Whether something was drafted in each mode, every difference is a near-tie, and scoring
+        is within rounding."""
+        if self.undrafted:
             return False
         bugs = [one.bug for one in self.differences] + [one.bug for one in self.deviations]
         return not self.noise.excessive and not any(bugs)
+
+    @property
+    def undrafted(self) -> list[str]:
+        """The modes of which texts were compared, and in which nothing was drafted for them though
+        there is a drafter."""
+        modes = [mode for mode, count in self.texts.items() if count]
+        return [mode for mode in modes if self.drafts_expected and not self.drafted.get(mode)]
 
 
 def audit_diff(
@@ -138,7 +145,8 @@ def audit_diff(
     llm = next(iter(engines.values()))
     steps = _Steps(len(prompts), len(engines), report)
     noise = _noise(llm, prompts, tolerance, steps)
-    found = _Comparison({mode: 0 for mode in engines}, {mode: 0 for mode in engines})
+    none: dict[str, int] = {mode: 0 for mode in engines}
+    found = _Comparison({**none}, {**none}, {**none})
     stopped = False
     try:
         for mode, engine in engines.items():
@@ -170,9 +178,9 @@ class _Comparison:
 
     texts: dict[str, int]
     tokens: dict[str, int]
+    drafted: dict[str, int]
     differences: list[Difference] = field(default_factory=list)
     deviations: list[Deviation] = field(default_factory=list)
-    drafted: int = 0
 
 
 @dataclass
@@ -214,7 +222,7 @@ def _compare(
             deviating = triage.deviations(numbers[place], plain[place])
             found.differences += [] if difference is None else [difference]
             found.deviations += deviating
-            found.drafted += theirs.metrics.num_draft_tokens
+            found.drafted[mode] += theirs.metrics.num_draft_tokens
             found.tokens[mode] += len(plain[place].token_ids)
             found.texts[mode] += 1
             steps.done(f"{mode}, compared")

@@ -7,6 +7,7 @@ in one pass as a drafted chain, or as one path of a drafted tree.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -101,7 +102,8 @@ def measure(
         count = min(drafted, len(ids) - 1)
         plain = target.forward_uncached(ids, last=count + 1).double()
         scored = score_as_drafted(target, ids, count, tree).double()
-        measured = max(measured, float((plain - scored).abs().max()))
+        apart = float((plain - scored).abs().max())
+        measured = max(measured, math.inf if math.isnan(apart) else apart)
         spread = max(spread, float(plain.std()))
     cap = _CAPS.get(target.dtype, _NARROW_CAP) * spread
     floor = 4 * torch.finfo(target.dtype).eps * spread

@@ -148,11 +148,8 @@ def diff_findings(report: DiffReport) -> Group:
         lines.append(f"not run: {report.skipped}")
     if not report.lossless:
         lines.append(_declared(report.rule))
-    lines.append(
-        f"{report.drafted} tokens were drafted"
-        if report.drafted or not report.drafts_expected
-        else NOTHING_DRAFTED
-    )
+    lines.append(f"{sum(report.drafted.values())} tokens were drafted")
+    lines += [f"{mode}: {NOTHING_DRAFTED}" for mode in report.undrafted]
     noise = report.noise
     lines.append(
         f"logits scored as drafted and read plainly differ by up to {noise.measured:.2g}; "

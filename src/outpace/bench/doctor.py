@@ -282,7 +282,7 @@ def _write(
         for each in present[:: -1 if number % 2 else 1]:
             each.write(kind, ids, tokens)
         known.add(kind)
-    if plain.plain_seconds is None:
+    if plain.plain_seconds is None or not all(each.texts for each in others):
         raise PromptError(
             f"{short_name(plain.llm.target.name)} ends its answers to the built-in prompts "
             "at once, which leaves nothing to measure: take prompts of your own with outpace bench "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from outpace.bench import roofline
 from outpace.bench.diagnosis import (
@@ -82,16 +81,15 @@ def _plain_seconds(plain: Candidate) -> float:
 
 
 def _roof(measured: Measured) -> _Roof | None:
-    """None for a mixture of experts, of which a pass reads a part that is not known."""
+    """None for a model of which a pass reads a part that is not known."""
     llm = measured.plain.llm
     if roofline.reads_a_part(llm):
         return None
     verify = measured.plain.meter.times.verify
     nbytes = roofline.target_traffic(llm).of_pass(1, measured.plain.meter.context)
-    config: Any = llm.target.model.config
     on_cpu = llm.target.device.type == "cpu"
-    layers = int(config.get_text_config().num_hidden_layers)
-    work = PassWork(nbytes, float(roofline.traffic_of(config, 1).weights), layers)
+    numbers = float(roofline.traffic_of(llm.target.model, 1).weights)
+    work = PassWork(nbytes, numbers, int(llm.target.config.num_hidden_layers))
     cores = wanted_threads() if on_cpu else 1
     tile = tile_of(this_processor().flags) if on_cpu else max(COLUMNS)
     like = Machine(measured.bandwidth, 0.0, cores, tile)
@@ -253,11 +251,11 @@ def _elsewhere(found: Candidate, roof: _Roof | None) -> dict[str, float]:
     nbytes, loaded = _level_bytes(found), found.llm.engine.drafter.loaded
     if roof is None or nbytes is None or not found.llm.target.packed:
         return {}
-    layers = 1 if loaded is None else int(loaded.config.get_text_config().num_hidden_layers)
+    layers = 1 if loaded is None else int(loaded.config.num_hidden_layers)
     if loaded is None:  # a head, taken to have as many bits each as the target
         numbers = roof.work.multiply_adds * nbytes / roof.work.nbytes
     else:
-        numbers = float(roofline.traffic_of(loaded.config, 1).weights)
+        numbers = float(roofline.traffic_of(loaded.model, 1).weights)
     draft = PassWork(nbytes, numbers, layers) if nbytes else None
     predicted = {}
     for name, machine in OTHERS.items():
@@ -280,6 +278,6 @@ def _best(drafters: Sequence[DrafterResult]) -> str | None:
     worth = [
         model
         for model in models
-        if any(k.verdict == "gain" and k.speedup.mean > usual[k.kind] for k in model.kinds)
+        if any(k.verdict == "gain" and k.speedup.mean > usual.get(k.kind, 0.0) for k in model.kinds)
     ]
     return max(worth, key=lambda each: each.speedup.mean).name if worth else None

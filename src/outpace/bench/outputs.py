@@ -38,12 +38,13 @@ class OutputFiles:
     spec_bench: Path | None = None
     """A folder: one answer file per method, batch size and temperature."""
 
-    def check(self) -> None:
+    def check(self, read: Iterable[Path] = ()) -> None:
         """Raises ``ConfigError`` for a place that cannot be written to or a package that is
-        missing, so that a long run is not lost for it."""
-        for flag, file in (("--json", self.json), ("--html", self.html)):
+        missing, so that a long run is not lost for it. read: files that are read, which stay."""
+        written = {"--json": self.json, "--html": self.html, "--markdown": self.markdown}
+        check_distinct(written, read)
+        for flag, file in written.items():
             check_file(flag, file)
-        check_file("--markdown", self.markdown)
         check_folder("--png", self.png)
         check_folder("--spec-bench", self.spec_bench)
         if self.html is not None:
@@ -92,6 +93,18 @@ def check_file(flag: str, file: Path | None) -> None:
         raise ConfigError(
             f"{flag}: cannot write {file} ({error.strerror}): name another file."
         ) from error
+
+
+def check_distinct(written: Mapping[str, Path | None], read: Iterable[Path]) -> None:
+    """Raises ``ConfigError`` for a file that would be written twice, or over one that is read.
+    written: by their flags."""
+    taken = dict.fromkeys((file.resolve() for file in read), "is read, too")
+    for flag, file in written.items():
+        if file is None:
+            continue
+        if (place := file.resolve()) in taken:
+            raise ConfigError(f"{flag}: {str(file)!r} {taken[place]}: name another file.")
+        taken[place] = f"is written by {flag}, too"
 
 
 def check_folder(flag: str, folder: Path | None) -> None:

@@ -52,6 +52,16 @@ class Prompt:
     text: str
 
 
+def _listed(names: str) -> list[str]:
+    listed = [name.strip() for name in names.split(",") if name.strip()]
+    return listed if listed and not _exists(Path(names)) else [names]  # a name may have a comma
+
+
+def files_of(names: str) -> list[Path]:
+    """Returns the files among the sets that `read_sets` reads, but for those in its folder."""
+    return [Path(name) for name in _listed(names) if Path(name).is_file()]
+
+
 def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
     """Returns the prompts of one or several sets with commas between their names, as `read_prompts`
     does.
@@ -59,9 +69,7 @@ def read_sets(names: str, data: str | Path | None = None) -> list[Prompt]:
     A prompt that comes again, in the same set or in a later one, is left out, as Spec-Bench holds
     those of MT-bench: a drafter that remembers texts would find the very answer.
     """
-    listed = [name.strip() for name in names.split(",") if name.strip()]
-    if not listed or _exists(Path(names)):  # a file whose name has a comma
-        listed = [names]
+    listed = _listed(names)
     found: dict[str, Prompt] = {}
     for name in listed:
         for prompt in read_prompts(name, data):

@@ -3,6 +3,7 @@ every weight once per pass, and each row's cache."""
 
 from __future__ import annotations
 
+import copy
 import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -13,14 +14,13 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from outpace.core.transfer import synchronise
 from outpace.llm import LLM
 from outpace.methods.choosers.base import CompositeDrafter
 from outpace.targets.hf.attention import num_kv_heads
-from outpace.targets.hf.kinds import has_experts, is_encoder_decoder
+from outpace.targets.hf.kinds import has_experts, is_encoder_decoder, sees_images
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.weights import pass_bytes
 
@@ -103,18 +103,17 @@ class Traffic:
         return self.weights + batch * context * self.per_cached_token
 
 
-def traffic_of(config: Any, itemsize: int, kv_cache_dtype: str = "auto") -> Traffic:
-    """Returns the traffic of a model with this configuration and bytes per number. kv_cache_dtype:
-    as for `LLM`; in 8 bits each key and value comes with a scale.
+def traffic_of(model: nn.Module, itemsize: int, kv_cache_dtype: str = "auto") -> Traffic:
+    """Returns the traffic of a language model at some bytes per number. kv_cache_dtype: as for
+    `LLM`; in 8 bits each key and value comes with a scale.
 
-    Counted on a model without storage, so that what an engine does to its weights (packing,
-    copying) does not change the bound that it is measured against.
+    Counted on another one of its kind without storage, so that what an engine does to its weights
+    (packing, copying) does not change the bound that it is measured against.
     """
+    config: Any = model.config
     text = config.get_text_config()
-    auto: Any = transformers.AutoModelForCausalLM
     with torch.device("meta"):
-        model = auto.from_config(config)
-    weights = _numbers(model) * itemsize
+        weights = _numbers(type(model)(copy.deepcopy(config))) * itemsize
     vectors, size = _cached_vectors(text)
     each = size * itemsize if kv_cache_dtype == "auto" else size + itemsize
     return Traffic(weights, vectors * each)
@@ -147,12 +146,15 @@ def _numbers(model: nn.Module) -> int:
 def reads_a_part(llm: LLM) -> bool:
     """Returns whether a pass of an engine's target or drafter reads a part of the weights only:
     that of a mixture of experts reads those experts that its tokens choose, that of an
-    encoder-decoder its decoder. What is known here is how many weights there are, which then bounds
-    nothing.
+    encoder-decoder its decoder, that of a vision-language model its language model. What is known
+    here is how many weights there are, which then bounds nothing.
     """
     models = [each for each in (llm.target, llm.engine.drafter.loaded) if each is not None]
     return any(
-        has_experts(each.config.to_dict()) or is_encoder_decoder(each.model) for each in models
+        has_experts(each.config.to_dict())
+        or is_encoder_decoder(each.model)
+        or sees_images(each.model.config)
+        for each in models
     )
 
 
@@ -184,7 +186,7 @@ def drafter_traffic(llm: LLM) -> Traffic | None:
 
 
 def _traffic(loaded: LoadedModel, kv_cache_dtype: str = "auto") -> Traffic:
-    found = traffic_of(loaded.model.config, loaded.dtype.itemsize, kv_cache_dtype)
+    found = traffic_of(loaded.model, loaded.dtype.itemsize, kv_cache_dtype)
     rounded = loaded.packed or loaded.quantization is not None
     # What rounded weights take, scales and all, is the same whatever computes with them.
     return replace(found, weights=pass_bytes(loaded.model)) if rounded else found

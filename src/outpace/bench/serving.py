@@ -94,6 +94,11 @@ class Server:
             host = None
         if not host or parts.scheme not in ("http", "https"):
             raise ConfigError(f"{self.url} is no address: give one such as http://127.0.0.1:8000.")
+        if parts.path.strip("/") or parts.query:
+            raise ConfigError(
+                f"{self.url} goes on after the server's name: give the part up to "
+                f"{parts.netloc!r}, to which /v1/completions is added."
+            )
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         return kind(host, port, timeout=TIMEOUT)

@@ -380,13 +380,17 @@ def _engines_of(competing: Sequence[Contestant]) -> dict[str, LLM]:
 
 
 def numbers(text: str, kind: type, flag: str) -> tuple[Any, ...]:
-    """Returns the numbers of a comma-separated list; ``ConfigError`` for anything else.
+    """Returns the numbers of a comma-separated list; ``ConfigError`` for anything else, and for a
+    list without any.
 
     >>> numbers("1,4,16", int, "--batch")
     (1, 4, 16)
     """
     try:
-        return tuple(kind(part) for part in text.split(",") if part.strip())
+        found = tuple(kind(part) for part in text.split(",") if part.strip())
+        if not found:
+            raise ValueError("no number")
+        return found
     except ValueError as error:
         raise ConfigError(
             f"{flag} must be numbers with commas between them, not {text!r}."

@@ -146,7 +146,7 @@ class LengthSweep:
         drafted = counted([run for run in timed if run.contestant != self._baseline.name])
         if drafted is None:
             return None
-        alpha = acceptance_of(drafted.accepted_per_position, drafted.drafted_per_position)
+        alpha = acceptance_of(drafted.accepted_per_position, drafted.judged_per_position)
         swept = SettingRuns(runs.baseline, runs.prompts, runs.jobs, timed)
         points = tuple(_points(swept, self._fixed, alpha, untimed.times))
         return Sweep(self._engine.name, alpha, points)

@@ -13,6 +13,7 @@ from scipy import special
 
 from outpace.bench.theory import Times
 from outpace.core.stats import Metrics
+from outpace.errors import UnsupportedModel
 from outpace.targets.base import Target
 
 LEVEL = 0.95
@@ -117,6 +118,8 @@ class AcceptanceCounts:
     passes: int
     drafted_per_position: tuple[int, ...]
     accepted_per_position: tuple[int, ...]
+    judged_per_position: tuple[int, ...] = ()
+    """Empty in reports of versions that did not count them."""
 
     @property
     def rate(self) -> float:
@@ -137,10 +140,8 @@ class AcceptanceCounts:
     @property
     def conditional(self) -> list[float]:
         """Accepted at this depth / drafted there with all before it accepted (SPEED-Bench's)."""
-        before = [*self.drafted_per_position[:1], *self.accepted_per_position]
-        judged = map(min, zip(self.drafted_per_position, before, strict=False))
-        pairs = zip(self.accepted_per_position, judged, strict=True)
-        return [accepted / count for accepted, count in pairs if count]
+        pairs = zip(self.accepted_per_position, self.judged_per_position, strict=False)
+        return [accepted / judged for accepted, judged in pairs if judged]
 
 
 def acceptance(metrics: Iterable[Metrics]) -> AcceptanceCounts:
@@ -153,6 +154,7 @@ def acceptance(metrics: Iterable[Metrics]) -> AcceptanceCounts:
         passes=sum(m.num_target_passes for m in listed),
         drafted_per_position=_summed([m.drafted_per_position for m in listed]),
         accepted_per_position=_summed([m.accepted_per_position for m in listed]),
+        judged_per_position=_summed([m.judged_per_position for m in listed]),
     )
 
 
@@ -225,8 +227,9 @@ def split(runs: Iterable[tuple[float, Sequence[Metrics]]]) -> Split | None:
 # -- whether texts are the same, and how close the call was where they are not -----------------
 
 
-Gap = Callable[[Sequence[int], int, int], float]
-"""``gap(ids, one, other)``: how far apart the target's logits of two tokens are after ``ids``."""
+Gap = Callable[[Sequence[int], int, int], float | None]
+"""``gap(ids, one, other)``: how far apart the target's logits of two tokens are after ``ids``; None
+where it cannot say."""
 
 
 @dataclass(frozen=True)
@@ -295,10 +298,14 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def gap_of(target: Target) -> Gap:
-    """Returns a function for the gaps of this target, which reads each text plainly."""
+    """Returns a function for the gaps of this target, which reads each text plainly; None for one
+    that reads no text by itself."""
 
-    def gap(ids: Sequence[int], one: int, other: int) -> float:
-        logits = target.forward_uncached(ids)[-1].double()
+    def gap(ids: Sequence[int], one: int, other: int) -> float | None:
+        try:
+            logits = target.forward_uncached(ids)[-1].double()
+        except (UnsupportedModel, NotImplementedError):
+            return None
         return float((logits[one] - logits[other]) / logits.std())
 
     return gap

@@ -235,7 +235,7 @@ def prediction(
         predicted=(predicted_seconds(plain, times) - first)
         / (predicted_seconds(rounds, times) - first),
         measured=measured.mean,
-        alpha=acceptance_of(drafting.accepted_per_position, drafting.drafted_per_position),
+        alpha=acceptance_of(drafting.accepted_per_position, drafting.judged_per_position),
         draft_seconds=tuple(sorted(times.draft.items())),
         verify_seconds=tuple(sorted(times.verify.items())),
     )

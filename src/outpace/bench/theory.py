@@ -89,20 +89,17 @@ def ceiling(times: Times) -> tuple[int, float]:
     return k, speedup_from_times(1.0, k, times)
 
 
-def acceptance_of(accepted: Sequence[int], drafted: Sequence[int]) -> float:
+def acceptance_of(accepted: Sequence[int], judged: Sequence[int]) -> float:
     """Returns the probability alpha that fits the counts of each position best, if acceptances
     are independent.
 
     That is accepted tokens / judged tokens (maximum likelihood): a token is judged when all before
-    it were accepted. Where drafts differ in length, the counts give only an upper bound of the
-    judged tokens, and the result is a lower bound.
+    it were accepted.
 
-    >>> acceptance_of([50, 25], [100, 100])
+    >>> acceptance_of([50, 25], [100, 50])
     0.5
     """
-    # After the first position a token is judged if it was drafted and the one before accepted.
-    before = [*drafted[:1], *accepted]
-    total = sum(min(pair) for pair in zip(drafted, before, strict=False))
+    total = sum(judged)
     return sum(accepted) / total if total else 0.0
 
 

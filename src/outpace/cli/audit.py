@@ -74,7 +74,14 @@ def distributions(
     with starting():
         from outpace.audit.gate.enumeration import audit_distributions
 
-    conclude(audit_distributions(rule or None, drafter or None, fast=not full), as_json)
+    report = audit_distributions(rule or None, drafter or None, fast=not full)
+    missing = sorted({*(rule or ())} - {row.rule for row in report.rows})
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} takes none of the ways of drafting that --drafter names, and "
+            "was not enumerated: name others, or leave the rule out."
+        )
+    conclude(report, as_json)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +187,8 @@ def diff(
     with starting():
         from outpace.audit.diff import audit_diff
 
+    if not temperature:
+        raise ConfigError("--temperature is that of the coupled texts, which are drawn: give one.")
     llm = model.engine(speculation, ROWS)
     engines: dict[Any, Any] = {"greedy": llm}
     skipped = None

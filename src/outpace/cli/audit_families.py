@@ -74,11 +74,13 @@ def families(
             steps.done(one.family)
             if one.failed:
                 steps.say(f"{one.family} {one.verdict}: {one.reason}")
-    Console().print(listing.as_table(found))
-    if as_json is not None:
-        _write(as_json, json.dumps(listing.as_dict(found), indent=1) + "\n")
-    if markdown is not None:
-        _write(markdown, listing.as_markdown(found))
+    try:
+        if as_json is not None:
+            _write(as_json, json.dumps(listing.as_dict(found), indent=1) + "\n")
+        if markdown is not None:
+            _write(markdown, listing.as_markdown(found))
+    finally:
+        Console().print(listing.as_table(found))
     if any(one.failed for one in found):
         raise typer.Exit(1)
 

@@ -93,6 +93,7 @@ def run_benchmark(
     """
     with starting():
         from outpace.bench import session
+        from outpace.bench.prompts import files_of
         from outpace.bench.session import quiet
         from outpace.bench.table import (
             by_task,
@@ -115,19 +116,21 @@ def run_benchmark(
         all_required=methods.all_required,
     )
     given = session.Given(prompts.taken(), prompts.chat)
-    files = output.files()
+    files = output.files(files_of(prompts.prompts))
     console = Console()
     with counting(Console(stderr=True), "bench run") as steps, quiet():
         say = steps.say if output.verbose else silent
         looking = session.Listener(lambda total: _ticker(steps, total), say)
         done = session.run(engines, plan, given, looking)
-    for cell in done.report.cells:
-        console.print(table(title(cell), *narrow_by_method(cell)))
-        if len(tasks_of(cell)) > 1:
-            console.print(table("speed-up by task", *by_task(cell)))
-        for note in [*notes(cell), *left_out(done.report)]:
-            console.print(note, highlight=False, markup=False)
-    files.write(done)
+    try:  # before anything is shown: the reader of a pipe may have gone, as `head` does
+        files.write(done)
+    finally:
+        for cell in done.report.cells:
+            console.print(table(title(cell), *narrow_by_method(cell)))
+            if len(tasks_of(cell)) > 1:
+                console.print(table("speed-up by task", *by_task(cell)))
+            for note in [*notes(cell), *left_out(done.report)]:
+                console.print(note, highlight=False, markup=False)
     if done.error is not None:
         console.print("what was measured before the following error is above and in the files")
         raise done.error
@@ -169,10 +172,12 @@ def cost(*, model: LlmFlags, drafting: DraftFlags, curves: CurveFlags) -> None:
             curves.longest,
             lambda what: report_step(what, next(curves_before) / all_curves),
         )
-    for curve in report.curves:
-        heading, header, lines = cost_rows(curve)
-        console.print(table(heading, header, lines))
-    files.write(report)
+    try:
+        files.write(report)
+    finally:
+        for curve in report.curves:
+            heading, header, lines = cost_rows(curve)
+            console.print(table(heading, header, lines))
 
 
 def _ticker(steps: Steps, total: int) -> Callable[[str], None]:

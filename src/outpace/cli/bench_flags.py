@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -196,7 +197,7 @@ class PlanFlags:
             max_prompt_tokens=self.max_prompt_tokens,
             pace=Pace(self.repeats, self.warmup),
             seed=self.seed,
-            sweep=numbers(self.sweep, int, "--sweep"),
+            sweep=numbers(self.sweep, int, "--sweep") if self.sweep else (),
         )
 
 
@@ -216,12 +217,13 @@ class ReportFlags:
     ] = None
     verbose: opt.Verbose = False
 
-    def files(self) -> OutputFiles:
-        """Returns the files; raises at once where one cannot be written."""
+    def files(self, read: Iterable[Path] = ()) -> OutputFiles:
+        """Returns the files; raises at once where one cannot be written, or is one of those that
+        are read."""
         from outpace.bench.outputs import OutputFiles
 
         found = OutputFiles(self.json, self.html, self.png, self.markdown, self.spec_bench)
-        found.check()
+        found.check(read)
         return found
 
 

@@ -128,8 +128,10 @@ def serve_benchmark(
     server forgets the texts of each run before the next one: start it with --allow-forget. A key is
     read from OUTPACE_API_KEY.
     """
-    from outpace.bench.outputs import check_file
+    from outpace.bench.outputs import check_distinct, check_file
+    from outpace.bench.prompts import files_of
 
+    check_distinct({"--json": json_file, "--png": png}, files_of(asked.prompts))
     check_file("--json", json_file)
     if clients is None:
         if png is not None:
@@ -154,8 +156,10 @@ def _by_rate(
     server = address.server()
     load = Load(asked.texts(), rate, **asked.options)
     found = _in_turns(speculative, repeats, server, partial(run_load, load, server))
-    _show(f"{address.url}, {rate:g} requests/s", found)
-    _write(json_file, found.figures)
+    try:
+        _write(json_file, found.figures)
+    finally:
+        _show(f"{address.url}, {rate:g} requests/s", found)
     _end(found)
 
 
@@ -182,13 +186,15 @@ def _by_clients(
     for count in numbers(clients, int, "--clients"):
         load = Clients(texts, count, **asked.options)
         found = _in_turns(speculative, repeats, server, partial(run_clients, load, server))
-        _show(f"{address.url}, {count} clients", found)
         for kind, one in found.medians().items():
             medians.setdefault(kind, {})[count] = one
             turns.setdefault(kind, {})[count] = found.figures[kind]
-        _write(json_file, turns)  # after each, since the next may fail
-        if png is not None:
-            png.write_bytes(load_figure(medians))
+        try:
+            _write(json_file, turns)  # after each, since the next may fail
+            if png is not None:
+                png.write_bytes(load_figure(medians))
+        finally:
+            _show(f"{address.url}, {count} clients", found)
         _end(found)
 
 

@@ -83,8 +83,14 @@ class Session:
     """Whether the user asks an answer to stop after its present round."""
 
     def __post_init__(self) -> None:
-        if self.params.max_tokens is None and "max_new_tokens" not in self.llm.target.defaults:
-            self.params = dataclasses.replace(self.params, max_tokens=ANSWER_TOKENS)
+        self.set(self.params)
+
+    def set(self, params: SamplingParams) -> None:
+        """Takes these params for the answers to come, which end somewhere."""
+        if params.max_tokens is None:
+            own = {"max_new_tokens", "max_length"} & self.llm.input_processor.defaults.keys()
+            params = params if own else dataclasses.replace(params, max_tokens=ANSWER_TOKENS)
+        self.params = params
 
     @property
     def last(self) -> Metrics:
@@ -296,7 +302,7 @@ def _undo(session: Session, argument: str) -> None:
 
 def _set(session: Session, argument: str) -> None:
     if argument:
-        session.params = with_options(session.params, argument)
+        session.set(with_options(session.params, argument))
     resolved = session.llm.resolve(session.params)
     values = {name: getattr(resolved, name) for name in OPTIONS}
     shown = (f"{name} {'unset' if value is None else value}" for name, value in values.items())

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.errors import PromptError
+from outpace.files import replacing
 
 if TYPE_CHECKING:
     from outpace.llm import LLM
@@ -83,8 +84,10 @@ def save(conversation: Conversation, file: Path, model: str) -> None:
     """Writes the whole conversation; ``PromptError`` if the file cannot be written."""
     messages = _messages(conversation.system, conversation.exchanges, marked=True)
     record = {"model": model, "messages": messages}
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
     try:
-        file.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        with replacing(file) as part:
+            part.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:  # the second: a name or a text that no file can have
         reason = getattr(error, "strerror", None) or str(error)
         raise PromptError(f"cannot write {str(file)!r}: {reason}.") from error
@@ -93,7 +96,7 @@ def save(conversation: Conversation, file: Path, model: str) -> None:
 def load(file: Path) -> Conversation:
     """Returns the conversation of a file; ``PromptError`` for a file that holds none."""
     try:
-        record = json.loads(file.read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise PromptError(f"cannot read {str(file)!r}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

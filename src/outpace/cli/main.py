@@ -173,6 +173,7 @@ def run() -> None:
     """Runs the command line and exits: 0, 2 for a user's mistake, 3 (`LOST`) where a process that
     holds a part of the model is gone, 4 where some lines of a batch failed, 130 after Ctrl-C."""
     # Python has no stream at all where the caller has closed one.
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

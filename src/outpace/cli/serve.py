@@ -114,7 +114,7 @@ class BatchFlags:
         return {
             "max_batch_total_tokens": self.max_batch_total_tokens,
             "scheduling_policy": self.scheduling_policy,
-            "enable_prefix_caching": not self.no_prefix_caching,
+            "enable_prefix_caching": False if self.no_prefix_caching else "auto",
         }
 
 

@@ -44,6 +44,8 @@ class Metrics:
     """Their other drafted tokens."""
     drafted_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
+    judged_per_position: list[int] = field(default_factory=list)
+    """By depth of the draft, the rounds that drafted there and accepted all before it."""
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     """The target's passes, those that read the prompt included."""
@@ -94,9 +96,11 @@ class Metrics:
         missing = depth - len(self.drafted_per_position)
         self.drafted_per_position += [0] * missing
         self.accepted_per_position += [0] * missing
+        self.judged_per_position += [0] * missing
         for level in range(depth):
             self.drafted_per_position[level] += 1
             self.accepted_per_position[level] += level < accepted
+            self.judged_per_position[level] += level <= accepted
 
     def as_dict(self) -> dict[str, object]:
         """Returns the published names, as in the ``--json`` output."""

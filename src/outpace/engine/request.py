@@ -60,6 +60,8 @@ class Request(request.Request):
     admitted_token_ids: list[int] = field(default_factory=list)
     """The tokens that the request had when it joined the batch."""
     _looked_at: int = 0  # tokens whose stop conditions have been looked at
+    _extending: tuple[int, Sequence[int], Sequence[dict[int, Logprob]]] | None = None
+    """While tokens are appended: how many there were before, and what `extend` was given."""
     _cut: int | None = None
     _textless: bool = False  # whether the last token, which ends the text, is not part of it
     _shown: int = 0
@@ -78,6 +80,7 @@ class Request(request.Request):
         logprobs: what is reported of each token, if that was asked for.
         """
         taken = 0
+        self._extending = len(self.output_ids), tokens, logprobs
         for token in tokens:
             if self.finished:
                 break
@@ -85,11 +88,20 @@ class Request(request.Request):
             self.output_ids.append(token)
             taken += 1
             self._look()
+        self._extending = None
         return taken
 
     def finish_extend(self) -> None:
-        """Makes up for an `extend` that was interrupted."""
+        """Makes up for an `extend` that was interrupted: its last token is looked at, and the
+        others follow."""
         del self.logprobs[len(self.output_ids) :]
+        self._finish_looking()
+        if self._extending is not None:
+            begin, tokens, logprobs = self._extending
+            taken = len(self.output_ids) - begin
+            self.extend(tokens[taken:], logprobs[taken:])
+
+    def _finish_looking(self) -> None:
         if self._looked_at == len(self.output_ids) or self.finished:
             return
         looked_at, self._looked_at = self._looked_at, 0
@@ -117,7 +129,7 @@ class Request(request.Request):
             self._textless = self.params.skip_special_tokens
             if self._text and not self._textless:
                 self._text.push(token)
-            return self._finish("stop")
+            return self._finish("stop", self.stop_names.get(token))
         if self._text:
             self._text.push(token)
         if token in self.params.stop_token_ids:

@@ -128,7 +128,8 @@ class FairPolicy(SchedulingPolicy):
         if request not in self._counted:
             return
         cost = READ * len(request.prompt_ids) + WRITTEN * len(request.output_ids)
-        self._given[request.client] += cost - self._counted[request]
+        given = self._given.get(request.client, 0.0)  # one may be forgotten while it is written for
+        self._given[request.client] = given + cost - self._counted[request]
         self._counted[request] = cost
 
     def _forget(self, active: set[Hashable]) -> None:

@@ -28,7 +28,6 @@ from outpace.verify.base import (
     accept_matching,
     draw_verdict,
 )
-from outpace.verify.probs import p_of_drafted
 
 
 @dataclass(frozen=True)
@@ -97,18 +96,18 @@ class Verifier:
             return accept_matching(gumbel_sample(p, rows.seeds, positions), proposal)
         # Sampled rows: the rule says where to stop, and what is drawn there.
         rule = self._informed(scores, proposal, branches, rows)
-        possible = self._possible(p, scores, proposal, rows)
-        verdict = draw_verdict(rule, p, proposal, rows.seeds, rows.positions, possible)
+        allowed = self._allowed(p, scores, proposal, rows)
+        verdict = draw_verdict(rule, p, proposal, rows.seeds, rows.positions, allowed)
         return replace(verdict, p=p, rule=rule)
 
-    def _possible(self, p: Tensor, scores: Scores, proposal: Proposal, rows: Rows) -> Tensor | None:
-        """``[B, N]`` bool: the drafted tokens to which the request's options leave a probability.
-        None for lossless rules, which accept no others by themselves."""
+    def _allowed(self, p: Tensor, scores: Scores, proposal: Proposal, rows: Rows) -> Tensor | None:
+        """``[B, M, V]``, above 0 for the tokens to which the request's options leave a probability.
+        None for lossless rules, which accept and draw no others by themselves."""
         if self.rule.lossless or not proposal.tree.size:
             return None
         if rows.pipeline.any_greedy:  # their p is 1 at the argmax, and a lossy rule may accept more
-            p = rows.pipeline.softmax_probs(scores.logits, proposal.branches, rows.history)
-        return p_of_drafted(p, proposal) > 0
+            return rows.pipeline.softmax_probs(scores.logits, proposal.branches, rows.history)
+        return p
 
     def _informed(self, scores: Scores, proposal: Proposal, branches: Branches, rows: Rows) -> Rule:
         """The rule with the evidence that it asked for; most rules ask for none."""

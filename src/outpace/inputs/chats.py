@@ -138,7 +138,10 @@ def _remedy(
     """Returns what to do about messages that a template refuses."""
     changed, odd = list(messages), ""
     for index, message in enumerate(messages):
-        calls, place, value = _with_objects(message.get("tool_calls") or ())
+        given = message.get("tool_calls") or ()
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            return f"give a list as messages[{index}].tool_calls, not {shown(given)}"
+        calls, place, value = _with_objects(given)
         if place:
             changed[index] = {**message, "tool_calls": calls}
             odd = odd or f"give an object as messages[{index}].{place}, not {shown(value)}"

@@ -161,6 +161,8 @@ def _named(name: str) -> str:
 
 MAX_TOTAL_PIXELS = 200_000_000
 """Pixels of all images of a prompt."""
+MAX_IMAGES = 256
+"""Images of a prompt: a processor may enlarge each of them to megabytes."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,10 @@ class ImagePrompts:
     def decoded(self, images: Sequence[Any], files: bool = True) -> list[Any]:
         """Returns images as processors take them; ``PromptError`` for what is none, and for more
         pixels than a prompt may have. files: whether images may be files."""
+        if len(images) > MAX_IMAGES:
+            raise PromptError(
+                f"the prompt has {len(images):,} images, and {MAX_IMAGES} are the most: give fewer."
+            )
         found: list[Any] = []
         pixels = 0
         for image in images:
@@ -283,7 +289,7 @@ class ImagePrompts:
         with self._shared.processor(whole) as processor:
             return Processed(prepared(processor, self._loaded.name, given), given)
 
-    def rendered(self, messages: Conversation, **for_template: Any) -> Rendered:
+    def rendered(self, messages: Conversation, /, **for_template: Any) -> Rendered:
         """Returns what the chat template makes of a conversation.
 
         for_template: what else the template is given; its text, as ``chat_template``, comes before

@@ -304,8 +304,13 @@ def _apart(given: Any) -> tuple[Any, Any]:
     if not isinstance(given, Mapping) or _AUDIO not in given:
         return given, None
     rest = {name: value for name, value in given.items() if name != _AUDIO}
-    text = rest if any(value not in (None, "") for value in rest.values()) else None
+    text = None if all(map(_is_missing, rest.values())) else rest
     return text, _audio_of(given[_AUDIO])
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether nothing is given, or a text without a character."""
+    return value is None or (isinstance(value, str) and not value)
 
 
 def _audio_of(data: Any) -> Any:
@@ -351,7 +356,7 @@ class SourceReader:
         return EncoderInputs(token_ids=ids)
 
     def _heard(self, parts: Parts) -> Any:
-        if parts.encoder not in (None, ""):
+        if not _is_missing(parts.encoder):
             raise PromptError(
                 f"the encoder of {self._loaded.name} reads audio, no text: give the text as "
                 "'decoder_prompt', or leave it out."
@@ -366,7 +371,7 @@ class SourceReader:
     def _beginning(self, given: Any) -> list[int]:
         """The decoder's first tokens: as transformers does it, the one that texts of this model
         start with comes first, whether or not it was given."""
-        own = [] if given is None or given == "" else self._ids(given, special=False)
+        own = [] if _is_missing(given) else self._ids(given, special=False)
         if self._audio is not None and own:
             return own
         start = start_token(self._loaded.model)

@@ -39,6 +39,8 @@ FIELDS = frozenset({"custom_id", "method", "url", "body"})
 BOM = b"\xef\xbb\xbf"
 _AS_WRITTEN = json.JSONDecoder()
 """Takes NaN too: what a body may hold, the server says."""
+_BEGIN = b'{"id": "batch_req_'
+"""How the line of an answer begins."""
 _ID = re.compile(r"batch_req_([0-9]+)_([0-9a-f]{16})")
 
 
@@ -318,8 +320,8 @@ class Answers:
         """Notes the answers that there are; returns the bytes of all whole lines."""
         size = 0
         for raw in lines:
-            if not raw.endswith(b"\n"):
-                break
+            if not raw.endswith(b"\n") and _BEGIN.startswith(raw[: len(_BEGIN)]):
+                break  # an answer that was not written to its end
             size += len(raw)
             try:
                 record = json.loads(raw)

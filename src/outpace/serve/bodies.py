@@ -24,7 +24,9 @@ MAX_LONG_BODIES = 4
 """Long bodies, and such as ask for a form, that are read at once. The others wait without a thread,
 so that there always is one for a short body."""
 WAITING = 64
-"""Bodies that may wait so. More are refused: each of them is held in memory."""
+WAITING_BYTES = 1 << 25
+"""Bodies that may wait so, and bytes of all of them as they were sent. More are refused: each is
+held in memory, where JSON may take twenty times as much."""
 
 FORMS = (
     "response_format",
@@ -66,7 +68,7 @@ class BodyParser:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._long = asyncio.Semaphore(MAX_LONG_BODIES)
-        self._waiting = 0
+        self._waiting: list[int] = []
 
     async def __call__(
         self, read: Callable[[Any], Read], body: Body, left: Callable[[], Awaitable[None]]
@@ -79,22 +81,23 @@ class BodyParser:
         """
         if not body.is_long:
             return await run_in_threadpool(read, body.content)
-        await self._turn(left)
+        await self._turn(body.size, left)
         try:
             return await run_in_threadpool(read, body.content)
         finally:
             self._long.release()
 
-    async def _turn(self, left: Callable[[], Awaitable[None]]) -> None:
-        """Returns when the semaphore has been acquired."""
+    async def _turn(self, size: int, left: Callable[[], Awaitable[None]]) -> None:
+        """Returns when the semaphore has been acquired. size: of the body."""
         if not self._long.locked():
             await self._long.acquire()
             return
-        if self._waiting >= WAITING:
+        full = size >= LONG and self._waiting and sum(self._waiting) + size > WAITING_BYTES
+        if full or len(self._waiting) >= WAITING:
             raise ApiError(
                 429, "too many long bodies wait to be read: come again later.", code="queue_full"
             )
-        self._waiting += 1
+        self._waiting.append(size)
         turn = asyncio.ensure_future(self._long.acquire())
         leaving = asyncio.ensure_future(left())
         try:
@@ -106,7 +109,7 @@ class BodyParser:
                 self._long.release()
             raise
         finally:
-            self._waiting -= 1
+            self._waiting.remove(size)
             turn.cancel()  # does nothing to one that is done
             leaving.cancel()
         if turn.done() and not turn.cancelled():
@@ -220,11 +223,12 @@ def _check_infinite(content: Any) -> None:
         elif isinstance(value, float) and math.isinf(value):
             if value < 0 and path.startswith("logit_bias."):
                 continue
+            name = shown(path[:70])[1:-1]
             raise ApiError(
                 400,
-                f"{shown(path[:70])[1:-1]} must be a number that a program can hold, and this one "
-                "is too large: send a smaller one.",
-                path,
+                f"{name} must be a number that a program can hold, and this one is too large: send "
+                "a smaller one.",
+                name,
             )
 
 

@@ -44,6 +44,10 @@ class AnswerSettings:
     """What the answers depend on; they are gone on with under the same ones only."""
 
     target: str
+    lora: str | None = None
+    """The name of the adapter in the target's weights."""
+    quantization: str | None = None
+    """How the target's weights were rounded when it was loaded."""
     temperature: float
     max_tokens: int
     """The longest answer."""

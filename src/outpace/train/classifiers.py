@@ -51,6 +51,13 @@ class DraftedTokens:
     def insert_into(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Returns texts ``[B, T]`` with tokens of its own at places ``[P]``, each chosen after the
         text as it was given."""
+        lacking = tokens[tokens >= self.model.vocabulary]
+        if len(lacking):
+            raise ConfigError(
+                f"the text has token {int(lacking[0])}, and the draft model only "
+                f"{self.model.vocabulary} tokens: leave out texts with tokens that it lacks, such "
+                "as placeholders of images, or name a draft model with all of them."
+            )
         probs = self.probs(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
         if self._greedy:
             own = probs.argmax(-1)
@@ -183,6 +190,8 @@ class ClassifierRecipe(Recipe):
         lost = batch.if_wrong * (1 - right) * logsigmoid(-odds)
         # Weights move all odds: a token is called right where they are above those of the mean one.
         usual = batch.if_right * right.sum() / (batch.if_wrong * (1 - right).sum())
+        if not 0 < usual < torch.inf:  # all are of one kind: the threshold is that of half of each
+            usual = right.new_tensor(batch.if_right / batch.if_wrong)
         return LossOutput(-(gained + lost).sum(), _recognised(odds > usual.log(), right > 0.5))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.files import replacing
 from outpace.heads.folder import saving
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.loading.loaded import LoadedModel
@@ -89,12 +90,17 @@ class LikeliestRecipe(Recipe):
     def compute_loss(self, batch: Batch) -> LossOutput:
         own = batch.top_tokens < self._vocabulary
         chances = torch.where(own, batch.top_chances, 0.0)
-        where = chances.sum(-1) > 0  # [B, T]
-        logits = self._model(input_ids=batch.tokens, use_cache=False).logits[where].float()
+        known = (
+            (batch.tokens < self._vocabulary).cumprod(-1).bool()
+        )  # [B, T], up to another's token
+        where = known & (chances.sum(-1) > 0)
+        tokens = batch.tokens.where(known, 0)
+        logits = self._model(input_ids=tokens, use_cache=False).logits[where].float()
         likeliest = batch.top_tokens[where].clamp_max(self._vocabulary - 1)  # [P, TOP]
         found = logits.log_softmax(-1).gather(-1, likeliest)
         hits = logits.argmax(-1) == likeliest[:, 0]
-        return LossOutput(-(chances[where] * found).sum(-1).mean(), hits[None, :, None])
+        loss = -(chances[where] * found).sum() / max(1, len(found))
+        return LossOutput(loss, hits[None, :, None])
 
 
 def _text_config(model: Any) -> Any:
@@ -232,7 +238,5 @@ def load_kept_layers(out: Path, start: str, wanted: int) -> list[int] | None:
 def save_kept_layers(out: Path, start: str, kept: list[int]) -> None:
     """Writes which layers a run begins with: the same ones when it goes on."""
     out.mkdir(parents=True, exist_ok=True)
-    part = out / f"{KEPT_LAYERS_FILE}.part"
-    with saving(out / KEPT_LAYERS_FILE):
+    with saving(out / KEPT_LAYERS_FILE), replacing(out / KEPT_LAYERS_FILE) as part:
         part.write_text(json.dumps({"start": start, "kept": kept}) + "\n", encoding="utf-8")
-        part.replace(out / KEPT_LAYERS_FILE)

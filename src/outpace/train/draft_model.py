@@ -19,6 +19,7 @@ from outpace.heads.base import MAX_SIZE
 from outpace.heads.folder import saving
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_dequantized
+from outpace.targets.hf.kinds import sees_images
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
 from outpace.targets.hf.loading.lora import merge, read_adapter
@@ -145,14 +146,21 @@ def _of_target(target: LoadedModel, sizes: DraftModelSizes) -> StartModel:
                 "folder, or with --start random."
             )
         return StartModel(target.model, target.tokenizer, file=locate(target.name))
-    read: Any = AutoModelForCausalLM.from_pretrained(locate(target.name), dtype=torch.float32)
+    kind: Any = type(target.model)  # as it was read, with code of its own where it has some
+    read = kind.from_pretrained(locate(target.name), dtype=torch.float32)
     if target.lora is not None:
         merge(read_adapter(target.lora), read)
     return StartModel(read, target.tokenizer)
 
 
 def check_of_target(target: LoadedModel, sizes: DraftModelSizes) -> None:
-    """Raises ``ConfigError`` for sizes that no model of some of the target's layers has."""
+    """Raises ``ConfigError`` for sizes that no model of some of the target's layers has, and for a
+    target that reads images as well."""
+    if sees_images(target.model.config):
+        raise ConfigError(
+            f"{target.name} reads images, and layers are taken of language models: begin with a "
+            "folder, or with --start random."
+        )
     _check_unset(sizes, "has the target's own width", *NAMES)
     check_layers(sizes.layers, int(target.config.num_hidden_layers), target.name)
 
@@ -179,7 +187,7 @@ def prune_layers(whole: Any, kept: Sequence[int]) -> nn.Module:
     config = whole.config
     count = int(config.get_text_config().num_hidden_layers)
     prefix = _name_of_layers(whole, count)
-    model = _made(with_layers(config, count, kept), "these layers")
+    model = _made(with_layers(config, count, kept), "these layers", type(whole))
     places = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(kept)}
     weights = {}
     for name, value in whole.state_dict().items():
@@ -217,9 +225,10 @@ def _random(target: LoadedModel, sizes: DraftModelSizes) -> nn.Module:
     return _made(with_layers(config, count, kinds, wanted), "these sizes")
 
 
-def _made(config: Any, what: str) -> nn.Module:
+def _made(config: Any, what: str, kind: Any = None) -> nn.Module:
+    """Returns a model with random weights. kind: its class; unset: transformers' own for it."""
     try:
-        make: Any = AutoModelForCausalLM.from_config  # untyped
+        make: Any = AutoModelForCausalLM.from_config if kind is None else kind._from_config
         model: nn.Module = make(config)
         with torch.inference_mode():
             model(torch.zeros(1, 2, dtype=torch.long), use_cache=False)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from outpace.core.progress import silent
 from outpace.errors import ConfigError
-from outpace.heads.folder import saving
+from outpace.files import remove_parts, replacing
+from outpace.heads.folder import CONFIG, WEIGHTS, saving
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.checkpoint import LOG, STATE, check_same, digest, reading
 from outpace.train.distributed import Ranks
@@ -286,9 +287,8 @@ class TrainingRun:
             "network": self.network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
         }
-        with saving(self.out / STATE):
-            torch.save(state, self.out / f"{STATE}.part")
-            (self.out / f"{STATE}.part").replace(self.out / STATE)
+        with saving(self.out / STATE), replacing(self.out / STATE) as part:
+            torch.save(state, part)
         self.written = self.step
         with saving(self.out / LOG), (self.out / LOG).open("ab+") as log:
             if log.tell():
@@ -303,7 +303,8 @@ class TrainingRun:
         path = self.out / STATE
         if self._ranks.first:  # no other rank writes
             remove_unfinished(self.out)
-            (self.out / f"{STATE}.part").unlink(missing_ok=True)
+            for name in (STATE, CONFIG, WEIGHTS):
+                remove_parts(self.out / name)
         if not path.exists():
             return
         with reading(path):

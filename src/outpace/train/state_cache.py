@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import torch
 from safetensors import SafetensorError
@@ -21,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
+from outpace.files import PART, replacing
 from outpace.heads.classifiers import Origin
 from outpace.heads.folder import saving
 
@@ -28,8 +28,6 @@ HEADER, PROBE, SUFFIX = "states.json", "probe_states.safetensors", ".states"
 CACHE_DTYPE = torch.bfloat16
 """The type that states are kept in: it takes half the room, and holds the very large values that
 some layers have, which float16 does not."""
-UNFINISHED = ".part"
-"""How the names of files end that are being written."""
 HOUR = 3600
 """Seconds after which nobody is still writing a file, which takes moments."""
 MAX_DISTANCE = 0.02
@@ -90,13 +88,14 @@ class StateCache:
     def keep(
         self,
         tokens: Tensor,
+        layers: Sequence[int],
         states: Mapping[int, Tensor],
         top_tokens: Tensor,
         top_chances: Tensor,
     ) -> CachedBlock:
         """Adds to a block ``[T]`` the states ``[T, H]`` of some layers, and the likeliest tokens
-        ``[T, TOP]``, if there are any. Returns what `find` returns for it, rounded in the same way
-        even if nothing more is added."""
+        ``[T, TOP]``, if there are any. Returns what `find` returns for it and ``layers``, of which
+        one may come twice, rounded in the same way even if nothing more is added."""
         new = {_name(layer): value.to("cpu", CACHE_DTYPE) for layer, value in states.items()}
         top = top_tokens.shape[-1]
         if top:
@@ -104,7 +103,7 @@ class StateCache:
             new["top_chances"] = top_chances.to("cpu", torch.float32)
         if not self.full:
             self._save(tokens, {**self._load(tokens), **new})
-        return _kept(new, list(states), top)
+        return _kept(new, layers, top)
 
     def _load(self, tokens: Tensor) -> dict[str, Tensor]:
         try:
@@ -125,7 +124,7 @@ class StateCache:
     def _begin(self, origin: Origin) -> None:
         _write(self._folder / PROBE, {"probe_states": origin.probe_states.cpu()})
         header = json.dumps({"target": origin.shape.name}) + "\n"
-        with saving(self._folder / HEADER), _replacing(self._folder / HEADER) as part:
+        with saving(self._folder / HEADER), replacing(self._folder / HEADER) as part:
             part.write_text(header, encoding="utf-8")
 
     def _check(self, origin: Origin) -> None:
@@ -151,30 +150,17 @@ def _swept(folder: Path) -> int:
     for file in folder.glob("*"):
         with suppress(OSError):  # an unfinished one of another process may be finished by now
             about = file.stat()
-            if file.suffix == UNFINISHED and time.time() - about.st_mtime > HOUR:
+            if file.suffix == PART and time.time() - about.st_mtime > HOUR:
                 file.unlink()
-            elif file.suffix in (SUFFIX, UNFINISHED):
+            elif file.suffix in (SUFFIX, PART):
                 found += about.st_size
     return found
 
 
 def _write(path: Path, values: Mapping[str, Tensor]) -> None:
     """Writes a file of tensors; ``OSError`` where it cannot be written."""
-    with saving(path), _replacing(path) as part:
+    with saving(path), replacing(path) as part:
         save_file({name: value.contiguous() for name, value in values.items()}, part)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Returns a context that yields where to write a file, which takes its place when the context
-    ends: a reader never finds half of one. The place has a name of its own, since several processes
-    may write the same file."""
-    part = path.with_name(f"{path.name}.{uuid4().hex}{UNFINISHED}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _name(layer: int) -> str:

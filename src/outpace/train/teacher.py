@@ -18,6 +18,8 @@ from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows
 from outpace.targets.hf.partial.aux_tokens import AuxForward, frozen
+from outpace.targets.hf.plain import forward_mask
+from outpace.targets.hf.recurrent.families import from_the_embedding
 from outpace.train.state_cache import CachedBlock, StateCache
 
 TOP = 16
@@ -147,16 +149,21 @@ class Teacher:
             for place, at in enumerate(missing):
                 states = {layer: value[place] for layer, value in new.states.items()}
                 likeliest, chances = new.top_tokens[place], new.top_chances[place]
-                found[at] = state_cache.keep(tokens[at], states, likeliest, chances)
+                found[at] = state_cache.keep(tokens[at], self._layers, states, likeliest, chances)
         return [each for each in found if each is not None]
 
     def _read(self, tokens: Tensor) -> _Pass:
         # Only the last place's logits: those of all places are made piece by piece below.
-        output = self._model(
-            input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
+        model, mask = self._model, forward_mask(self._model, tokens.shape[1])
+        output = model(
+            input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1, **mask
         )
-        last = output.hidden_states[-1]
-        states = {layer: output.hidden_states[layer] for layer in self._layers}
+        kind = model.config.get_text_config().model_type
+        known = from_the_embedding(
+            output.hidden_states, kind, lambda: model.get_input_embeddings()(tokens)
+        )
+        last = known[-1]
+        states = {layer: known[layer] for layer in self._layers}
         if not self._limit:
             none = last.new_zeros(*tokens.shape, 0)
             return _Pass(states, none.long(), none)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -15,7 +15,15 @@ from outpace.core.options import read_options
 from outpace.core.proposal import DraftSampling, Proposal, Verdict
 from outpace.core.rng import Role, inverse_cdf, uniform, uniforms
 from outpace.errors import ConfigError, IncompatibleRule
-from outpace.verify.probs import deepest, reached, repeated, stop_within
+from outpace.verify.probs import (
+    deepest,
+    next_within,
+    p_of_drafted,
+    reached,
+    repeated,
+    select_node,
+    stop_within,
+)
 
 if TYPE_CHECKING:
     from outpace.heads.classifiers import Origin
@@ -190,27 +198,27 @@ def draw_verdict(
     proposal: Proposal,
     seeds: Tensor,
     positions: Tensor,
-    possible: Tensor | None = None,
+    allowed: Tensor | None = None,
 ) -> Verdict:
     """Returns the verdict: one uniform picks the node to stop at, another the next token.
 
-    seeds, positions: ``[B]``, the keys of each row's streams for this round. possible: ``[B, N]``
-    bool, for a lossy rule: drafted tokens that may be accepted at all. The walk ends before others.
+    seeds, positions: ``[B]``, the keys of each row's streams for this round. allowed:
+    ``[B, M, V]``, for a lossy rule: the tokens that a request's options leave, above 0. The walk
+    ends before a drafted token that they do not leave, and no other is drawn.
     """
     if rule.lossless and not proposal.tree.size:  # plain decoding
         u = uniform(seeds, positions, Role.NEXT, 1)[:, 0]  # [B]
         return Verdict(torch.zeros_like(positions), inverse_cdf(p[:, 0], u))
     u = uniforms(seeds, positions, (Role.STOP, Role.NEXT), 1)[..., 0]  # [B, 2]
-    if possible is not None and proposal.tree.is_chain:
-        counts = torch.minimum(proposal.counts, possible.long().cumprod(1).sum(1))
-        proposal, possible = replace(proposal, counts=counts), None
     rule = rule.prepared(p, proposal)
     stop = rule.stop(p, proposal)
-    if possible is not None:
-        stop = stop_within(stop, possible, proposal.tree)
+    if allowed is not None:
+        stop = stop_within(stop, p_of_drafted(allowed, proposal) > 0, proposal.tree)
     node = inverse_cdf(stop, u[:, 0])
-    token = inverse_cdf(rule.next(p, proposal, node), u[:, 1])
-    return Verdict(node, token)
+    following = rule.next(p, proposal, node)
+    if allowed is not None:
+        following = next_within(following, select_node(allowed, node))
+    return Verdict(node, inverse_cdf(following, u[:, 1]))
 
 
 def accept_matching(target_tokens: Tensor, proposal: Proposal) -> Verdict:

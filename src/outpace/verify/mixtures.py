@@ -110,8 +110,9 @@ class CascadeRule(Rule):
                  mixture = p where p is certain of one token, as in greedy rows
         stop, next = those of the token rule with the mixture for p
 
-    Samples exactly from the mixture. Since that is not p, the rule is lossy. After the last drafted
-    token there is no q, and the distribution is p. Greedy texts stay exact. Needs a sampled draft.
+    Samples exactly from the mixture, of the tokens that a request's options leave. Since that is
+    not p, the rule is lossy. After the last drafted token there is no q, and the distribution is p.
+    Greedy texts stay exact. Needs a sampled draft.
     """
 
     defer: Literal["chow", "diff", "opt", "token"] = "opt"

@@ -52,6 +52,14 @@ def stop_within(stop: Tensor, possible: Tensor, tree: Tree) -> Tensor:
     return torch.zeros_like(stop).scatter_add(1, last, stop)
 
 
+def next_within(following: Tensor, allowed: Tensor) -> Tensor:
+    """Returns ``[B, V]``: a distribution of the next token, of what is allowed. following:
+    ``[B, V]``, without that limit; allowed: ``[B, V]``, above 0 for such tokens."""
+    inside = following.where(allowed > 0, 0.0)
+    changed = (inside != following).any(-1, keepdim=True)
+    return torch.where(changed, normalize(inside, fallback=allowed.to(inside)), following)
+
+
 def p_of_drafted(p: Tensor, proposal: Proposal) -> Tensor:
     """Returns ``[B, N]`` float64: what the target gives each drafted token, at its parent.
 

@@ -115,7 +115,9 @@ def _loaded(path: str, models: Models) -> Any:
     kind = pick_dtype(models.dtype, device)
     model: Any
     if is_gguf(path):  # transformers has no products of blocks, and is fastest in bfloat16
-        model = read_dequantized(path).to(torch.bfloat16)
+        model = read_dequantized(path)
+        for weight in model.parameters():  # and no buffers: those of positions hold angles
+            weight.data = weight.data.to(torch.bfloat16)
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=kind)
     # No end token, so that texts run to their length, and no option besides the temperature.

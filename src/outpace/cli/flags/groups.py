@@ -76,7 +76,11 @@ class LlmFlags(SplitFlags):
         return parse_object("--llm", self.llm or "{}", ConfigError)
 
     def arguments(self) -> dict[str, Any]:
-        return {**super().arguments(), **self.others}
+        own, others = super().arguments(), self.others
+        for name in own.keys() & others.keys():
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"--llm sets {name}, which has a flag of its own: give {flag}.")
+        return {**own, **others}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,6 +50,8 @@ def written(
     )
     settings = AnswerSettings(
         target=target.name,
+        lora=None if target.lora is None else target.lora.name,
+        quantization=target.quantization,
         temperature=text.temperature,
         max_tokens=text.answer_tokens,
         seed=seed,

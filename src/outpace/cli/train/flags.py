@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,10 @@ TEXT, DRAFTER, RUN, PROCESSES, ONLINE = "Text", "Drafter", "Run", "Processes", "
 
 EVERY = 50
 """Steps between two reports, where --every does not say."""
+
+
+OF_ANSWERS = ("answers", "answer_tokens", "prompt_tokens", "temperature")
+"""What the target's own answers depend on."""
 
 
 def _option(name: str, text: str, panel: str, metavar: str | None = None) -> Any:
@@ -104,8 +108,11 @@ class TextFlags:
             raise ConfigError(f"--for and {other} exclude each other: leave one of them out.")
         if not (self.data or self.tasks or self.self_distill or online):
             raise ConfigError("there is nothing to learn from: add --data FILE, or --self-distill.")
-        if self.answers is not None and not (self.self_distill or online):
-            raise ConfigError("--answers needs --self-distill, which writes them.")
+        for each in fields(self) if not (self.self_distill or online) else ():
+            routed = self.tasks and each.name == "prompt_tokens"  # by the prompts of the tasks
+            if each.name in OF_ANSWERS and getattr(self, each.name) != each.default and not routed:
+                flag = f"--{each.name.replace('_', '-')}"
+                raise ConfigError(f"{flag} needs --self-distill, which writes answers.")
         if not 0 < self.cache <= 5:
             raise ConfigError(f"--cache must be above 0 and at most 5 GB, not {self.cache:g}.")
         for name in ("answers", "answer_tokens", "prompt_tokens", "tokens"):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -211,16 +211,20 @@ class Curves:
     """Draws the curves of one run or of several as one image, from the logs that they leave: the
     reports of earlier sittings are among them."""
 
-    def __init__(self, console: Console, png: Path | None, draws: bool = True) -> None:
-        """png: the image; None: nothing is drawn. draws: whether this process does; of several all
-        check. Raises ``ConfigError`` where it cannot be written or drawn, before hours are spent.
+    def __init__(
+        self, console: Console, png: Path | None, read: Sequence[Path] = (), draws: bool = True
+    ) -> None:
+        """png: the image; None: nothing is drawn. read: files that stay as they are. draws: whether
+        this process does; of several all check. Raises ``ConfigError`` where it cannot be written
+        or drawn, before hours are spent.
         """
         self._console, self._png = console, png if draws else None
         self._reports: dict[str, list[dict[str, Any]]] = {}
         if png is not None:
-            from outpace.bench.outputs import check_file
+            from outpace.bench.outputs import check_distinct, check_file
             from outpace.bench.plots import require_matplotlib
 
+            check_distinct({"--png": png}, read)
             check_file("--png", png)
             require_matplotlib()
 

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -110,7 +111,8 @@ def _train(
     folders = [made.out for _, made in runs]
     with locked_folders(console, model, drafter.out, runs, first=ranks.first):
         begun = _have_begun(settings, folders)
-        curves = Curves(console, run.png, draws=ranks.first)
+        texts = [*(text.data or []), *chain.from_iterable(files.values())]
+        curves = Curves(console, run.png, texts, draws=ranks.first)
         model = launch.placed(model)
         with ranks.joined(model.device):
             target = load_target(console, model, ranks if processes.shard_target else None)

@@ -101,7 +101,10 @@ class Constraints:
         paths: the drafted tokens that lead to each node.
         """
         faults: dict[int, RowFault] = {}
-        scores.masked_fill_(self.banned(paths, history, faults), NEG_INF)
+        outside = self._outside(paths, history, faults)
+        for banned in (self._forbidden(paths, history), outside):
+            if banned is not None:
+                scores.masked_fill_(banned, NEG_INF)
         for node in faults:
             scores[node] = 0.0
         if not self._processors:
@@ -113,28 +116,42 @@ class Constraints:
             ids = torch.tensor([[*committed, *path]], dtype=torch.long, device=self._device)
             try:
                 scores[node] = self._processed(ids, scores[node][None].clone())[0]
+                if outside is not None:  # whatever a processor allows
+                    scores[node].masked_fill_(outside[node], NEG_INF)
             except ProcessorFault as fault:
                 faults[node] = fault
                 scores[node] = 0.0
         return faults
 
-    def banned(
+    def banned(self, paths: Sequence[Sequence[int]], history: History) -> Tensor:
+        """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid. Raises `MaskFault` where
+        the mask fails."""
+        found = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool, device=self._device)
+        for banned in (self._forbidden(paths, history), self._outside(paths, history, None)):
+            found = found if banned is None else found | banned
+        return found
+
+    def _outside(
         self,
         paths: Sequence[Sequence[int]],
         history: History,
-        faults: dict[int, RowFault] | None = None,
-    ) -> Tensor:
-        """``[M, V]`` bool: what min_tokens, bad_words and the mask forbid.
+        faults: dict[int, RowFault] | None,
+    ) -> Tensor | None:
+        """``[M, V]`` bool: what the mask forbids; None without one. faults: takes those of the
+        nodes at which it fails; unset: they are raised."""
+        if self._mask is None:
+            return None
+        allowed = self._allowed(self._mask, history.outputs[self.row], paths, faults)
+        return ~allowed.to(self._device)
 
-        faults: takes those of the nodes at which the mask fails; unset: they are raised.
-        """
+    def _forbidden(self, paths: Sequence[Sequence[int]], history: History) -> Tensor | None:
+        """``[M, V]`` bool: what min_tokens and bad_words forbid; None where neither is asked."""
+        if not (self._forbids_words or self._min_tokens):
+            return None
         prompt, output = history.prompts[self.row], history.outputs[self.row]
         reach = self._reach
         tail = [*prompt[max(0, len(prompt) - reach) :], *output[max(0, len(output) - reach) :]]
-        if self._mask is None:
-            banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
-        else:
-            banned = ~self._allowed(self._mask, output, paths, faults)
+        banned = torch.zeros(len(paths), self._vocabulary, dtype=torch.bool)
         if len(self._bad_tokens):
             banned[:, self._bad_tokens] = True
         for node, path in enumerate(paths):

@@ -215,16 +215,35 @@ class TreeShape:
             rank[parent] += 1
         return found[1:]
 
+    def extended(self, size: int) -> TreeShape:
+        """Returns the shape itself, with a chain after its first deepest node where it has fewer
+        nodes than ``size``.
+
+        >>> TreeShape((0, 0, 1)).extended(5).parents
+        (0, 0, 1, 3, 4)
+        >>> TreeShape(()).extended(2).parents
+        (0, 1)
+        """
+        if size <= self.size:
+            return self
+        deepest = max(range(len(self.depth)), key=self.depth.__getitem__)
+        return TreeShape((*self.parents, deepest, *range(self.size + 1, size)))
+
     def trail(self, path: Sequence[int]) -> Trail:
-        """Returns what became of a draft of this shape of which ``path`` was accepted.
+        """Returns what became of a draft of this shape of which ``path`` was accepted, as far as
+        the path lies in it: a draft that was cut has other numbers.
 
         >>> TreeShape((0, 0, 1)).trail([1])
         [(2, 0), (1, None)]
+        >>> TreeShape((0, 0)).trail([1, 2])
+        [(2, 0)]
         """
         found: Trail = []
         node = 0
         for accepted in path:
             siblings = self.children[node]
+            if accepted not in siblings:
+                return found
             found.append((len(siblings), siblings.index(accepted)))
             node = accepted
         if self.children[node]:

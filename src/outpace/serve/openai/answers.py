@@ -7,6 +7,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class TokenTexts:
 
     def __init__(self, decoder: TextDecoder | None) -> None:
         self._decoder = decoder
+        self._known: dict[int, tuple[str | None, bytes | None]] = {}
 
     def in_completion(self, token: int) -> str:
         """Returns a token's text or name in ``/v1/completions``."""
@@ -54,16 +56,21 @@ class TokenTexts:
 
     def bytes_of(self, token: int) -> list[int] | None:
         """Returns the bytes that a token stands for; None where they are not known."""
-        raw = None if self._decoder is None else self._decoder.token_bytes(token)
+        _, raw = self._read(token)
         return None if raw is None else list(raw)
 
+    def _read(self, token: int) -> tuple[str | None, bytes | None]:
+        """The text and the bytes of a token, which take the tokenizer some time, and come again."""
+        if self._decoder is not None and token not in self._known:
+            self._known[token] = self._decoder.token(token), self._decoder.token_bytes(token)
+        return self._known.get(token, (None, None))
+
     def _written(self, token: int, prefix: str) -> str:
-        if self._decoder is None:
+        text, raw = self._read(token)
+        if text is None:
             return _numbered(token)
-        text = self._decoder.token(token)
         if UNFINISHED not in text:
             return text
-        raw = self._decoder.token_bytes(token)
         if raw is None:
             return _numbered(token)
         try:
@@ -270,7 +277,8 @@ def _ranked(
 ) -> Sequence[tuple[int, Logprob]]:
     """Returns the most probable tokens, best first, and ``own``, which completions report too."""
     ranked = sorted(logprobs.items(), key=lambda entry: entry[1].rank)
-    return [entry for entry in ranked if entry[1].rank <= count or entry[0] == own]
+    best = [token for token, _ in ranked[:count]]
+    return [entry for entry in ranked if entry[0] in best or entry[0] == own]
 
 
 def _finite(logprob: float) -> float:
@@ -307,6 +315,8 @@ class Answer:
         self._model = model
         self._created = int(time.time())
         self._rounds = rounds
+        self._uncounted: Counter[int] = Counter()
+        """By choice, the tokens that no event has counted yet: a piece of a call is none."""
         self.choices: list[Choice] = [
             ChatChoice(index, call.logprobs, texts, call.parses_tools)
             if call.chat
@@ -326,6 +336,7 @@ class Answer:
         """Yields the events of what has come since the last time."""
         for delta in deltas:
             items = self.choices[delta.index].feed(delta)
+            self._uncounted[delta.index] += len(delta.tokens)
             for item in items:
                 chunk = self._chunk([item])
                 if item is items[-1] and (extra := self._extra(delta)):
@@ -351,7 +362,7 @@ class Answer:
         if self.call.trace:
             extra["rounds"] = self._rounds(request)
         if self.call.counts:
-            extra["tokens"] = len(delta.tokens)
+            extra["tokens"] = self._uncounted.pop(delta.index)
         if delta.finish_reason is not None:
             extra["metrics"] = self._metrics(request)
         return extra

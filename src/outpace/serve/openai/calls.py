@@ -52,8 +52,11 @@ class Call:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each prompt counted once."""
-        return sum(len(one.prompt_ids) for one in self.requests[:: self.texts_per_prompt])
+        """Tokens of all prompts, each prompt counted once; of an encoder-decoder those of the
+        source as well."""
+        each = self.requests[:: self.texts_per_prompt]
+        sources = [one.source.token_ids for one in each if one.source is not None]
+        return sum(map(len, [*sources, *(one.prompt_ids for one in each)]))
 
     @property
     def cached_tokens(self) -> int:

@@ -114,7 +114,7 @@ SHARED: dict[str, Schema] = {
     "model": TEXT,
     "stream": FLAG,
     "stream_options": _object({"include_usage": FLAG, "include_obfuscation": FLAG}),
-    "user": TEXT,
+    "user": {**TEXT, "maxLength": 1024},
     "response_format": FORMAT,
     **{f"guided_{name}": FORMS[name] for name in ("json", "regex", "choice", "grammar")},
     "priority": {"type": "integer"},

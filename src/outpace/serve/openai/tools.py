@@ -241,9 +241,8 @@ def form_of(
 
 
 def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the JSON schema of a function's arguments."""
-    found: Mapping[str, Any] = function.get("parameters") or {"type": "object"}
-    return found
+    """Returns the JSON schema of a function's arguments, which are an object."""
+    return {"type": "object", **(function.get("parameters") or {})}
 
 
 def _grammar(functions: Sequence[Mapping[str, Any]], special: Sequence[str]) -> str:

@@ -168,5 +168,7 @@ function logprobsOf(found) {
       token: one.token, top: one.top_logprobs.map((other) => [other.token, other.logprob]),
     }));
   }
-  return found.tokens.map((token, at) => ({ token, top: Object.entries(found.top_logprobs[at]) }));
+  // An object lists names that are numbers first, however likely they are.
+  const ranked = (top) => Object.entries(top).sort((a, b) => b[1] - a[1]);
+  return found.tokens.map((token, at) => ({ token, top: ranked(found.top_logprobs[at]) }));
 }

@@ -46,6 +46,8 @@ const isChat = () => document.querySelector("[name=mode]:checked").value === "ch
 // Begins anew, in the mode that is chosen.
 function begin() {
   running?.abort();
+  running = null;
+  busy(false);
   turns = [];
   const words = isChat() ? CHAT : TEXT;
   $("talk").replaceChildren();
