@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -47,7 +47,7 @@ from outpace.targets.hf.generating.calls import (
 from outpace.targets.hf.generating.processors import AsGenerate, RowProcessors, of_row, split
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary, check_tokenizer
-from outpace.targets.hf.model_snapshot import ModelSnapshot
+from outpace.targets.hf.model_snapshot import ModelSnapshot, recorded_parts
 from outpace.targets.hf.seq2seq.inputs import of_decoder, sources_of
 
 
@@ -118,7 +118,7 @@ class Speculative:
         self._tokenizers = (tokenizer, drafter_tokenizer)
         self._loaded: LoadedModel | None = None
         self._llm: LLM | None = None
-        self._snapshots: list[ModelSnapshot] = []  # of the models that it was made for
+        self._snapshots: list[Hashable] = []  # of the models that it was made for
 
     def check(self) -> None:
         """Raises ``ConfigError`` for options that make no sense. Nothing is loaded."""
@@ -229,6 +229,8 @@ class Speculative:
                 speculative_config=config,
                 max_num_seqs=rows,
                 generation_config="none",
+                # By the next call the caller may have trained the models.
+                enable_prefix_caching=False,
             )
             self._llm, self._snapshots = llm, self._snapshots_with(model)
         return llm
@@ -239,10 +241,10 @@ class Speculative:
         same = llm.target.model is model and self._snapshots == self._snapshots_with(model)
         return same and rows <= llm.engine.target.max_rows
 
-    def _snapshots_with(self, model: nn.Module) -> list[ModelSnapshot]:
+    def _snapshots_with(self, model: nn.Module) -> list[Hashable]:
         """The snapshots of a target and of the draft model, where the caller can change it."""
-        drafters = self._handed_over if self._runs_a_model else ()
-        return [ModelSnapshot.of(each) for each in (model, *drafters)]
+        models = (model, *(self._handed_over if self._runs_a_model else ()))
+        return [(ModelSnapshot.of(each), recorded_parts(each)) for each in models]
 
     def _drafter_for(self, target: LoadedModel) -> LoadedModel:
         """Returns the drafter, which is loaded once; ``VocabularyMismatch`` unless its tokens are

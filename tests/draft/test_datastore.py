@@ -231,6 +231,7 @@ def test_answers_of_both_kinds_are_read(tmp_path: Path) -> None:
     lines = b"[0, 0.0, [6, 7]]\n[1, 0.7, [8]]\n"
     (tmp_path / "00000.xz").write_bytes(lzma.compress(lines))
     (tmp_path / "about.json").write_text("{}")
+    (tmp_path / "training.jsonl").write_text('{"step": 50}\n{"step": 100}\n')  # a run's log
     files = answer_files([tmp_path])
     read: list[int] = []
     assert list(answers(files, 9, read.append)) == [[6, 7], [8], [2, 3], [5]]
@@ -250,7 +251,7 @@ def test_answers_of_both_kinds_are_read(tmp_path: Path) -> None:
 def test_unreadable_answers_are_refused(tmp_path: Path, name: str, data: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ConfigError, match=said):
-        list(answers(answer_files([tmp_path]), 9))
+        list(answers(answer_files([tmp_path / name]), 9))
     with pytest.raises(ConfigError, match="holds no answers"):
         answer_files([tmp_path / "about.json"])
 

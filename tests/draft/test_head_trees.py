@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_trees_that_no_option_names_change_no_text(method: str) -> None:
     llm = decoder(method)
     llm.engine.controller = Constant(7, shape=TreeShape.branching(GIVEN["branching"]))
     check_trees(llm)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("method", ["eagle3", "draft_tree", "recycling"])
+def test_a_request_may_ask_for_more_than_is_usual(method: str, count: int) -> None:
+    llm = decoder(method, num_speculative_tokens=count)
+    params = replace(greedy(LENGTH), speculative=6)
+    drafted = []
+    with llm.engine.observing(lambda round: drafted.append(max(round.proposal.counts.tolist()))):
+        assert ids(llm.generate(PROMPTS, params)) == plain(
+            "llama", LENGTH, tuple(map(tuple, PROMPTS))
+        )
+    assert max(drafted) > 2
 
 
 def check_trees(llm: LLM) -> None:

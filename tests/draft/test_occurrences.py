@@ -123,7 +123,7 @@ def test_a_tree_has_the_most_probable_paths(
     best = sorted((chance for chance in known.values() if chance >= least), reverse=True)[:nodes]
     assert len(set(drafted)) == len(drafted)
     assert sorted((known[path] for path in drafted), reverse=True) == best
-    assert abs(guess.score - sum(best)) < 1e-12
+    assert abs(guess.expected_tokens - sum(best)) < 1e-12
     assert all(parent <= place for place, parent in enumerate(guess.parents))
 
 
@@ -143,7 +143,8 @@ def test_a_chain_follows_the_most_frequent_token(
         }
         path = (*path, token)
         assert rivals[path] == max(rivals.values()) >= least
-    assert abs(guess.score - sum(known[path[:end]] for end in range(1, len(path) + 1))) < 1e-12
+    along = [known[path[:end]] for end in range(1, len(path) + 1)]
+    assert abs(guess.expected_tokens - sum(along)) < 1e-12
     if len(path) < min(nodes, 5):
         onward = [
             chance

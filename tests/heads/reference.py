@@ -296,15 +296,18 @@ class BlockReference(Reference):
         return found
 
     def window(self, layer: int) -> int:
-        if self.about.get("use_swa"):
-            return int(self.about["swa_window_size"])
         kinds = self.about.get("layer_types") or ["full_attention"] * self.layers
-        return int(self.about["sliding_window"]) if kinds[layer] == "sliding_attention" else 0
+        slides = "sliding_attention" in kinds
+        if not slides and not self.about.get("use_swa"):
+            return 0
+        wide = int(self.about.get("swa_window_size") or self.about["sliding_window"])
+        return wide if not slides or kinds[layer] == "sliding_attention" else 0
 
     def causal(self, layer: int) -> bool:
         said = self.about.get("is_causal", self.about.get("causal"))
         if said is None:
-            return bool(self.window(layer)) and not self.about.get("use_swa")
+            kinds = self.about.get("layer_types") or []
+            return "sliding_attention" in kinds and bool(self.window(layer))
         return bool(said)
 
     def keep(self, layer: int, x: Tensor, position: int) -> None:

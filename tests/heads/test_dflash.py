@@ -28,9 +28,10 @@ from heads.variants import say
 from outpace import LLM
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.methods.heads.dflash import DFlash
+from outpace.methods.heads.dflash_format import MASK_FILE
 from targets.generating import greedy, ids
 
 SLIDING = ["sliding_attention", "full_attention"]
@@ -48,6 +49,10 @@ def flat(about: dict[str, Any], weights: Weights) -> None:
     about |= about.pop("dflash_config")
 
 
+BIASES = {
+    f"layers.{layer}.self_attn.{name}_proj.bias": ({"q": 12, "o": SIZE}.get(name, 6),)
+    for layer in range(2) for name in "qkvo"
+}  # fmt: skip
 Change = Callable[[dict[str, Any], Weights], object]
 CHANGES: Mapping[str, Change] = {
     "full": say(dflash_config=INSIDE),
@@ -63,6 +68,14 @@ CHANGES: Mapping[str, Change] = {
         dflash_config={**INSIDE, "use_swa": True, "swa_window_size": 4}, use_sliding_window=False
     ),
     "causal": say(dflash_config=INSIDE, is_causal=True),
+    "windows by type": say(
+        dflash_config={**INSIDE, "use_swa": True, "swa_window_size": 4}, layer_types=SLIDING,
+        sliding_window=9, use_sliding_window=True,
+    ),
+    "biases": lambda about, weights: (
+        about.update(dflash_config=INSIDE, attention_bias=True),
+        weights.update(drawn(BIASES)),
+    ),
     "few tokens": few,
     "scaled": say(rope_scaling={"rope_type": "linear", "factor": 4.0}),
 }  # fmt: skip
@@ -105,6 +118,47 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     )
     assert given.keys() == found.keys()
     assert all(torch.equal(found[name], value) for name, value in given.items())
+
+
+@pytest.mark.parametrize("name", ["embedding", "mask_embedding", ""])
+def test_masks_of_their_own_lie_beside_the_weights(name: str, tmp_path: Path) -> None:
+    """As of MiMo V2.5: the token of the configuration is one that nothing was learned of."""
+    dflash(tmp_path, say(dflash_config=INSIDE))
+    mask = drawn({"mask": (1, SIZE)})["mask"]
+    kept = {"mask_token_id": 17, name: mask} if name else mask
+    torch.save(kept, tmp_path / MASK_FILE)
+    head, model = load_head(tmp_path).double(), Model()
+    assert isinstance(head, DFlash)
+    assert head.config.own_mask
+    states, root = torch.randn(1, 9, 3 * SIZE, dtype=torch.float64), torch.tensor([[4]])
+    before = head.entries(states, torch.arange(9)[None])
+    visible = torch.ones(1, 1, 9, dtype=torch.bool)
+    found = head.block(root, torch.tensor([[9]]), before, visible, model)[0, 0]
+    table = model.embeddings.clone()
+    table[17] = mask[0]
+    expected = BlockReference(tmp_path, table, model.output).block(states[0], 4, 4)
+    assert torch.allclose(found, expected[:, head.d2t], rtol=0, atol=1e-10)
+    torch.save({"other": torch.zeros(SIZE)}, tmp_path / MASK_FILE)
+    with pytest.raises(ModelLoadError, match=f"{MASK_FILE} are damaged"):
+        load_head(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("entries", "depths"),
+    [
+        ({}, 3),
+        ({"query_zero_predicts_next": True}, 4),
+        ({"dspark_bonus_anchor": True}, 3),
+        ({"dspark_bonus_anchor": False}, 4),
+        ({"dspark_bonus_anchor": False, "sample_from_anchor": False}, 3),
+    ],
+)
+def test_which_place_guesses_first(
+    entries: Mapping[str, bool], depths: int, tmp_path: Path
+) -> None:
+    dflash(tmp_path, say(dflash_config={**INSIDE, **entries}))
+    head = load_head(tmp_path)
+    assert (head.config.depths, head.config.sample_from_anchor) == (depths, depths == 4)
 
 
 @pytest.mark.parametrize("non_causal", [False, True])

@@ -88,6 +88,53 @@ def test_a_head_computes_what_its_makers_code_does(name: str, tmp_path: Path) ->
     assert torch.isneginf(expected).sum() == len(found) * (VOCABULARY - head.vocabulary)
 
 
+def test_against_deepspec(tmp_path: Path) -> None:
+    """The makers' own code writes the folder, and drafts a chain. Its norms compute in float32."""
+    modeling: Any = pytest.importorskip("deepspec.modeling.eagle3.qwen3.modeling")
+    from transformers import Qwen3Config
+
+    config = Qwen3Config(
+        hidden_size=SIZE, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=6, vocab_size=VOCABULARY, rms_norm_eps=1e-6,
+        layer_types=["full_attention"], tie_word_embeddings=False, attn_implementation="eager",
+    )  # fmt: skip
+    for name, value in {
+        "num_target_layers": 12, "target_layer_ids": [1, 3, 5, 8, 10], "ttt_length": 7,
+        "step_loss_decay": 0.8, "draft_num_hidden_layers": 1,
+    }.items():  # fmt: skip
+        setattr(config, name, value)
+    torch.manual_seed(0)
+    theirs = modeling.Qwen3Eagle3Model(config).double().eval()
+    for parameter in theirs.parameters():
+        parameter.data = torch.randn_like(parameter)
+    theirs.save_pretrained(tmp_path)
+    head, model = read(tmp_path), Model()
+    assert (head.layers, head.config.depths) == ((2, 4, 6, 9, 11), 7)
+    states = torch.randn(1, len(TEXT) - 1, 5 * SIZE, dtype=torch.float64)
+    context = AttentionContext.causal(head.begin(1), states.shape[1])
+    outputs, entries = head.step(
+        head.combine_hidden_states(states), torch.tensor([TEXT[1:]]), context, model
+    )
+    output, fed = outputs[:, -1:], states
+    for count in range(3):
+        text = torch.tensor([[*TEXT[1:], *DRAFT[:count]]])
+        with torch.no_grad():
+            project = theirs.project_hidden_states(fed) if count == 0 else fed
+            mask = torch.full((text.shape[1],) * 2, -1e300, dtype=torch.float64).triu(1)
+            said = theirs(hidden_states=project, input_ids=text, attention_mask=mask[None, None])
+        assert torch.allclose(
+            head.logits(output, model)[0, 0], theirs.compute_logits(said)[0, -1], atol=1e-5
+        )
+        fed = torch.cat([project, said[:, -1:]], 1)
+        token = torch.tensor([[DRAFT[count]]])
+        guide, given = head.draft_inputs(output, token)
+        place = states.shape[1] + count
+        visible = torch.ones(1, 1, place + 1, dtype=torch.bool)
+        context = AttentionContext(torch.tensor([[place]]), entries, visible)
+        output, own = head.step(guide, given, context, model)
+        entries = KeyValues.join_layers([entries.then(own)])
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     """Through our own format, the published one, and the library's."""
@@ -122,6 +169,7 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     [
         ("usual layers", READS),
         ("nested", (2, 5, 8)),
+        ("DeepSpec", (2, 6, 11)),
         ("outputs of layers", (2, 6, 9)),
         ("outputs of layers, not nested", (2, 6, 9)),
         ("states, not nested", (0, 5, 11)),

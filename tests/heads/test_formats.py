@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from heads.published import (
@@ -332,6 +332,42 @@ def test_a_missing_file_of_weights_is_said_to_be_missing(tmp_path: Path) -> None
     mlp_speculator(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"^\S+ has no model\.safetensors or pytorch_model"):
+        load_head(tmp_path)
+
+
+def test_weights_may_be_in_several_files(tmp_path: Path) -> None:
+    dflash(tmp_path / "one")
+    dflash(tmp_path)
+    weights, halves = load_file(tmp_path / "model.safetensors"), ("a.safetensors", "b.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    where = {name: halves[at % 2] for at, name in enumerate(weights)}
+    for half in halves:
+        part = {name: each for name, each in weights.items() if where[name] == half}
+        save_file(part, tmp_path / half)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    expected = load_head(tmp_path / "one").state_dict()
+    found = load_head(tmp_path).state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+    (tmp_path / halves[1]).unlink()
+    with pytest.raises(ModelLoadError, match=r"lacks 1 of 2 files with weights \(b\.safetensors"):
+        load_head(tmp_path)
+    index.write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"cannot read .*index\.json"):
+        load_head(tmp_path)
+
+
+def test_quantized_weights_are_called_so(tmp_path: Path) -> None:
+    def packed(about: dict[str, Any], weights: Weights) -> None:
+        for name in [name for name in weights if "mlp" in name]:
+            weights[f"{name}_packed"] = weights.pop(name).to(torch.int8)
+            weights[f"{name}_scale"] = torch.ones(1)
+
+    dflash(tmp_path, packed)
+    with pytest.raises(
+        ModelLoadError, match=r"are quantized \(.*_scale\), .*: copy one that is not"
+    ):
         load_head(tmp_path)
 
 

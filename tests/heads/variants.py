@@ -158,6 +158,18 @@ CHANGES: Mapping[str, Change] = {
         renamed("midlayer.", "layers.0."),
         below_model,
     ),
+    "DeepSpec": both(
+        EMBEDDING,
+        drop("d2t", "t2d", "lm_head.weight"),
+        give(
+            lm_head__weight=(VOCABULARY, SIZE),
+            midlayer__self_attn__q_norm__weight=(SIZE // 2,),
+            midlayer__self_attn__k_norm__weight=(SIZE // 2,),
+        ),
+        say(architectures=["Qwen3Eagle3Model"], target_layer_ids=[1, 5, 10], ttt_length=5),
+        say(draft_vocab_size=None, layer_types=["full_attention"], num_target_layers=12),
+        renamed("midlayer.", "layers.0."),
+    ),
     "number of layers copied": say(num_hidden_layers=36),
     "norm before residual": say(norm_before_residual=True),
     "norm before fc": both(say(norm_before_fc=True), give(input_norm__weight=(3 * SIZE,))),

@@ -284,6 +284,8 @@ def test_the_server_reads_images_from_data_urls_and_never_from_its_own_files(
     call = reader.chat({**body(data_url(picture())), "temperature": 0})
     assert call.requests[0].media is not None
     assert len(reader.tokens(body(data_url(picture())))) == call.prompt_tokens
+    named = {"chat_template_kwargs": {"given": 1}}  # a template's own names may be any
+    assert reader.chat({**body(data_url(picture())), **named}).prompt_tokens == call.prompt_tokens
     file = tmp_path / "secret.png"
     file.write_bytes(png(picture()))
     for url in (str(file), f"file://{file}"):
@@ -321,6 +323,9 @@ def test_huge_images_and_formats_of_other_programs_are_refused(
     other = {"prompt": TEXT, "multi_modal_data": {"image": f"data:image/png;base64,{eps}"}}
     with pytest.raises(PromptError, match="it is none of PNG, JPEG"):
         llm().generate([other], GREEDY)
+    many = {"prompt": TEXT, "multi_modal_data": {"image": [picture()] * 257}}
+    with pytest.raises(PromptError, match="has 257 images, and 256 are the most"):
+        llm().generate([many], GREEDY)
     monkeypatch.setattr("outpace.inputs.images.MAX_TOTAL_PIXELS", 100)
     with pytest.raises(PromptError, match="the first 1 images of the prompt have"):
         llm().generate([{"prompt": TEXT, "multi_modal_data": {"image": picture()}}], GREEDY)

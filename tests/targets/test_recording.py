@@ -178,6 +178,22 @@ def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.Monke
     assert all(one.updates > 0 for one in cast(Any, warm.engine.drafter.learners()))
 
 
+def test_texts_that_warm_up_teach_no_chooser(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafters = [{"method": "ngram"}, {"method": "suffix"}]
+    record_by_traces(monkeypatch)
+    for method, learned in (("ucb", "pulls"), ("hedge", "gains")):
+        config = {"method": method, "num_speculative_tokens": 3, "drafters": drafters}
+        llms = [
+            LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT, compile=compiled)
+            for compiled in ("auto", False)
+        ]
+        assert llms[0].compile_seconds > 0
+        warm, plain = (dict(getattr(llm.engine.drafter, learned)) for llm in llms)
+        assert warm == plain
+        llms[0].generate([[5, 6, 7, 5, 6, 7, 5, 6]], greedy(12))
+        assert dict(getattr(llms[0].engine.drafter, learned)) != plain
+
+
 def test_texts_that_warm_up_are_not_kept_in_a_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

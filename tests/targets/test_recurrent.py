@@ -23,6 +23,8 @@ from outpace.targets.hf.recurrent.history import StateHistory
 from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import ColumnStepper
 from outpace.targets.hf.runner import Runner
+from outpace.train.teacher import Teacher
+from representatives import representatives
 
 from .families import CONTEXT, PROMPTS, RECURRENT, build, drafter, plain, target
 from .generating import decoder, greedy, ids
@@ -39,7 +41,7 @@ def reference(family: str, length: int = LENGTH) -> list[list[int]]:
     return plain(family, length, tuple(map(tuple, PROMPTS)))
 
 
-@pytest.mark.parametrize("family", RECURRENT)
+@pytest.mark.parametrize("family", representatives(RECURRENT, {*KINDS, "jamba", "nemotron_h"}))
 def test_ragged_batches_and_single_rows_equal_generate(family: str) -> None:
     llm = decoder(family, "draft_model", 3)
     outputs = llm.generate(PROMPTS, greedy(LENGTH))
@@ -174,6 +176,18 @@ def test_states_are_numbered_as_in_all_models(family: str) -> None:
     assert len(states) == len(given) + 1
     for state, expected in zip(states, given, strict=False):
         assert torch.equal(state, expected)
+
+
+@pytest.mark.parametrize("family", ["mamba", "rwkv", "zamba2"])
+def test_heads_learn_from_the_states_that_they_draft_from(family: str) -> None:
+    layers = (0, 1, -1)
+    runner = Runner(target(family), 1, CONTEXT)
+    runner.admit(1)
+    text = on_device([[3, 5, 7]])
+    states = runner.forward(text, keep=3, output_hidden_states=True).hidden_states
+    learned = Teacher(load(target(family)), layers, top=0).read(text).states
+    expected = torch.cat([states[layer] for layer in layers], -1)
+    torch.testing.assert_close(learned, expected, rtol=0, atol=5e-3)  # scans in float32
 
 
 # -- what goes with it -----------------------------------------------------------------------------

@@ -143,7 +143,7 @@ class Drafter(ABC):
     # What it remembers and learns.
 
     learns: bool = True
-    """Whether it goes on learning from its rounds, if it is one of its `learners`."""
+    """Whether it goes on learning from its rounds, if it does at all (`set_learning`)."""
 
     # Drafters that are made of others, and what these ask of them.
 
@@ -240,7 +240,7 @@ class Drafter(ABC):
         return None
 
     def origin(self) -> Origin | None:
-        """Returns the model whose last hidden states it shows to
+        """Returns what tells the model apart whose last hidden states it shows to
         `DraftingTerms.continue_on_hidden`; None if it shows none. Takes a pass."""
         return None
 
@@ -257,6 +257,10 @@ class Drafter(ABC):
     def learners(self) -> Iterator[Drafter]:
         """Yields the drafters that learn online: itself, or those that it stands for."""
         yield from ()
+
+    def set_learning(self, learns: bool) -> None:
+        """Says whether it, and those that it stands for, learn from the rounds to come."""
+        self.learns = learns
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         """Lets go of requests that left the batch: their texts have ended, or they are preempted

@@ -48,7 +48,8 @@ class Rows:
     terms: DraftingTerms = field(default_factory=DraftingTerms)
     """What is asked of this round's drafts."""
     shape: TreeShape | None = None
-    """The tree of which the budgets are the first nodes, for a drafter that leaves it open."""
+    """The tree of whose nodes each row drafts the first ones, for a drafter that leaves it open;
+    see `shape_of`."""
     requests: Sequence[Request] = ()
     """The request of each row, in the order in which they joined the batch."""
     picks: Sequence[DrafterChoice] = ()
@@ -82,6 +83,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def shape_of(self, size: int) -> TreeShape:
+        """Returns ``shape``, with a chain at its end where a row may draft more nodes: ``size``."""
+        return (self.shape or TreeShape(())).extended(size)
 
     def seeds_of(self, random_stream: int) -> Tensor:
         """Returns the seeds ``[B]`` that a drafter in this random stream draws with."""

@@ -12,14 +12,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
-from uuid import uuid4
 
 from outpace.core.options import Reads
 from outpace.core.values import shown
 from outpace.errors import ConfigError
+from outpace.files import replacing
 
 
 def _file_name(name: str, value: Any) -> Any:
@@ -134,10 +134,9 @@ class StateFile:
         """Replaces the file, whole or not at all. Where that fails, as on a full disk, a warning
         says so once: texts go on, and the next save may succeed."""
         written = False
-        part = self._path.with_name(f".{self._path.name}.{uuid4().hex}")
         try:
-            part.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
-            os.replace(part, self._path)
+            with replacing(self._path) as part:
+                part.write_text(json.dumps({**self._whose, "state": dict(state)}), encoding="utf-8")
             written = True
         except OSError as error:
             if not self._warned:
@@ -145,8 +144,6 @@ class StateFile:
             self._warned = True
         finally:  # also where Ctrl-C or a full disk came between
             self._unwritten |= not written
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
 
 
 def _flush_at_exit(file: weakref.ref[StateFile]) -> None:

@@ -59,7 +59,7 @@ class TokenTree:
         return max(depths)
 
     @property
-    def score(self) -> float:
+    def expected_tokens(self) -> float:
         """Tokens that are expected to be accepted, by the drafter's own estimate."""
         return sum(self.chances)
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, ModelLoadError
+from outpace.files import replacing
 from outpace.heads.base import ResidualBlock, TargetShape, parse_config, parse_target_shape
 from outpace.heads.folder import CONFIG, WEIGHTS, HeadFolder
 from outpace.heads.registry import CLASSIFIERS
@@ -208,7 +209,8 @@ class JudgeHead:
 
     def save(self, path: str) -> None:
         """Writes the head to a file that `load` reads."""
-        torch.save({"weight": self.weight, "bias": self.bias}, path)
+        with replacing(Path(path)) as part:
+            torch.save({"weight": self.weight, "bias": self.bias}, part)
 
     @classmethod
     def load(cls, path: str) -> JudgeHead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from outpace.errors import ModelLoadError, reason_of
+from outpace.files import replacing
 from outpace.targets.hf.loading.fetched import check_fetched
+from outpace.targets.hf.loading.files import indexed_files
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+"""Which files have which weights, where they are in several."""
 
 CONFIG_ERRORS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What building a network raises where an entry of its configuration is not what it should be: a
@@ -26,6 +30,9 @@ list in the place of a number, no entry at all, a negative size."""
 
 DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """The dtypes that the weights of a network may have in files."""
+
+QUANTIZED = ("_scale", "_packed", "_zero_point", "_scale_inv", ".qweight", ".qzeros", ".scales")
+"""Endings of the names that packed weights and their scales have."""
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -56,17 +63,36 @@ class HeadFolder:
     def read_weights(self, *names: str) -> dict[str, Tensor]:
         """Returns the weights in the first of some files that there is."""
         found = next((self.path / name for name in names if (self.path / name).is_file()), None)
+        if found is None and (self.path / INDEX).is_file():
+            shards = map(self._read, indexed_files(self.path, self.path / INDEX))
+            return {name: each for shard in shards for name, each in shard.items()}
         if found is None:
             raise ModelLoadError(
                 f"{self.path} has no {' or '.join(names)}: train or copy the head again."
             )
-        check_fetched([found])
+        return self._read(found)
+
+    def read_tensor(self, file: str, names: Sequence[str]) -> Tensor:
+        """Returns the tensor that a file of torch's is, or has under the first of some names."""
+        check_fetched([self.path / file])
         try:
-            if found.suffix == ".safetensors":
-                return load_file(found)
-            return _tensors(torch.load(found, map_location="cpu", weights_only=True))
+            found = torch.load(self.path / file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise self.damaged(error, file) from error
+        if isinstance(found, Mapping):
+            found = next((found[name] for name in names if name in found), None)
+        if not isinstance(found, Tensor):
+            raise self.damaged(f"it is no tensor, and has none of the name {names[0]!r}", file)
+        return found
+
+    def _read(self, file: Path) -> dict[str, Tensor]:
+        check_fetched([file])
+        try:
+            if file.suffix == ".safetensors":
+                return load_file(file)
+            return _tensors(torch.load(file, map_location="cpu", weights_only=True))
         except Exception as error:  # torch and safetensors raise all sorts over a damaged file
-            raise self.damaged(error, found.name) from error
+            raise self.damaged(error, file.name) from error
 
     def fill(self, head: Network, weights: Mapping[str, Tensor]) -> Network:
         """Returns a network with these weights, in the dtypes that they have. Raises
@@ -75,6 +101,11 @@ class HeadFolder:
         try:
             head.load_state_dict(weights, assign=True)
         except RuntimeError as error:
+            if quantized := [name for name in weights if name.endswith(QUANTIZED)]:
+                raise ModelLoadError(
+                    f"the weights in {self.path} are quantized ({quantized[0]}), and heads are "
+                    "read as floats of 16 to 64 bits only: copy one that is not."
+                ) from error
             raise self.damaged(error) from error
         for name, weight in head.named_parameters():
             if weight.dtype not in DTYPES:
@@ -95,14 +126,12 @@ class HeadFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         kept = {name: value.detach().contiguous() for name, value in weights.items()}
         text = json.dumps(about, indent=2) + "\n"
-        with saving(self.path / file):
-            save_file(kept, self.path / f"{file}.part")
-        with saving(self.path / CONFIG):
-            (self.path / f"{CONFIG}.part").write_text(text, encoding="utf-8")
-            # safetensors lets nobody else read what it writes.
-            shutil.copymode(self.path / f"{CONFIG}.part", self.path / f"{file}.part")
-        for name in (file, CONFIG):
-            (self.path / f"{name}.part").replace(self.path / name)
+        with replacing(self.path / CONFIG) as config, replacing(self.path / file) as part:
+            with saving(self.path / file):
+                save_file(kept, part)
+            with saving(self.path / CONFIG):
+                config.write_text(text, encoding="utf-8")
+                shutil.copymode(config, part)  # safetensors lets nobody else read what it writes
 
     def _at(self, file: str) -> Path:
         """What errors call a file."""

@@ -195,8 +195,9 @@ class GGUFHeadFile(HeadFolder):
                 "layer_types": [
                     "sliding_attention" if kind else "full_attention" for kind in kinds
                 ],
-                "is_causal": bool(model.family_value("attention.causal")),
             }
+        if window or model.family_value("attention.causal") is not None:
+            about["is_causal"] = bool(model.family_value("attention.causal"))
         if joined:
             width = model.tensors["conf_proj.weight"].shape[-1] if sure else 0
             about |= {

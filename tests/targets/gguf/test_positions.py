@@ -97,6 +97,30 @@ def test_phi_3s_factors_for_long_texts(tmp_path: Path) -> None:
     assert load(path).max_length == 64
 
 
+def test_factors_of_a_file_that_does_not_say_where_long_texts_begin(tmp_path: Path) -> None:
+    """As of MiniCPM 4: none is longer than all that the model reads."""
+    long, short = np.linspace(1, 4, 8), np.linspace(1, 2, 8)
+    whole = int(tiny("phi3").config.max_position_embeddings)
+    rope = {
+        "rope_type": "longrope", "rope_theta": THETA, "original_max_position_embeddings": whole,
+        "long_factor": long.tolist(), "short_factor": short.tolist(),
+    }  # fmt: skip
+    model = tiny("phi3", rope_parameters=rope, original_max_position_embeddings=whole)
+    said = {"phi3.rope.scaling.original_context_length": None}
+    tensors = {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    path = write(tmp_path / "model.gguf", "phi3", model, changes=said, tensors=tensors)
+    assert agree(path, model)
+    assert load(path).max_length == whole
+
+
+def test_a_gemma_3_without_a_window_has_none(tmp_path: Path) -> None:
+    """llama.cpp's converter writes none where each layer sees all."""
+    config = {"layer_types": ["full_attention"] * 3, "num_hidden_layers": 3}
+    model = tiny("gemma3", **config)
+    said = {"gemma3.attention.sliding_window": None}
+    assert agree(write(tmp_path / "model.gguf", "gemma3", model, changes=said), model)
+
+
 @pytest.mark.parametrize(
     ("arch", "name", "reason"),
     [

@@ -70,6 +70,55 @@ def test_pieces_of_a_text(arch: str, text: str, tokens: list[str], tmp_path: Pat
     assert tokens_of(written(tmp_path, arch), text) == ["<s>", *tokens]
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("<|user|>\nhello</s>\n<|user|>\n", ["<|user|>", f"{SPACE}hello", "</s>", "<|user|>"]),
+        ("<s>\nhello", ["<s>", SPACE, "<0x0A>", "hello"]),
+        ("<tool>\n hello", ["<tool>", f"{SPACE}hello"]),
+    ],
+)
+@pytest.mark.parametrize("end", [3, 4])
+def test_added_tokens_of_phi3_take_the_blanks_after_them(
+    text: str, tokens: list[str], end: int, tmp_path: Path
+) -> None:
+    """As of microsoft/Phi-3-mini-4k-instruct, whose tokenizer.json says so. end: the type of
+    ``</s>``."""
+    types = [end if token == "</s>" else kind for token, kind in TYPES.items()]
+    path = written(tmp_path, "phi3", token_type=types)
+    tokenizer = read_tokenizer(str(path), trust_remote_code=False)
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    assert [list(TYPES)[number] for number in ids] == tokens
+
+
+@pytest.mark.parametrize("arch", ["llama", "phi3"])
+def test_a_file_may_forbid_the_space_in_front(arch: str, tmp_path: Path) -> None:
+    path = written(tmp_path, arch, add_space_prefix=False)
+    assert tokens_of(path, "hello the") == ["<s>", "hello", f"{SPACE}t", "he"]
+    assert tokens_of(written(tmp_path, arch, add_space_prefix=True), "hello") == [
+        "<s>", f"{SPACE}hello",
+    ]  # fmt: skip
+
+
+def test_special_tokens_that_a_file_lacks_are_texts(tmp_path: Path) -> None:
+    """As Yi's, which are called otherwise."""
+    names = {"<s>": "<|startoftext|>", "</s>": "<|endoftext|>"}
+    tokens = [names.get(token, token) for token in TYPES]
+    tokens[tokens.index("<tool>")] = "s"
+    tokens[tokens.index("<|user|>")] = "<"
+    tokens[tokens.index(f"{SPACE}th")] = ">"
+    types = [
+        1 if token in ("s", "<", ">") else kind
+        for token, kind in zip(tokens, TYPES.values(), strict=True)
+    ]
+    path = written(tmp_path, "llama", tokens=tokens, token_type=types)
+    tokenizer = read_tokenizer(str(path), trust_remote_code=False)
+    ids = tokenizer("<s>hello</s>").input_ids
+    assert max(ids) < len(tokens)
+    assert ids[0] == tokens.index("<|startoftext|>")
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<s>hello</s>"
+
+
 def test_a_file_may_forbid_the_token_of_beginning(tmp_path: Path) -> None:
     path = written(tmp_path, "llama", add_bos_token=False)
     assert tokens_of(path, "hello") == [f"{SPACE}hello"]

@@ -92,6 +92,19 @@ def test_tokens_that_end_a_text(values: dict[str, Any], ends: list[int], tmp_pat
     assert load(path).eos_ids == tuple(ends)
 
 
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_message_of_gpt_oss_is_no_turn(calls: bool, tmp_path: Path) -> None:
+    names = {"<|im_end|>": "<|end|>", "<|endoftext|>": "<|return|>"}
+    names |= {"<|im_start|>": "<|call|>"} if calls else {}
+    said = {
+        "tokenizer.ggml.tokens": [names.get(token, token) for token in TOKENS],
+        "tokenizer.ggml.eos_token_id": TOKENS.index("<|endoftext|>"),
+    }
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    other = "<|im_start|>" if calls else "<|im_end|>"
+    assert load(path).eos_ids == (TOKENS.index("<|endoftext|>"), TOKENS.index(other))
+
+
 def test_an_answer_ends_as_the_files_template_ends_a_turn(tmp_path: Path) -> None:
     """A turn of this file ends with a token that neither it nor llama.cpp calls an end."""
     said = {

@@ -181,6 +181,7 @@ class AutoDrafter(CompositeDrafter):
                 raise
             LOGGER.warning("outpace: %s Until then look-ups draft alone.", error)
         children += drafters
+        children = [child for child in children if child.max_draft_tokens] or children
         names = [child.name for child in children]
         if drafters:
             _check_model(drafters[-1])

@@ -212,6 +212,11 @@ class CompositeDrafter(Drafter):
         for child in self.children:
             yield from child.learners()
 
+    def set_learning(self, learns: bool) -> None:
+        super().set_learning(learns)
+        for child in self.children:
+            child.set_learning(learns)
+
     def files(self) -> Iterator[StateFile]:
         yield from super().files()
         for child in self.children:

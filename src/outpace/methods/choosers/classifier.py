@@ -17,6 +17,7 @@ import numpy as np
 
 from outpace.core.extras import extra
 from outpace.errors import ConfigError
+from outpace.files import replacing
 
 FEATURES = 1 << 14
 """Numbers that n-grams are hashed to."""
@@ -95,7 +96,8 @@ class TaskClassifier:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file that `load` reads."""
-        with Path(path).open("wb") as file:  # savez would add a suffix to a name
+        # savez would add a suffix to a name.
+        with replacing(Path(path)) as part, part.open("wb") as file:
             np.savez_compressed(
                 file,
                 format=np.array(FORMAT),

@@ -104,7 +104,7 @@ class Ensemble(CompositeDrafter):
 
     def observe(self, round: Round) -> None:
         turn = self.turn(round.rows)
-        if self._combine == "vote" and turn.asked:
+        if self._combine == "vote" and turn.asked and self.learns:
             for row, outcome in enumerate(round.scored.outcomes):
                 weights = self._votes[round.requests[row]]
                 for asked in turn.asked:
@@ -127,6 +127,9 @@ class Ensemble(CompositeDrafter):
                     chosen[row], open_budgets[row] = child, 0
             if not any(open_budgets):
                 break
+        # A pass of the target's own layers wrote over what an earlier child's had left of them.
+        for place, each in enumerate(asked[:-1]):
+            asked[place] = replace(each, proposal=replace(each.proposal, precomputed=None))
         return self.join(asked, chosen)
 
     # -- merge ---------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from outpace.core.options import Reads
 from outpace.core.proposal import Capabilities, DraftSampling, Needs, Proposal
 from outpace.core.request import Request, RowNumbers
 from outpace.core.trees.tree import Tree
-from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
 from outpace.draft.dynamic import MAX_DYNAMIC_NODES, DynamicTrees
@@ -282,7 +281,7 @@ class HeadDrafter(TrainedDrafter):
 
     def _propose_shape(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         """Drafts the first nodes of a shape."""
-        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        shape = self.shape or rows.shape_of(max(budgets))
         if self.max_depth is not None:
             shape = shape.up_to(self.max_depth)
         counts = [min(budget, shape.size) for budget in budgets]

@@ -58,6 +58,8 @@ class DFlashConfig(LayerConfig):
     """What embeddings are multiplied with."""
     family: str = QWEN3
     """Whose layers it has: "qwen3" or "gemma4"."""
+    bias: bool = False
+    """Whether queries, keys, values and the output projection have biases."""
     shared_values: bool = False
     """Whether values are made by the matrix that makes keys, in layers of Gemma 4."""
     windows: list[int] = field(default_factory=list)
@@ -78,6 +80,8 @@ class DFlashConfig(LayerConfig):
             raise ValueError(f"reads is {self.reads!r}, and not layers of the target")
         if self.family not in (QWEN3, GEMMA4):
             raise ValueError(f"family is {self.family!r}, and only qwen3 and gemma4 are known")
+        if self.bias and self.family == GEMMA4:
+            raise ValueError("bias is true, and layers of Gemma 4 have none")
         if not self.input_embedding_scale:
             raise ValueError("input_embedding_scale is 0")
         if self.own_mask and self.mask_token:
@@ -115,7 +119,8 @@ class DFlash(SharedLMHeadMixin, BlockHead):
         """Returns one of its layers."""
         if self.config.family == GEMMA4:
             return Gemma4Layer(size, config, self.config.shared_values)
-        return DecoderLayer(size, config, normed=True)
+        bias = self.config.bias
+        return DecoderLayer(size, config, bias=bias, output_bias=bias, normed=True)
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from outpace.methods.heads.base import NOISE
 from outpace.methods.heads.dflash import DFlash, DFlashConfig, DFlashDrafter
 from outpace.methods.heads.dflash_format import (
     ABOUT,
+    block_weights,
     dflash_config_dict,
     dflash_head,
     dflash_weights,
@@ -114,7 +115,8 @@ class ConvolvedLayer(DecoderLayer):
     """Qwen3's layer with convolutions around both of its parts."""
 
     def __init__(self, size: int, block: int, config: DFlash2Config) -> None:
-        super().__init__(size, config, normed=True)
+        bias = config.bias
+        super().__init__(size, config, bias=bias, output_bias=bias, normed=True)
         self.attention_conv = GroupedConv(size, block, config)
         self.mlp_conv = GroupedConv(size, block, config)
 
@@ -276,7 +278,7 @@ class DFlash2Format(Format):
 
     @classmethod
     def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
-        weights = folder.read_weights("model.safetensors")
+        weights = block_weights(folder)
         with folder.describing("dflash2"):
             head, weights = dflash2_head(about, weights)
         return folder.fill(head, weights)

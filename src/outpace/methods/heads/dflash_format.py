@@ -19,6 +19,7 @@ from outpace.heads.folder import HeadFolder
 from outpace.methods.heads.dflash import QWEN3, DFlash, DFlashConfig, build_target_layer_ids
 from outpace.methods.heads.published import (
     FULL,
+    SLIDING,
     check_supported,
     d2t_from_offsets,
     drop_inv_freq,
@@ -33,14 +34,22 @@ from outpace.methods.heads.published import (
 ARCHITECTURE, ABOUT = "DFlashDraftModel", "dflash_config"
 OWN, PUBLIC = {"layers.": "stack."}, {"stack.": "layers."}
 SUPPORTED_VALUES: Mapping[str, Any] = {
-    "attention_bias": False,
+    "add_swa_attention_sink_bias": False,
+    "attention_sink_bias": False,
+    "attention_value_scale": 1.0,
+    "is_neox_style": True,
+    "logit_scale": 1.0,
     "projector_type": None,
     "pure_draft_prefix_len": 0,
 }
 """Entries by which a head that is built otherwise, and cannot be read, is recognised: among
 them Domino's."""
-ANCHOR = ("sample_from_anchor", "shift_label")
+ANCHOR = ("sample_from_anchor", "shift_label", "query_zero_predicts_next")
 """Entries that say that the root's place guesses, too."""
+NO_ANCHOR = "dspark_bonus_anchor"
+"""One that says that it does not (vLLM)."""
+MASK_FILE, MASK_NAMES = "mask_embedding.pt", ("embedding", "mask_embedding")
+"""The file of a mask that is no token of the target, and what it is called there."""
 
 
 class DFlashFormat(Format):
@@ -54,7 +63,7 @@ class DFlashFormat(Format):
 
     @classmethod
     def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
-        weights = folder.read_weights("model.safetensors")
+        weights = block_weights(folder)
         with folder.describing("dflash"):
             if (found := architectures(about)) and ARCHITECTURE not in found:
                 raise ValueError(f"its architecture is {sorted(found)}, and only DFlash is known")
@@ -66,6 +75,23 @@ class DFlashFormat(Format):
         if type(head) is not DFlash:
             raise cls.refuse(f"holds no {head.kind} heads")
         return HeadCheckpoint(dflash_config_dict(head, cls), dflash_weights(head))
+
+
+def block_weights(folder: HeadFolder) -> dict[str, Tensor]:
+    """Returns the weights of a folder, and as ``mask`` what it has in `MASK_FILE`."""
+    weights = folder.read_weights("model.safetensors")
+    if (folder.path / MASK_FILE).is_file():
+        mask = folder.read_tensor(MASK_FILE, MASK_NAMES).flatten()
+        weights["mask"] = mask.to(weights["fc.weight"].dtype) if "fc.weight" in weights else mask
+    return weights
+
+
+def guesses_at_root(entries: Mapping[str, Any]) -> bool | None:
+    """Returns whether the root's place guesses, too; None where no entry says it."""
+    said = [bool(entries[name]) for name in ANCHOR if entries.get(name) is not None]
+    if not said and entries.get(NO_ANCHOR) is not None:
+        said = [not entries[NO_ANCHOR]]
+    return any(said) if said else None
 
 
 def flatten_config(about: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,7 +132,8 @@ def _config(
 ) -> dict[str, Any]:
     layers = about["num_hidden_layers"]
     block, reads = entries.get("block_size"), entries.get("target_layer_ids")
-    if not isinstance(block, int) or not isinstance(entries.get("mask_token_id"), int):
+    known = "mask" in weights or isinstance(entries.get("mask_token_id"), int)
+    if not isinstance(block, int) or not known:
         raise ValueError("it says no block_size or no mask_token_id")
     if reads is None and not target_layers:
         raise ValueError("it says neither target_layer_ids nor num_target_layers")
@@ -114,33 +141,44 @@ def _config(
         build_target_layer_ids(target_layers, layers) if reads is None else [at + 1 for at in reads]
     )
     limited = _windows(about, entries, layers)
-    anchor = any(entries.get(name) for name in ANCHOR)
+    anchor = bool(guesses_at_root(entries))
+    own_mask = "mask" in weights
     return {
         **layer_sizes(about),
         "depths": block - (not anchor),
         "sample_from_anchor": anchor,
         "layers": layers,
         "reads": [*own],
-        "own_mask": False,
-        "mask_token": entries["mask_token_id"],
+        "own_mask": own_mask,
+        "mask_token": 0 if own_mask else entries["mask_token_id"],
         "draft_vocab_size": len(weights["lm_head.weight"]) if "lm_head.weight" in weights else 0,
         "own_embedding": "embed_tokens.weight" in weights,
+        "bias": "stack.0.self_attn.q_proj.bias" in weights,
         "input_embedding_scale": entries.get("input_embedding_scale") or 1.0,
         "windows": limited,
-        "causal": _causal(entries, limited),
+        "causal": _causal(entries, limited if _slides_by_type(about, layers) else []),
     }
 
 
 def _windows(about: Mapping[str, Any], entries: Mapping[str, Any], layers: int) -> list[int]:
     """How far each layer sees; nothing where all see all."""
-    if not entries.get("use_swa"):
+    window, all_slide = entries.get("swa_window_size") or about.get("sliding_window"), False
+    if entries.get("use_swa"):
+        about, all_slide = {**about, "use_sliding_window": True}, not _slides_by_type(about, layers)
+    if not all_slide:
         if about.get("use_sliding_window") and not about.get("layer_types"):
             raise ValueError("its use_sliding_window is true, and it has no layer_types")
-        return windows(about, layers)
-    window = entries.get("swa_window_size") or about.get("sliding_window")
+        return windows({**about, "sliding_window": window}, layers)
     if type(window) is not int or window < 1:
         raise ValueError(f"its swa_window_size is {window!r}")
     return [window] * layers
+
+
+def _slides_by_type(about: Mapping[str, Any], layers: int) -> bool:
+    """Whether it is the types of its layers that say which ones have windows: they come before
+    ``use_swa``, which gives all of them one (vLLM)."""
+    kinds = about.get("layer_types") or []
+    return len(kinds) == layers and SLIDING in kinds
 
 
 CAUSAL = ("is_causal", "causal")
@@ -149,13 +187,14 @@ CAUSAL = ("is_causal", "causal")
 
 def _causal(entries: Mapping[str, Any], limited: list[int]) -> list[bool]:
     """Whether each layer's tokens see only those of their block that come before them; nothing
-    where all see the whole block. Where no entry says it, those with windows do (vLLM)."""
+    where all see the whole block. Where no entry says it, layers with a window by their type,
+    ``limited``, are causal (vLLM)."""
     if entries.get("sliding_window_non_causal"):
         return []
     said = [entries[name] for name in CAUSAL if entries.get(name) is not None]
     if said:
         return [True] * entries["num_hidden_layers"] if said[0] else []
-    return [bool(window) for window in limited] if not entries.get("use_swa") else []
+    return [bool(window) for window in limited]
 
 
 def dflash_weights(head: DFlash) -> dict[str, Tensor]:
@@ -189,7 +228,7 @@ def dflash_config_dict(head: DFlash, form: type[Format]) -> dict[str, Any]:
         "architectures": [ARCHITECTURE],
         "model_type": "qwen3",
         **layer_config_dict(head, layer.self_attn, layer.mlp.up_proj.out_features, config.layers),
-        "attention_bias": False,
+        "attention_bias": config.bias,
         "block_size": head.block_size,
         "num_target_layers": target.layers,
         ABOUT: inside,

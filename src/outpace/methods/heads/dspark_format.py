@@ -19,10 +19,12 @@ from outpace.methods.heads.dflash import GEMMA4, DFlash
 from outpace.methods.heads.dflash_format import (
     ABOUT,
     ANCHOR,
+    block_weights,
     dflash_config_dict,
     dflash_head,
     dflash_weights,
     flatten_config,
+    guesses_at_root,
 )
 from outpace.methods.heads.dflash_format import ARCHITECTURE as PLAIN
 from outpace.methods.heads.dspark import DSpark
@@ -76,7 +78,7 @@ class DSparkFormat(Format):
 
     @classmethod
     def read(cls, folder: HeadFolder, about: Mapping[str, Any]) -> Head:
-        weights = folder.read_weights("model.safetensors")
+        weights = block_weights(folder)
         with folder.describing("dspark"):
             found = architectures(about)
             if found and not found.intersection([*ARCHITECTURES, PLAIN]):
@@ -132,7 +134,7 @@ def dspark_head(
     kind = entries.get(PROJECTOR)
     if kind not in (None, DSPARK, DOMINO):
         raise ValueError(f"its {PROJECTOR} is {kind!r}, and only {DSPARK!r}, {DOMINO!r} are known")
-    if kind != DOMINO and all(entries.get(name) is None for name in ANCHOR):
+    if kind != DOMINO and guesses_at_root(entries) is None:
         own = any(entries.get(name) for name in ("enable_confidence_head", PROJECTOR))
         entries[ANCHOR[0]] = own or PLAIN not in architectures(about)
     off = {"markov_rank": 0, "enable_confidence_head": False, "confidence_head_with_markov": False}

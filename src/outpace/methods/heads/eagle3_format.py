@@ -31,6 +31,7 @@ from outpace.methods.heads.published import (
     windows,
 )
 
+DEEPSPEC = "Qwen3Eagle3Model"
 LLAMA, LATENT_MODEL = "LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"
 ARCHITECTURES = (
     LLAMA,  # SafeAILab, SGLang, SpecForge, TensorRT-LLM, ModelOpt
@@ -41,6 +42,7 @@ ARCHITECTURES = (
     LATENT_MODEL,  # TorchSpec, vLLM, SGLang: with DeepSeek's latent attention
     "Eagle3DeepseekV3ForCausalLM",
     "LlamaForCausalLMEagle4",  # NeMo Automodel
+    DEEPSPEC,
 )
 NESTED = "eagle_config"
 """An entry with further ones, which come before those that stand next to it."""
@@ -120,6 +122,9 @@ def eagle3_head(about: Mapping[str, Any], weights: dict[str, Tensor]) -> Eagle3:
     weights, which have our names, our ``d2t``. Raises one of `heads.folder.CONFIG_ERRORS` where
     they do not fit."""
     about = {**about, **(about.get(NESTED) or {})}
+    if DEEPSPEC in architectures(about):
+        about |= {LAYERS: [at + 1 for at in about["target_layer_ids"]], STATES: True}
+        about["num_depths"] = about.get("ttt_length")
     size = about.get("target_hidden_size") or about["hidden_size"]
     if about.get("tie_word_embeddings") and "lm_head.weight" not in weights:
         weights["lm_head.weight"] = weights["embed_tokens.weight"].clone()

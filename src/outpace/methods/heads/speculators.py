@@ -17,12 +17,12 @@ from torch import Tensor
 
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import Format, HeadCheckpoint
-from outpace.heads.folder import HeadFolder
+from outpace.heads.folder import WEIGHTS, HeadFolder
 from outpace.methods.heads.dflash import DFlash
 from outpace.methods.heads.dflash2 import ENTRIES as SELECTOR
 from outpace.methods.heads.dflash2 import DFlash2, dflash2_head
 from outpace.methods.heads.dflash_format import ABOUT as DFLASH
-from outpace.methods.heads.dflash_format import dflash_config_dict, dflash_weights
+from outpace.methods.heads.dflash_format import block_weights, dflash_config_dict, dflash_weights
 from outpace.methods.heads.dspark import DSpark
 from outpace.methods.heads.dspark_format import ENTRIES, dspark_config_dict, dspark_head
 from outpace.methods.heads.eagle import Eagle, eagle_head
@@ -106,8 +106,8 @@ class SpeculatorsFormat(Format):
                 kind,
                 "it holds a layer of its target's kind, which --method mtp reads with the target",
             )
-        found = folder.read_weights("model.safetensors")
         blocks = ("dflash", "dspark", "dflash2")
+        found = block_weights(folder) if kind in blocks else folder.read_weights(WEIGHTS)
         read = {"eagle": _eagle, "eagle3": _eagle3, **dict.fromkeys(blocks, _dflash)}[kind]
         with folder.describing(kind):
             head, found = read(about, found)
@@ -180,13 +180,21 @@ def _dflash(
     above = {name: about[name] for name in names if about.get(name) is not None}
     inside = {"target_layer_ids": [at - 1 for at in about[AUX]]}
     whole = {"sliding_window_non_causal": True}  # of files that are older than the entry
-    anchor = {"sample_from_anchor": about[TYPE] == "dspark"}
+    anchor = {"sample_from_anchor": _guesses_at_root(about)}
     flat = {**_layer(about), **whole, **anchor, **above, DFLASH: inside}
     if about[TYPE] == "dflash2":
         return dflash2_head(
             {**flat, **{name: about[name] for name in OF_DFLASH2 if name in about}}, weights
         )
     return dspark_head(flat, weights)
+
+
+def _guesses_at_root(about: Mapping[str, Any]) -> bool:
+    """Whether the root's place of a DSpark head guesses, too, where its file does not say so. Heads
+    of `speculators` before July 2026 do not, unless they propose as many tokens as a block has
+    places."""
+    proposed = about[ABOUT]["proposal_methods"][0].get("speculative_tokens")
+    return bool(about[TYPE] == "dspark" and proposed == about.get("block_size"))
 
 
 def _about_eagle3(head: Eagle3) -> dict[str, Any]:

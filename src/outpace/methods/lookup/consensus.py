@@ -121,12 +121,12 @@ class ConsensusDrafter(Drafter):
         votes = self._votes(rows.requests[row], alone)
         best = TokenTree()
         for length in sorted({vote.agree for vote in votes}, reverse=True):
-            if length <= best.score:  # a level promises one token at most
+            if length <= best.expected_tokens:  # a level promises one token at most
                 break
             agreeing = [vote for vote in votes if vote.agree >= length]
             texts = [vote.continuation(min(length, budget)) for vote in agreeing]
             guess = self._grow(texts, budget, self._options.min_token_prob)
-            if guess.score > best.score:
+            if guess.expected_tokens > best.expected_tokens:
                 best = guess
         return best
 

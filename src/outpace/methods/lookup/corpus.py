@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from outpace.core.unicode import check_unicode
 from outpace.core.values import is_whole
 from outpace.errors import ConfigError, PromptError
 from outpace.files import Record, decoded, holds_records, pieces, question, records
@@ -21,13 +22,13 @@ from outpace.inputs.documents import (
     plain_chat,
 )
 from outpace.targets.hf.tokenizer import tokenized
+from outpace.train.answers import FILE
 
 BLOCK = 1 << 20
 """Bytes of a text file that are read at once, to the end of their line."""
 
 COMPRESSED = ".xz"
-WRITTEN = (".jsonl", COMPRESSED)
-"""Files of a folder that may hold answers."""
+"""The ending of files as lab/answers has them."""
 
 Advance = Callable[[int], None]
 """Called with the number of bytes that were read."""
@@ -50,20 +51,26 @@ def tokenised(
 
 
 def answer_files(paths: Sequence[Path]) -> list[Path]:
-    """Returns the files of answers among these, and those in folders among them.
+    """Returns these files, and the files of answers in the folders among them.
 
-    Raises ``ConfigError`` for what is neither.
+    Raises ``ConfigError`` where there is none.
     """
     found = []
     for path in paths:
-        inside = sorted(path.iterdir()) if path.is_dir() else [path]
-        found += (files := [file for file in inside if file.suffix in WRITTEN and file.is_file()])
-        if not files:
+        files = [path]
+        if path.is_dir():
+            files = [each for each in sorted(path.iterdir()) if _may_hold_answers(each)]
+        found += files
+        if not files or not all(file.is_file() for file in files):
             raise ConfigError(
                 f"{str(path)!r} holds no answers: name a folder or a file that `outpace train "
                 "--self-distill` has written (answers.jsonl), or one of lab/answers (*.xz)."
             )
     return found
+
+
+def _may_hold_answers(file: Path) -> bool:
+    return file.name == FILE or file.suffix == COMPRESSED
 
 
 def answers(
@@ -121,6 +128,7 @@ def _records(file: Path, tokenizer: Any, advance: Advance) -> Iterator[str]:
         for record in records(_lines(file, advance), file):
             with naming(record.where):
                 text = _text(record.value, tokenizer)
+                check_unicode("the text", text)
             yield text
     except PromptError as error:
         raise ConfigError(str(error)) from error

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from outpace.core.values import shown
 from outpace.errors import ConfigError, VocabularyMismatch
+from outpace.files import replacing
 from outpace.methods.lookup.continuations import Texts
 from outpace.methods.lookup.occurrences import SEPARATOR
 from outpace.methods.lookup.suffix_order import suffix_order
@@ -202,9 +203,8 @@ class Datastore:
             for name in self._arrays.keys() - files.keys():
                 (folder / name).unlink(missing_ok=True)
             for name, array in files.items():
-                part = folder / f"{name}.part"
-                array.tofile(part)
-                part.replace(folder / name)  # who has mapped the former file keeps that
+                with replacing(folder / name) as part:  # who has mapped the former one keeps it
+                    array.tofile(part)
             about = {
                 **asdict(self.description),
                 "entries": len(self.table),
@@ -212,7 +212,8 @@ class Datastore:
                 "checksums": {name: zlib.crc32(array.data) for name, array in files.items()},
             }
             text = json.dumps({"format": FORMAT, **about}, indent=1)
-            (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+            with replacing(folder / DESCRIPTION) as part:
+                part.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
                 f"cannot write the datastore to {str(folder)!r}: {error.strerror}."

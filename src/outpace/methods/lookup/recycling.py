@@ -149,7 +149,7 @@ class RecyclingDrafter(Drafter):
         self._matrix.clear()
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        shape = self.shape or rows.shape_of(max(budgets))
         drafts = [self._draft(rows, row, shape, budget) for row, budget in enumerate(budgets)]
         width = max(map(len, drafts))
         if not width:

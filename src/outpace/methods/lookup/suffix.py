@@ -143,7 +143,8 @@ class SuffixDrafter(Drafter):
         if len(predicted) == budget:
             return predicted
         found = self._found(rows, row, budget)
-        return predicted if predicted and predicted.score >= found.score else found
+        surer = predicted and predicted.expected_tokens >= found.expected_tokens
+        return predicted if surer else found
 
     def _found(self, rows: Rows, row: int, budget: int) -> TokenTree:
         """Returns the most promising draft of the row's own text and those of others."""
@@ -153,7 +154,7 @@ class SuffixDrafter(Drafter):
         found, _ = self._best(text.occurrences, context, budget)
         if self.past and not rows.is_reproducible(row):
             others, place = self._best(self.past.occurrences, context, budget)
-            if others.score > found.score:
+            if others.expected_tokens > found.expected_tokens:
                 self.past.touch(place)
                 found = others
         if self._datastore is None:
@@ -170,7 +171,7 @@ class SuffixDrafter(Drafter):
             texts = store.continuations(places, length, MAX_CONTINUATIONS, nodes)
             stored = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
             stored.confidence = _confidences(stored, length)
-            found = max(found, stored, key=lambda guess: guess.score)
+            found = max(found, stored, key=lambda guess: guess.expected_tokens)
         if self.trees:
             return merged(
                 [found, self._likelier(store.table, TokenTree(), context, budget)], budget
@@ -207,12 +208,12 @@ class SuffixDrafter(Drafter):
         places, agree = where.matches(context)
         for length in np.bincount(agree).nonzero()[0][::-1].tolist():
             nodes = min(budget, int(length * self._options.suffix_decoding_max_spec_factor))
-            if nodes <= best.score:  # a token promises one at most
+            if nodes <= best.expected_tokens:  # a token promises one at most
                 break
             found = places[agree >= length][:MAX_CONTINUATIONS]
             texts = where.continuations(found, nodes)
             guess = self._grow(texts, nodes, self._options.suffix_decoding_min_token_prob)
-            if guess.score > best.score:
+            if guess.expected_tokens > best.expected_tokens:
                 best, at = guess, int(found[0])
                 best.confidence = _confidences(guess, length)
         return best, at

@@ -119,7 +119,7 @@ class DraftTree(DraftModel):
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if self._dynamic_trees is not None:
             return self._propose_dynamic(rows, budgets, self._dynamic_trees)
-        shape = self.shape or rows.shape or TreeShape.chain(max(budgets))
+        shape = self.shape or rows.shape_of(max(budgets))
         shape = shape.up_to(self._reserve)
         counts = [min(budget, shape.size) for budget in self._update(rows, budgets)]
         self._make_all_room(counts)

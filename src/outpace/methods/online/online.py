@@ -114,6 +114,10 @@ class Online(Drafter):
     def learners(self) -> Iterator[Drafter]:
         yield self
 
+    def set_learning(self, learns: bool) -> None:
+        super().set_learning(learns)
+        self._inner.set_learning(learns)
+
     def files(self) -> Iterator[StateFile]:
         yield from self._inner.files()
 

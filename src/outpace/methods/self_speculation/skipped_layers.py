@@ -12,6 +12,7 @@ from typing import Any
 from outpace.core.values import shown
 from outpace.draft.fingerprint import Fingerprint
 from outpace.errors import ConfigError
+from outpace.files import replacing
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.loading.loaded import LoadedModel
 
@@ -60,7 +61,8 @@ class SkippedLayers:
             "mlp": sorted(self.skipped.mlp),
             "found": dict(self.found),
         }
-        Path(path).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        with replacing(Path(path)) as part:
+            part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def load_skipped_layers(path: str | os.PathLike[str]) -> SkippedLayers:

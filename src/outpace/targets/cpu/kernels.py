@@ -119,7 +119,8 @@ def available() -> Mapping[str, Kernel]:
     library = build().library
     if library is not None:
         make = partial(native_linear, library)
-        found["native"] = Kernel(make, NATIVE_DTYPES, MIN_ELEMENTS["native"])
+        dtypes = frozenset(filter(library.takes, NATIVE_DTYPES))
+        found["native"] = Kernel(make, dtypes, MIN_ELEMENTS["native"])
     if can_pack():
         found["packed"] = Kernel(_packed, packable_dtypes(), MIN_ELEMENTS["packed"])
     if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]

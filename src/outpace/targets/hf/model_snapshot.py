@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,3 +82,31 @@ class ModelSnapshot:
                     f"the model's {name} was {before!r} when outpace took it over and is {after!r} "
                     "now: set it back, or make a new LLM of the model as it is."
                 )
+
+
+SWITCHES = ("_disable_adapters", "_active_adapter", "merged_adapters", "scaling")
+"""What says, in peft's modules, which adapters compute, and how strongly."""
+
+
+def recorded_parts(model: nn.Module) -> Hashable:
+    """Returns what passes that were recorded on a GPU depend on, and would not notice to change:
+    a model's modules, where its tensors lie, which adapters are on; None elsewhere.
+
+    A tensor that is changed in place, as an optimizer does, lies where it lay.
+    """
+    owned: Any = model
+    return _parts(model) if owned.device.type == "cuda" else None
+
+
+def _parts(model: nn.Module) -> Hashable:
+    tensors = (*model.parameters(), *model.buffers())
+    return (
+        tuple(map(id, model.modules())),
+        tuple(tensor.data_ptr() for tensor in tensors),
+        tuple(
+            str(getattr(module, name, None))
+            for module in model.modules()
+            if hasattr(type(module), SWITCHES[0])
+            for name in SWITCHES
+        ),
+    )

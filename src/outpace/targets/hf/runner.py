@@ -34,9 +34,9 @@ from outpace.targets.hf.model_snapshot import ModelSnapshot
 from outpace.targets.hf.position_patches import PositionPatches
 from outpace.targets.hf.prefixes import SavedPrefix
 from outpace.targets.hf.recurrent.families import (
-    FIRST_LAYER_FIRST,
     cache_arguments,
     cache_for,
+    from_the_embedding,
 )
 from outpace.targets.hf.recurrent.states import StateCache
 from outpace.targets.hf.recurrent.steps import TRIAL, ColumnStepper
@@ -342,12 +342,17 @@ class Runner:
     def _states(self, output: Any, arguments: Mapping[str, Any]) -> tuple[Tensor, ...] | None:
         """The hidden states of an output, from the embeddings on; None where there are none."""
         states: tuple[Tensor, ...] | None = getattr(output, "hidden_states", None)
-        if states is None or self.config.model_type not in FIRST_LAYER_FIRST:
-            return states
-        embedded = arguments.get("inputs_embeds")
-        if embedded is None:
-            embedded = self.model.get_input_embeddings()(arguments["input_ids"])
-        return (embedded, *states[:-2], states[-1])
+        if states is None:
+            return None
+
+        def embedded() -> Tensor:
+            found: Tensor | None = arguments.get("inputs_embeds")
+            if found is not None:
+                return found
+            made: Tensor = self.model.get_input_embeddings()(arguments["input_ids"])
+            return made
+
+        return from_the_embedding(states, self.config.model_type, embedded)
 
     def _offsets(self, first: int, rows: int) -> Tensor | None:
         """``[A, 1]``: what is added to the positions of consecutive rows; None for nothing."""

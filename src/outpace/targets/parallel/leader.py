@@ -167,7 +167,10 @@ class Leader(Target):
         return self._own.apply_soft_cap(logits)
 
     def forward_uncached(self, token_ids: Sequence[int], last: int | None = None) -> Tensor:
-        return self._own.forward_uncached(token_ids, last)
+        if self.kv_cache_dtype == "auto":
+            return self._own.forward_uncached(token_ids, last)
+        found: Tensor = self._call("forward_uncached", token_ids, last)  # through slots
+        return found
 
     def forward_aux(self, token_ids: Sequence[int], aux_tokens: AuxTokens) -> Tensor:
         if aux_tokens.entry_layer:

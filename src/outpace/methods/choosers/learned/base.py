@@ -84,5 +84,5 @@ class LearningSelector(SelectingDrafter, Generic[State]):
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         super().end(requests, interrupted)
-        if self._file is not None and not interrupted:
+        if self._file is not None and self.learns and not interrupted:
             self._file.changed()

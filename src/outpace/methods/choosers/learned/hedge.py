@@ -202,6 +202,8 @@ class Hedge(LearningSelector[HedgeState]):
             if child.capabilities.stateless
         }
         super().observe(round)
+        if not self.learns:
+            return
         chances = [
             found.get(number) or self._chances(number, turn, rows, committed)
             for number in range(len(self.children))

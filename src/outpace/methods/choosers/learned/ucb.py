@@ -99,7 +99,7 @@ class Ucb(LearningSelector[Bandit]):
     def observe(self, round: Round) -> None:
         super().observe(round)
         turn = self.turn(round.rows)
-        if not turn.chosen:
+        if not (self.learns and turn.chosen):
             return  # nobody was to draft anywhere
         committed = Committed.of(round)
         for row, (arm, budget) in enumerate(zip(turn.chosen, turn.budgets, strict=True)):

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
@@ -253,8 +253,9 @@ class LibraryCache:
         """
         now = time()
         for left in self.folder.glob("*.tmp"):
-            if left.name.startswith(f"{key}.") or now - left.lstat().st_mtime > STALE_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
+            with suppress(FileNotFoundError):  # one of another key, whose process has just ended
+                if left.name.startswith(f"{key}.") or now - left.lstat().st_mtime > STALE_SECONDS:
+                    shutil.rmtree(left, ignore_errors=True)
 
     @contextmanager
     def _lock(self, key: str, patience: float) -> Iterator[None]:

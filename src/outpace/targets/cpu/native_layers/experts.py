@@ -140,7 +140,7 @@ def mixture_of(mlp: Any, lanes: int) -> Mixture | None:
     parts = dict(mlp.named_children())
     experts, share = parts.get("experts"), parts.get(SHARE)
     router = next((parts[name] for name in ROUTERS if name in parts), None)
-    if not isinstance(experts, BlockExperts) or router is None or not _fits(experts, lanes):
+    if not isinstance(experts, BlockExperts) or router is None or not experts_fit(experts, lanes):
         return None
     if share is not None and not (_is_plain_linear(share) and share.out_features == 1):
         return None
@@ -150,8 +150,8 @@ def mixture_of(mlp: Any, lanes: int) -> Mixture | None:
     return None if routing is None else Mixture(router, experts, share, routing, held)
 
 
-def _fits(experts: BlockExperts, lanes: int) -> bool:
-    """Whether the library can compute experts of these sizes."""
+def experts_fit(experts: BlockExperts, lanes: int) -> bool:
+    """Returns whether the library can compute experts of these sizes."""
     layers = (experts.gate_proj, experts.up_proj, experts.down_proj)
     sizes = experts.hidden_dim, experts.intermediate_dim
     return (

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from outpace.errors import ConfigError
 from outpace.targets.cpu.native import BLOCK_INPUTS, Native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription
+from outpace.targets.cpu.native_layers.experts import experts_fit
 from outpace.targets.cpu.native_layers.probing import is_plain
 from outpace.targets.cpu.native_layers.product import weight_of
+from outpace.targets.cpu.native_layers.recurrence import recurrence_fits
 
 MOST_HEADS_PER_KV = 64
 """Query heads that may share a key head."""
+
+
+def check_lanes(layers: Sequence[LayerDescription], library: Native, lanes: int) -> None:
+    """Raises ``ConfigError`` for layers of a model that was saved on a processor with vectors of
+    another length, where its sizes do not fit those of this one."""
+    if lanes != library.lanes and not all(fits(layer, library) for layer in layers):
+        raise ConfigError(
+            "this model was saved on a processor with shorter vectors, and layers of its sizes "
+            "cannot be computed here by outpace's own CPU kernels: load the model from its folder "
+            "instead."
+        )
 
 
 def fits(found: LayerDescription, library: Native) -> bool:
@@ -25,7 +41,7 @@ def fits(found: LayerDescription, library: Native) -> bool:
             for linear, size in zip(found.linears, _input_sizes(found, inner), strict=True)
         )
         and all(linear is None or linear.outputs == hidden for linear in (found.made(3), down))
-        and (found.mixture is None or _fits_mixture(found))
+        and (found.mixture is None or _fits_mixture(found, library.lanes))
         and (found.sinks is None or (is_plain(found.sinks) and found.sinks.shape == (found.heads,)))
         and (gate is None or gate.outputs == inner)
         and all(size % library.lanes == 0 for size in (hidden, inner))
@@ -55,7 +71,8 @@ def _fits_attention(found: LayerDescription, library: Native) -> bool:
     """Whether attention, or what keeps a state in its place, is as the library knows it."""
     if found.recurrence is not None:
         inputs = {linear.module.in_features for linear in found.recurrence.products}
-        return inputs == {found.hidden} and found.recurrence.width == found.width
+        fitting = recurrence_fits(found.recurrence, library.lanes)
+        return fitting and inputs == {found.hidden} and found.recurrence.width == found.width
     return (_fits_heads if found.latent is None else _fits_latents)(found, library)
 
 
@@ -95,12 +112,14 @@ def _fits_latents(found: LayerDescription, library: Native) -> bool:
     )
 
 
-def _fits_mixture(found: LayerDescription) -> bool:
+def _fits_mixture(found: LayerDescription, lanes: int) -> bool:
     """Whether a mixture is of the layer's size, and the MLP that all tokens meet of its kind."""
     assert found.mixture is not None
     shared = found.linears[4:7]
     alike = all(each is not None and isinstance(each.module, NativeBlockLinear) for each in shared)
-    return found.mixture.experts.hidden_dim == found.hidden and (alike or shared == (None,) * 3)
+    experts = found.mixture.experts
+    fitting = experts.hidden_dim == found.hidden and experts_fit(experts, lanes)
+    return fitting and (alike or shared == (None,) * 3)
 
 
 def _norm_sizes(found: LayerDescription) -> list[int]:

@@ -23,6 +23,7 @@ from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.describing import description_of
 from outpace.targets.cpu.native_layers.description import LayerDescription
+from outpace.targets.cpu.native_layers.fitting import check_lanes
 from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, PassInputs, seen_by
 from outpace.targets.cpu.native_layers.stack import LayerStack, can_run
 from outpace.targets.cpu.weights.experts import BlockExperts
@@ -70,7 +71,7 @@ class NativeLayer:
         self, library: Native, description: LayerDescription, passes: SharedPasses
     ) -> None:
         """passes: those of the same model."""
-        self._library = library
+        self._library, self._lanes = library, library.lanes
         self.description = description
         self._layer = layer = description.layer
         self._passes = passes
@@ -87,6 +88,7 @@ class NativeLayer:
     def _stack(self) -> LayerStack:
         if self._made is None:
             layers, passes = [self.description], self._passes.descriptions
+            check_lanes(layers, self._library, self._lanes)
             self._made = LayerStack(self._library, layers, passes)
         return self._made
 

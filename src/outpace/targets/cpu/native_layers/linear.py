@@ -172,6 +172,8 @@ class NativeLinear(NativeProduct):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._compilable = as_custom_op("native_linear", _product, _shape)
+        if not self.library.takes(self.read.dtype):  # a compiler without float16 has made it
+            self.read.data = self.read.data.float()
         if self.layout is WeightLayout.PANELS and self.panels.shape[2] != self.library.panel:
             self._take_out_of_panels()  # of a processor with other vectors
 

@@ -20,6 +20,7 @@ from outpace.targets.base import SubLayers
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.blocks import NativeBlockLinear
 from outpace.targets.cpu.native_layers.description import LayerDescription, kinds_of
+from outpace.targets.cpu.native_layers.fitting import check_lanes
 from outpace.targets.cpu.native_layers.layer import ModuleGuard, NativeLayer, agree, small_draft
 from outpace.targets.cpu.native_layers.passes import (
     PassDescriptions,
@@ -61,7 +62,7 @@ class NativeModel:
         norm = _last_norm(whole.model)
         assert norm is not None
         self._ends = ModelHead(norm, whole.lm_head, LogitScaling.of(whole.config))
-        self._library = library
+        self._library, self._lanes = library, library.lanes
         inside = [module for layer in layers for module in layer.forward.inside]
         beside = [self._inner, *whole.model.children(), whole.lm_head]
         parents = [whole, self._inner, whole.model.layers, *layers, *inside]
@@ -93,6 +94,7 @@ class NativeModel:
     @property
     def _stack(self) -> LayerStack:
         if self._made is None:
+            check_lanes(self._layers, self._library, self._lanes)
             passes = PassDescriptions()
             self._made = LayerStack(self._library, self._layers, passes, self._ends)
         return self._made

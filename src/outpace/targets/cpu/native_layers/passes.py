@@ -199,8 +199,8 @@ class PassDescriptions:
         last, numbers = self._last, (cached, scratch)
         if last is not None and last.numbers == numbers and _same(last.source, _source(given)):
             return last
-        self._last = _describe_pass(given, cached, scratch)
-        return self._last
+        self._last = made = _describe_pass(given, cached, scratch)
+        return made
 
 
 def _source(given: PassInputs) -> tuple[Any, ...]:

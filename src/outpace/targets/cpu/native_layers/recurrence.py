@@ -174,7 +174,7 @@ def recurrence_of(module: Any, lanes: int) -> Recurrence | None:
     parts = dict(module.named_children())
     known = (_short_convolution, _delta_rule, _scan)
     found = next((made for kind in known if (made := kind(module, parts)) is not None), None)
-    return found if found is not None and _fits(found, lanes) else None
+    return found if found is not None and recurrence_fits(found, lanes) else None
 
 
 def _short_convolution(module: Any, parts: Mapping[str, Any]) -> Recurrence | None:
@@ -301,8 +301,8 @@ def _delta_parts(
     return (linears, offsets) if fits else None
 
 
-def _fits(found: Recurrence, lanes: int) -> bool:
-    """Whether the library can compute a recurrence of these sizes and dtypes."""
+def recurrence_fits(found: Recurrence, lanes: int) -> bool:
+    """Returns whether the library can compute a recurrence of these sizes and dtypes."""
     convolution, heads = found.convolution, found.heads
     plain = found.kind is MixerKind.SHORT_CONVOLUTION
     channels = found.width if plain else 2 * heads.keys + heads.values

@@ -179,9 +179,10 @@ class LayerStack:
 
     def _subset_head(self, tokens: tuple[int, ...]) -> SubsetHead:
         """What computes the logits of some tokens; the same ones come again and again."""
-        if self._last_subset is None or not self._last_subset.are(tokens, self._head):
-            self._last_subset = SubsetHead.of(tokens, self._head)
-        return self._last_subset
+        last = self._last_subset
+        if last is None or not last.are(tokens, self._head):
+            last = self._last_subset = SubsetHead.of(tokens, self._head)
+        return last
 
     def _states(self, given: PassInputs) -> PassStates | None:
         """The states that layers go on from, and those that they will have made; None where no

@@ -306,6 +306,8 @@ def _yarn_options(model: GGUFModel, factor: float) -> tuple[list[str], dict[str,
 
 def _long_rope(model: GGUFModel, long: StoredTensor, short: StoredTensor) -> dict[str, Any]:
     original = model.number("rope.scaling.original_context_length")
+    if original is None:  # as of MiniCPM 4: the long factors count beyond all that it reads
+        original = model.number("context_length")
     if original is None or long.kind != "F32" or short.kind != "F32":
         raise ModelLoadError(
             f"{model.path} holds factors for long texts (rope_factors_long), but not the length "

@@ -37,7 +37,10 @@ def _gemma(largest: int) -> Callable[[GGUFModel, Options], Options]:
     def further(model: GGUFModel, options: Options) -> Options:
         own = options["hidden_size"] // options["num_attention_heads"]
         scaled = own if options["num_hidden_layers"] == largest else options["head_dim"]
-        return {"query_pre_attn_scalar": scaled}
+        found: Options = {"query_pre_attn_scalar": scaled}
+        if model.architecture == "gemma3" and not model.number("attention.sliding_window"):
+            found["layer_types"] = [FULL] * options["num_hidden_layers"]
+        return found
 
     return further
 

@@ -15,7 +15,7 @@ a special token in a text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,8 @@ from outpace.targets.hf.gguf.pretokenizers import OF_LLAMA3, expressions_of
 # -- byte-level vocabularies -----------------------------------------------------------------------
 
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
-"""Types of tokens that are in a text as they are in the file."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+"""Types of tokens: ordinary ones, and those that are in a text as they are in the file."""
 
 WHOLE_WORDS = frozenset(
     {*OF_LLAMA3, "tekken", "glm4", "glm5", "minicpm5", "youtu", "granite-embed-multi-97m"}
@@ -101,8 +101,9 @@ def _pair(merge: str) -> tuple[str, str]:
     return first, second
 
 
-def _whole(text: str, special: bool) -> AddedToken:
-    return AddedToken(text, normalized=False, special=special)
+def _whole(text: str, special: bool, strips: bool = False) -> AddedToken:
+    """strips: whether it takes the blanks after it."""
+    return AddedToken(text, normalized=False, special=special, rstrip=strips)
 
 
 def splitter(split: str | None) -> pre_tokenizers.PreTokenizer:
@@ -133,6 +134,12 @@ SPACE = "\u2581"
 BLANKS = 100
 """Tokens that stand for gaps in a text of T5's."""
 
+USUAL = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+"""Special tokens as transformers takes them to be in a vocabulary of Llama's kind."""
+STRIPPING: Mapping[str, Collection[str]] = {"phi3": ("<unk>", "<s>", "<|endoftext|>")}
+"""Architectures whose added tokens take the blanks after them, which no field of a file says, and
+the tokens that do not (llama.cpp knows them by the model's name)."""
+
 Described = Mapping[str, Any]
 """What a file says of its tokenizer, by llama.cpp's names."""
 
@@ -150,11 +157,17 @@ def sentencepiece(architecture: str, described: Described) -> Tokenizer:
         raise ValueError(f"there is no reading for tokenizers of the kind {kind!r}")
     backend = build(described)
     typed = list(zip(described["tokens"], described.get("token_type") or (), strict=False))
+    stays = STRIPPING.get(architecture) if kind == "llama" else None
+
+    def strips(token: str) -> bool:
+        return stays is not None and token not in stays
+
     # Those of other types were added by transformers, which knows them by their texts.
-    backend.add_special_tokens([_whole(token, True) for token, own in typed if own == CONTROL])
+    whole = [token for token, own in typed if own == CONTROL]
+    backend.add_special_tokens([_whole(token, True, strips(token)) for token in whole])
     known = backend.get_vocab()
     plain = [token for token, own in typed if own == USER_DEFINED and token in known]
-    backend.add_tokens([_whole(token, False) for token in plain])
+    backend.add_tokens([_whole(token, False, strips(token)) for token in plain])
     return backend
 
 
@@ -170,14 +183,24 @@ def _pieces(
     else:
         given = dict(zip(tokens, described["scores"], strict=False)) if scores is None else scores
         merges = generate_merges(vocabulary, dict(given))
-    backend: Tokenizer = tokenizer(vocab=vocabulary, merges=merges).backend_tokenizer
+    more: dict[str, Any] = {}
+    if tokenizer is LlamaTokenizer:
+        typed = dict(zip(tokens, described.get("token_type") or (), strict=False))
+        more = {
+            name: text if text in vocabulary and typed.get(text) != NORMAL else None
+            for name, text in USUAL.items()
+        }
+        more["add_prefix_space"] = described.get("add_space_prefix") is not False
+    backend: Tokenizer = tokenizer(vocab=vocabulary, merges=merges, **more).backend_tokenizer
     return backend
 
 
 def _of_phi3(described: Described) -> Tokenizer:
     """Phi-3 puts its mark in front of a text that begins with a space, too."""
     backend = _pieces(described)
-    changes = [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    changes: list[Any] = [normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)]
+    if described.get("add_space_prefix") is False:
+        del changes[0]
     marking: Any = normalizers.Sequence
     whole: Any = backend
     whole.normalizer, whole.pre_tokenizer = marking(changes), None

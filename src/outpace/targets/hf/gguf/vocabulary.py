@@ -13,22 +13,29 @@ from outpace.core.values import shown
 from outpace.errors import ModelLoadError
 from outpace.targets.hf.gguf.file import GGUFModel, is_number, printable_reason
 from outpace.targets.hf.gguf.pretokenizers import OF_LLAMA3, SPLITS
-from outpace.targets.hf.gguf.tokenizers import CONTROL, USER_DEFINED, byte_level, sentencepiece
+from outpace.targets.hf.gguf.tokenizers import (
+    CONTROL,
+    NORMAL,
+    USER_DEFINED,
+    byte_level,
+    sentencepiece,
+)
 
 LOGGER = logging.getLogger("outpace")
-
-NORMAL = 1
-"""The type of ordinary tokens."""
 
 ENDS = frozenset(
     {
         "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
-        "<end_of_turn>", "<|return|>", "<EOT>", "_<EOT>", "<|endofturn|>", "<end_of_utterance>",
+        "<end_of_turn>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>", "<|endofturn|>",
+        "<end_of_utterance>",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
 )  # fmt: skip
 """Special tokens that end an answer, whether or not the file names them: files name one or two, and
 chat models end with others too. The list is of llama.cpp's kind."""
+
+HARMONY_ENDS, HARMONY_MESSAGE_END = {"<|return|>", "<|call|>"}, "<|end|>"
+"""What ends a turn of gpt-oss, and what ends each of its messages, of which a turn has several."""
 
 BY_TEXT = "known by its text"
 """Who names the tokens of `ENDS` that a file does not name."""
@@ -38,7 +45,7 @@ BEGUN = frozenset({*OF_LLAMA3, "tekken", "chameleon"})
 """Ways to split a text whose models read a token of beginning before each text, also where the file
 does not say so: the list is llama.cpp's. The first files of Llama 3 do not say so."""
 
-READ = ("model", "pre", "tokens", "scores", "token_type", "merges")
+READ = ("model", "pre", "tokens", "scores", "token_type", "merges", "add_space_prefix")
 """What a tokenizer is made of."""
 PER_TOKEN = ("scores", "token_type")
 """Arrays with a number for each token."""
@@ -188,6 +195,8 @@ def end_tokens(model: GGUFModel) -> dict[int, list[str]]:
     for number, (token, kind) in enumerate(zip(texts, types, strict=False)):
         if kind in (CONTROL, USER_DEFINED) and token in ENDS:
             found.setdefault(number, [BY_TEXT])
+    if {texts[number] for number in found if number < len(texts)} >= HARMONY_ENDS:
+        found = {n: found[n] for n in found if texts[n : n + 1] != [HARMONY_MESSAGE_END]}
     return found
 
 

@@ -19,14 +19,16 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WHOLE]
     for index in INDEXES:
         if (folder / index).is_file():
-            return _indexed(folder, folder / index)
+            return indexed_files(folder, folder / index)
     for pattern in WEIGHTS:
         if found := sorted(folder.glob(pattern)):
             return found
     return []
 
 
-def _indexed(folder: Path, index: Path) -> list[Path]:
+def indexed_files(folder: Path, index: Path) -> list[Path]:
+    """Returns the files that an index of weights names; ``ModelLoadError`` where some are missing,
+    or the index cannot be read."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         files = sorted(folder / name for name in names)

@@ -160,13 +160,18 @@ def _nothing(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
     return torch.zeros_like(hidden_states)
 
 
+BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+"""Entries of a configuration with one value for each layer."""
+
+
 def with_layers(config: Any, count: int, kept: Sequence[int], wanted: int | None = None) -> Any:
     """Returns a configuration with the layers of ``kept``, of a model that has ``count`` of them.
     wanted: how many it has; where these are more, the kinds of ``kept`` come again."""
     found = copy.deepcopy(config)
     found.num_hidden_layers = len(kept) if wanted is None else wanted
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None and len(kinds) == count:
-        again = [kinds[place] for place in kept]
-        found.layer_types = [again[at % len(again)] for at in range(found.num_hidden_layers)]
+    for name in BY_LAYER:
+        kinds = getattr(config, name, None)
+        if kinds is not None and len(kinds) == count:
+            again = [kinds[place] for place in kept]
+            setattr(found, name, [again[at % len(again)] for at in range(found.num_hidden_layers)])
     return found

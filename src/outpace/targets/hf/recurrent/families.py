@@ -244,6 +244,18 @@ WITHOUT_CACHE = frozenset({"rwkv", "xlstm"})
 """Models of such modules: they know no cache of transformers, and nothing in them attends."""
 FIRST_LAYER_FIRST = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv"})
 """Models whose hidden states begin with what the first layer makes of the embedding."""
+
+
+def from_the_embedding(
+    states: tuple[Tensor, ...], model_type: str, embedded: Callable[[], Tensor]
+) -> tuple[Tensor, ...]:
+    """Returns the hidden states that a model gives, numbered as in most: 0 is the embedding, -1
+    what the output matrix reads. embedded: the embedding, for models that leave it out."""
+    if model_type not in FIRST_LAYER_FIRST:
+        return states
+    return (embedded(), *states[:-2], states[-1])
+
+
 OF_MAMBA = "cache_params"
 """What Mamba's models call their cache."""
 
