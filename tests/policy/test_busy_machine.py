@@ -52,7 +52,7 @@ def test_a_machine_that_changes_is_measured_anew() -> None:
     assert costs.of(bucket, NAME, 4) is None
     assert costs.curve(bucket, NAME, [0, 1]) is None
     assert costs.times_measured(bucket, NAME, 4) == 0
-    assert costs.reading(NAME, 8, 2.0) == 0
+    assert costs.reading(NAME, 8, 2.0) == 16.0, "as many plain rounds as before"
 
 
 def slow_table(bucket: BatchBucket) -> CostTable:

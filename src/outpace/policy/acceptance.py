@@ -225,7 +225,7 @@ class Confidences:
 
     >>> row = object()
     >>> of_round = Confidences([row])
-    >>> ends = of_round.watch([2], [Calibration().chances()], lambda safe: safe < 0.8)
+    >>> ends = of_round.watch([3], [Calibration().chances()], lambda safe: safe < 0.8)
     >>> distribution = torch.tensor([[0.25, 0.75]])
     >>> ends(distribution, torch.tensor([1])), ends(distribution, torch.tensor([0]))
     (tensor([False]), tensor([True]))
@@ -238,6 +238,7 @@ class Confidences:
         self._drawn: list[list[Tensor]] = [[] for _ in requests]
         """For each row, a list that its drafter fills in this round. It has a tensor [B] for each
         drafted token: the range of confidence that the token of each row falls into."""
+        self._counts = [0] * len(requests)
 
     def watch(
         self,
@@ -256,7 +257,7 @@ class Confidences:
         tables: list[Tensor] = []  # of the chances, [B, BINS], once it is known where
         for row, count in enumerate(counts):
             if count:
-                self._drawn[row] = drawn
+                self._drawn[row], self._counts[row] = drawn, count
 
         def stopping_fn(distribution: Tensor, token: Tensor) -> Tensor:
             nonlocal safe
@@ -273,8 +274,13 @@ class Confidences:
 
     def ranges(self, request: Request, depth: int) -> list[int] | None:
         """Returns the range of each of the first ``depth`` tokens of a row's chain; None for a
-        row whose chain was not watched."""
+        row whose chain was not watched.
+
+        The longest chain's last token is never looked at, so no chain's last token counts: what is
+        learned of a row must not depend on the other rows.
+        """
         row = self._rows.get(request)
         if row is None or not self._drawn[row]:
             return None
-        return [int(each[row]) for each in self._drawn[row][:depth]]
+        looked_at = min(depth, self._counts[row] - 1)
+        return [int(each[row]) for each in self._drawn[row][:looked_at]]

@@ -31,7 +31,13 @@ from outpace.policy.costs import (
 )
 from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.exploration import MAX_TRIAL_LOSS, TrialBudget
-from outpace.policy.forecast import RoundComparison, RoundEstimate, SavedPerToken, TextForecast
+from outpace.policy.forecast import (
+    RoundComparison,
+    RoundEstimate,
+    SavedPerToken,
+    TextForecast,
+    TextLengths,
+)
 
 
 @dataclass
@@ -56,6 +62,8 @@ class _RoundState:
     chosen: _Option | None = None
     asked: frozenset[Request] = frozenset()
     """For whom a drafter that drafts alone was asked: it may have nothing to draft."""
+    models: Mapping[Request, str] = field(default_factory=dict)
+    """By request, the model that was asked among several drafters: it may draft nothing, too."""
     lookup_drafts: Mapping[Request, Mapping[str, LookupDraft]] = field(default_factory=dict)
     """By request, what each look-up has found."""
     comparisons: dict[str, dict[Request, RoundComparison]] = field(default_factory=dict)
@@ -86,9 +94,12 @@ class Auto(Controller):
         """drafters: look-ups first. If there is one only, it is asked after the choice. file: keeps
         what is learned between runs."""
         self.costs, self._budget = CostTable(), TrialBudget(credit=MAX_TRIAL_LOSS)
+        self._lengths = TextLengths()
         for one in drafters:
             one.costs = self.costs
-        self._candidates = {one.name: Candidate(one, self._budget) for one in drafters}
+        self._candidates = {
+            one.name: Candidate(one, self._budget, self._lengths) for one in drafters
+        }
         self._alone = drafters[0] if len(drafters) == 1 else None
         look_ups = [one.name for one in drafters if one.look_up and not self._alone]
         self._look_ups = [self._candidates[name] for name in look_ups]
@@ -162,18 +173,39 @@ class Auto(Controller):
                 picks[request] = DrafterChoice()
             elif requested_budget(request) is not None:
                 # The first look-up that found something, or the model.
-                found, models = self._round.lookup_drafts.get(request, ()), self._models
-                name = next(iter([*found, *(one.name for one in models)]), "")
-                picks[request] = DrafterChoice(name, budget)
+                found = self._round.lookup_drafts.get(request, ())
+                models = [one.name for one in self._models if self._drafts_for(request, one)]
+                name = next(iter([*found, *models]), "")
+                picks[request] = DrafterChoice(name, budget if name else 0)
             elif request.reproducible:
                 picks[request] = self._nominal(request)
             else:
                 adaptive.append(request)
-        min_size = max((pick.budget for pick in picks.values()), default=0)
+        min_size = max((self._certain(*each) for each in picks.items()), default=0)
         if adaptive:
             self._round.chosen = self._measured(RoundRequests(requests, adaptive, min_size))
             picks |= self._round.chosen.picks
+        named = {one.name for one in self._models if one.estimator is not self._alone}
+        self._round.models = {
+            request: pick.name
+            for request, pick in picks.items()
+            if pick.budget and pick.name in named and request.remaining > 1
+        }
         return [picks[request] for request in requests]
+
+    @staticmethod
+    def _drafts_for(request: Request, one: Candidate) -> bool:
+        """Whether a drafter drafts anything for such a request."""
+        return not (request.reproducible and one.estimator.skips_reproducible)
+
+    def _certain(self, request: Request, pick: DrafterChoice) -> int:
+        """How many nodes are drafted for a request in any case: a look-up that has not been asked
+        may find nothing."""
+        if self._alone is not None:
+            lone = self._candidates[self._alone.name]
+            return 0 if self._alone.look_up or not self._drafts_for(request, lone) else pick.budget
+        find = self._round.lookup_drafts.get(request, {}).get(pick.name)
+        return pick.budget if find is None else min(pick.budget, len(find.tokens))
 
     def _nominal(self, request: Request) -> DrafterChoice:
         """Which drafter drafts for a reproducible request."""
@@ -344,6 +376,8 @@ class Auto(Controller):
         self._learn_savings(requests, outcomes)
         self._learn_lookups(requests, outcomes)
         self._round = _RoundState()
+        for request in requests:
+            self._lengths.note(request)
         if self._file is not None and any(request.finished for request in requests):
             self._file.changed()
 
@@ -375,9 +409,15 @@ class Auto(Controller):
         if asked and self._alone and begun:
             found = sum(outcome.drafted > 0 for outcome in outcomes)
             self._alone.learn_asking(found, len(asked))
+        ran = [one for one in self._estimators if one.name in self._round.models.values()]
+        for one in ran if begun else ():
+            found = sum(outcome.method == one.name and outcome.drafted > 0 for outcome in outcomes)
+            one.learn_asking(found, found or 1)
         if not largest and begun:
-            missed = self._alone.name if self._alone and asked else ""
-            self.costs.add(bucket, missed, MISS if missed else PLAIN, seconds, 0)
+            missed = self._alone.name if self._alone and asked else next((o.name for o in ran), "")
+            read = [self[name].note_read(request) for request, name in self._round.models.items()]
+            if all(read):  # or it is the time of reading
+                self.costs.add(bucket, missed, MISS if missed else PLAIN, seconds, 0)
         elif largest and largest[drafting[-1].name] == max(largest.values()):
             own = [self._own(outcome, drafting[-1]) for outcome in outcomes]
             drafting[-1].learn_times(bucket, requests, own, seconds, begun)
@@ -388,7 +428,7 @@ class Auto(Controller):
         self._budget.spent += seconds.total
         plain = self.costs.plain(bucket)
         for name, trial in chosen.trials.items():
-            if trial and plain is not None and (largest or asked):
+            if trial and plain is not None and (largest or asked or ran):
                 self._candidates[name].record_trial(bucket, seconds, plain, outcomes)
 
     def _learn_savings(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:

@@ -27,7 +27,7 @@ class RoundPlan:
     distributions decide about that."""
     shape: TreeShape | None = None
     """The tree to draft, where the drafter leaves that open: a row's budget says how many of its
-    first nodes are drafted."""
+    first nodes are drafted (`Rows.shape_of`)."""
 
 
 class Controller(ABC):

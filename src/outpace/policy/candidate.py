@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from weakref import WeakSet
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from weakref import WeakKeyDictionary, WeakSet
 
 from outpace.core.account import DrafterAccount, Mode, Reason
 from outpace.core.request import Request
@@ -13,7 +13,7 @@ from outpace.draft.rounds import LookupDraft, Outcome
 from outpace.policy.costs import MIN_SAMPLES, PLAIN, BatchBucket
 from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.exploration import MAX_TRIAL_LOSS, TEXT_TRIAL_SHARE, Backoff, TrialBudget
-from outpace.policy.forecast import Forecast, SavedPerToken, is_prefill_repaid
+from outpace.policy.forecast import PREFILL_DELAY, Forecast, SavedPerToken, TextLengths
 from outpace.policy.text import TextState
 
 
@@ -49,15 +49,21 @@ class Candidate:
     is tried for one request: that suffices to measure a round, and the drafter reads one prompt.
     """
 
-    def __init__(self, estimator: Estimator, budget: TrialBudget) -> None:
-        """budget: for the trials of all candidates together."""
+    def __init__(
+        self, estimator: Estimator, budget: TrialBudget, lengths: TextLengths | None = None
+    ) -> None:
+        """budget: for the trials of all candidates together. lengths: what is known of those of
+        texts."""
         self.estimator, self._budget = estimator, budget
+        self._lengths = lengths or TextLengths()
         self.forecast: Forecast | None = None  # the latest; None if nothing is known
         self._backoff: Backoff | None = None
         # For the account: why it did not draft; what a node and reading cost, in plain rounds.
         self._reason: Reason | None = None
         self._cost: float | None = None
         self._reading: float | None = None
+        self._left_out = WeakKeyDictionary[Request, float]()
+        """What reading a request's text costs, in plain rounds, where that was not repaid."""
 
     @property
     def name(self) -> str:
@@ -72,40 +78,54 @@ class Candidate:
         """
         if self.estimator.stopping is not None:
             self.estimator.stopping.begin(batch.adaptive)
-        size, trial = self._size(batch, saves)
-        only = self._cheapest(batch) if trial else None
-        sizes = [size if only in (None, request) else 0 for request in batch.adaptive]
+        size, trial, chosen = self._size(batch, saves)
+        sizes = [size if request in chosen else 0 for request in batch.adaptive]
         return CandidatePlan(sizes, trial)
 
     def _cheapest(self, batch: RoundRequests) -> Request:
         """The request for which it costs least to try a draft."""
         return min(batch.adaptive, key=self.estimator.num_uncomputed_tokens)
 
-    def _size(self, batch: RoundRequests, saves: SavedPerToken | None) -> tuple[int, Trial | None]:
-        """The size of the coming drafts, and the trial that they are, if they are one."""
+    def _size(
+        self, batch: RoundRequests, saves: SavedPerToken | None
+    ) -> tuple[int, Trial | None, Collection[Request]]:
+        """The size of the coming drafts, the trial that they are, if they are one, and for whom
+        they are."""
         if self._backoff is not None and self._backoff.lasts(batch.bucket, batch.adaptive):
-            return 0, None
+            return 0, None, ()
         one, costs = self.estimator, self.estimator.costs
         self._backoff = self.forecast = None
+        self._left_out.clear()
         plain = costs.plain(batch.bucket)
         if plain is None or costs.times_measured(batch.bucket, one.name, PLAIN) < MIN_SAMPLES:
             self._reason = self._reason or Reason.UNMEASURED
-            return 0, None  # all others are measured against it
+            return 0, None, ()  # all others are measured against it
         cheapest = self._cheapest(batch)
         reading = costs.reading(one.name, one.num_uncomputed_tokens(cheapest), plain)
         self.forecast = forecast = one.forecast(batch)
         if forecast is None:
             self._reason, self._cost, self._reading = Reason.UNTRIED, None, reading / plain
-            return self._if_affordable(one.sizes.values[1], Trial(reading / plain), plain)
+            untried = Trial(reading / plain)
+            return *self._if_affordable(one.sizes.values[1], untried, plain), (cheapest,)
         nodes = forecast.best_nonzero
         self._cost = max(0.0, forecast.curve[nodes] - plain) / (nodes * plain)
         promising = forecast.best > 0
         self._reading = reading / plain if promising else None
-        if promising and self._repays(batch, forecast.gain, plain, saves):
-            self._reason = Reason.GAIN
+        chosen: list[Request] = []
+        waiting, own = False, forecast
+        if promising:
+            chosen, waiting = self._worth_reading(batch, forecast.gain, plain, saves)
+        if 0 < len(chosen) < len(batch.adaptive):  # the others get no drafts in this round
+            own = one.forecast(replace(batch, adaptive=chosen)) or forecast
+            if own.best:  # which may be worth less in fewer rows
+                chosen, waiting = self._worth_reading(batch, own.gain, plain, saves)
+        if chosen and own.best:
+            self._reason, self.forecast = Reason.GAIN, own
             # Chains that are ended are no longer than pays, however long they might be.
-            return (forecast.best if one.stopping is None else one.most), None
-        self._reason = Reason.READING if promising else Reason.NO_GAIN
+            return (own.best if one.stopping is None else one.most), None, chosen
+        self._reason = Reason.READING if promising and not chosen else Reason.NO_GAIN
+        if waiting:
+            return 0, None, ()
         size = one.sizes.values[1]
         # One request gets a draft, and the round is longer for all.
         more = (forecast.tokens[size] - forecast.tokens[0]) / len(batch.adaptive) ** 2
@@ -113,7 +133,7 @@ class Candidate:
         trial = Trial(max(0.0, longer - more), one.text(cheapest) if reading else None)
         found = self._if_affordable(size, trial, plain)
         self._backoff = None if found[1] else Backoff(batch.bucket, WeakSet(batch.adaptive))
-        return found
+        return *found, (cheapest,)
 
     def _if_affordable(self, size: int, trial: Trial, plain: float) -> tuple[int, Trial | None]:
         """The size and the trial, if the budget allows it; else nothing is drafted.
@@ -127,17 +147,27 @@ class Candidate:
         allowed = borne and self._budget.allows(trial.loss * plain, plain)
         return (size, trial) if allowed else (0, None)
 
-    def _repays(
+    def _worth_reading(
         self, batch: RoundRequests, gain: float, plain: float, saves: SavedPerToken | None
-    ) -> bool:
-        """Whether drafting is expected to repay what has to be read for it."""
-        unread = sum(map(self.estimator.num_uncomputed_tokens, batch.adaptive))
-        if not unread:
-            return True
-        reading = (
-            self.estimator.costs.reading(self.name, unread, plain) / plain * len(batch.requests)
-        )
-        return is_prefill_repaid(reading, batch.adaptive, saves or (lambda request: 1 - 1 / gain))
+    ) -> tuple[list[Request], bool]:
+        """The requests in which drafting is expected to repay what has to be read for it, and
+        whether one of the others only waits to be read, until it has some tokens. All rows wait
+        while one is read, and rows that were read before do not help to pay."""
+        one, chosen, waiting = self.estimator, [], False
+        self._left_out.clear()
+        for request in batch.adaptive:
+            unread = one.num_uncomputed_tokens(request)
+            reading = one.costs.reading(self.name, unread, plain) / plain
+            saved = 1 - 1 / gain if saves is None else saves(request)
+            rows = len(batch.requests)
+            repaid = not unread or self._lengths.is_prefill_repaid(reading, rows, request, saved)
+            waits = len(request.output_ids) < PREFILL_DELAY * reading
+            if repaid and not waits:
+                chosen.append(request)
+            else:
+                self._left_out[request] = reading
+                waiting |= repaid
+        return chosen, waiting
 
     def record_trial(
         self, bucket: BatchBucket, seconds: Seconds, plain: float, outcomes: Sequence[Outcome]
@@ -183,7 +213,8 @@ class Candidate:
         asked: whether the drafter was asked for it, if it is not a look-up among several
         drafters."""
         tally = self.estimator.text(request).tally
-        tally.count(outcome, self._reason if decided else None)
+        reason = Reason.READING if request in self._left_out else self._reason
+        tally.count(outcome, reason if decided else None)
         if asked:
             tally.ask(found=outcome.drafted > 0)
         self.estimator.record(request, outcome)
@@ -193,7 +224,7 @@ class Candidate:
         one, chance = self.estimator, None
         text, cost, reading, reason = one.text(request), None, None, None
         if mode is Mode.MEASURED:
-            cost, reading = self._cost, self._reading
+            cost, reading = self._cost, self._left_out.get(request, self._reading)
             if one.acceptance.tried:
                 chance = one.acceptance.chances(text.counts, 1)[0][0]
         elif mode is Mode.NOMINAL and able:

@@ -211,6 +211,10 @@ class CostTable:
     def _forget(self, first: int) -> None:
         """Forgets the rounds before the one of this number."""
         self.changes += 1
+        plain = self._plain_before(first)
+        if plain is not None:  # until it is measured again
+            seen = self._reading.items()
+            self._earlier_reading |= {name: median_low(each) / plain for name, each in seen}
         self._ratios.clear()
         self._doubts.clear()
         self._reading.clear()
@@ -220,6 +224,16 @@ class CostTable:
             for cell in cells.values():
                 cell.forget(first)
             self._cells[bucket] = {kind: cell for kind, cell in cells.items() if cell.seen}
+
+    def _plain_before(self, first: int) -> float | None:
+        """The seconds of a plain round before the round of this number, in the first bucket that
+        has had one."""
+        for bucket in self.buckets:
+            cell = self._cells[bucket].get(("", PLAIN))
+            seen = [] if cell is None else [s.total for number, s in cell.seen if number < first]
+            if seen:
+                return median_low(seen)
+        return None
 
     def add_reading(self, name: str, seconds: float, tokens: int) -> None:
         """Adds what it took a drafter to read tokens that it had not seen: of a prompt, or of what

@@ -116,6 +116,13 @@ class Estimator:
         along = text.drafted or (text.read and left <= CATCH_UP_TOKENS)
         return 0 if self._needs_no_prefill or along else left
 
+    def note_read(self, request: Request) -> bool:
+        """Notes that a text was read in which it was asked, in a round that has been run. Returns
+        whether it had been read before."""
+        text = self.text(request)
+        before, text.read = text.read, max(text.read, request.length - 1)
+        return self._needs_no_prefill or bool(before)
+
     @property
     def most(self) -> int:
         """Nodes of the largest draft to choose from."""
@@ -261,9 +268,9 @@ class Estimator:
         if self.stopping is not None:
             return self.stopping.learn(request, self.text(request).chains, outcome)
         shape = self.sizes.shape
-        if shape.is_chain:
+        if shape.is_chain or outcome.depth == outcome.drafted:
             return chain_trail(outcome.depth, outcome.accepted)
-        return shape.first(outcome.drafted).trail(outcome.path)
+        return shape.extended(outcome.drafted).first(outcome.drafted).trail(outcome.path)
 
     def learn_times(
         self,
