@@ -18,7 +18,7 @@ import numpy as np
 
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.scheduler import RequestQueue
 from outpace.engine.scheduling_policies import FCFSPolicy, SchedulingPolicy, ShortestFirstPolicy
 
@@ -33,7 +33,7 @@ TOPICS = ((8, 0.4), (20, 0.5), (60, 0.6), (200, 0.7))
 class Text:
     """A request that arrives in a round, and the length that its text will turn out to have."""
 
-    request: Request
+    request: EngineRequest
     arrives: int
     length: int
 
@@ -79,9 +79,9 @@ def texts(count: int, load: float, rows: int, seed: int = 0, limit: int = 1024) 
     return found
 
 
-def _request(number: int, prompt: list[int], limit: int) -> Request:
+def _request(number: int, prompt: list[int], limit: int) -> EngineRequest:
     options = RowOptions(SamplingParams(max_tokens=limit).resolve({}))
-    return Request(prompt, options, seed=0, max_tokens=limit, eos_ids=(END,), id=number)
+    return EngineRequest(prompt, options, seed=0, max_tokens=limit, eos_ids=(END,), id=number)
 
 
 def played(texts: Sequence[Text], policy: SchedulingPolicy, rows: int) -> list[TextTimes]:
@@ -114,10 +114,10 @@ class Known:
     def __init__(self, coming: Sequence[Text]) -> None:
         self.lengths = {one.request.id: float(one.length) for one in coming}
 
-    def predict(self, request: Request) -> float:
+    def predict(self, request: EngineRequest) -> float:
         return self.lengths[request.id]
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: EngineRequest) -> None:
         pass
 
 

@@ -175,7 +175,7 @@ class Learner:
     def read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the states ``[B, P, 3 H]``, and those after the last layer that answers' tokens
         follow, ``[A, H]``."""
-        last, kept = self.model.read(batch.tokens[:, : -self.depths], self.head.layers)
+        last, kept = self.model.read(batch.tokens[:, : -self.depths], self.head.hidden_layers)
         states = torch.cat(kept, -1)[:, :-1]
         return states, last[batch.rows, batch.places]
 

@@ -17,7 +17,7 @@ from outpace.core.proposal import Verdict
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.rounds import Outcome, Round, Rows
+from outpace.draft.round import Outcome, Round, Rows
 from outpace.methods.lookup.datastore import Datastore
 from outpace.methods.lookup.ngram import NgramDrafter, NgramOptions
 from outpace.methods.lookup.recycling import RecyclingDrafter

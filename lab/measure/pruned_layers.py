@@ -59,7 +59,7 @@ def main() -> None:
         "left out one by one": closest_layers(model, options.layers, "it", distance, said),
     }
     for way, layers in kept.items():
-        with skip_sublayers(model, SubLayers.whole(set(range(count)) - set(layers))):
+        with skip_sublayers(model, SubLayers.of_layers(set(range(count)) - set(layers))):
             marks = marked(lambda: recipe.compute_loss(compared))
         same = float(marks.hits.float().mean())
         print(f"{way}: {layers}, divergence {float(marks.loss):.2f}, same token {same:.0%}")

@@ -36,8 +36,8 @@ from outpace.train.draft_model import DRAFT_MODEL, PRUNED
 from outpace.train.metrics import Progress
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
-from outpace.train.state_cache import StateCache
-from outpace.train.teacher import Teacher, origin_of
+from outpace.train.state_cache import HiddenStateCache
+from outpace.train.teacher import Teacher, signature_of
 
 KINDS = (("mbpp_train",), ("gsm8k_train",), ("oasst_en100", "selfinstruct_seed"))
 """Files with questions: about code, mathematics and everything else, which take turns."""
@@ -125,7 +125,7 @@ def _trained(options: argparse.Namespace) -> None:
     _say(f"{len(answers)} answers, {tokens.numel():,} tokens, {int(own.sum()):,} of them its own")
     sizes = {"answers": len(answers), "tokens": tokens.numel(), "own": int(own.sum())}
     (options.out / "text.json").write_text(json.dumps(sizes))
-    hidden_states = StateCache(options.out / "hidden-states", origin_of(target), 5 * 10**9)
+    hidden_states = HiddenStateCache(options.out / "hidden-states", signature_of(target), 5 * 10**9)
     reads = build_target_layer_ids(target)
     clock, teacher = _Minutes(options.out), Teacher(target, (*reads, -1), state_cache=hidden_states)
     for number, block in enumerate(tokens):

@@ -41,13 +41,13 @@ from outpace.core.logits_pipeline import History, LogitsPipeline, RowOptions
 from outpace.core.proposal import DraftingTerms, Proposal
 from outpace.core.stats import Seconds
 from outpace.draft.prefix_cache import TEXTS, TOKENS
-from outpace.draft.rounds import LookupDraft, Outcome, Round, Rows
-from outpace.engine.request import Request
+from outpace.draft.round import LookupDraft, Outcome, Round, Rows
+from outpace.engine.request import EngineRequest
 from outpace.methods.lookup.suffix import SuffixDrafter, SuffixOptions
 from outpace.methods.models.draft_model import DraftModel
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
-from outpace.policy.auto import Auto
-from outpace.policy.base import Controller, affordable
+from outpace.policy.auto import AutoController
+from outpace.policy.base import Controller, cap_budgets
 from outpace.policy.estimator import Estimator
 from outpace.policy.shapes import DraftSizes
 from outpace.targets.hf.prefixes import PrefixStore, SavedPrefix
@@ -91,7 +91,7 @@ def what_is_drafted(
     before it, and the probability of the token that it would have drafted."""
     params = SamplingParams(temperature=0).resolve({})
     pipeline = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)
-    request = requests.Request(prompt, RowOptions(params, ()), 0, len(answer))
+    request = requests.EngineRequest(prompt, RowOptions(params, ()), 0, len(answer))
     seeds = torch.zeros(1, dtype=torch.long)
     rows = Rows(History([prompt], [[]]), pipeline, seeds, requests=[request])
     drafter.begin([request])
@@ -177,7 +177,7 @@ def controller_of(drafters: list[str]) -> Controller:
         for name, (kind, prior) in known.items()
         if name in drafters
     ]
-    return Auto(estimators)
+    return AutoController(estimators)
 
 
 Finds = dict[str, list[LookupDraft]]  # by text: what the look-up finds at each of its tokens
@@ -199,15 +199,17 @@ def finds_in(texts: list[dict]) -> Finds:
     return found
 
 
-def asked_for(record: dict, number: int) -> Request:
+def asked_for(record: dict, number: int) -> EngineRequest:
     """Returns the request for a recorded text."""
     params, ends = SamplingParams(temperature=0).resolve({}), (record["answer"][-1],)
-    text = Request(record["prompt"], RowOptions(params), 0, record["most"], ends * record["ended"])
+    text = EngineRequest(
+        record["prompt"], RowOptions(params), 0, record["most"], ends * record["ended"]
+    )
     text.id = number
     return text
 
 
-def rows_of(text: Request) -> Rows:
+def rows_of(text: EngineRequest) -> Rows:
     """Returns the batch of one text."""
     history = History([text.prompt_ids], [text.output_ids])
     return Rows(
@@ -267,10 +269,10 @@ class Player:
         """Goes on from what another one has learned, as if that had been kept in a file."""
         self._controller.from_dict(json.loads(json.dumps(other._controller.to_dict())))
 
-    def _draft(self, text: Request, rows: Rows | None, record: dict) -> tuple[str, list[int]]:
+    def _draft(self, text: EngineRequest, rows: Rows | None, record: dict) -> tuple[str, list[int]]:
         """Who drafts in the coming round, and what."""
         plan = self._controller.plan([text], DraftingTerms())
-        budgets = affordable([text], plan.budgets)
+        budgets = cap_budgets([text], plan.budgets)
         found = LookupDraft()
         if self._finds is not None:
             seen = self._finds[record["id"]][len(text.output_ids)]
@@ -289,7 +291,9 @@ class Player:
         return name, self._by_model(text, record, budget, plan.terms) if budget else []
 
     @staticmethod
-    def _by_model(text: Request, record: dict, budget: int, terms: DraftingTerms) -> list[int]:
+    def _by_model(
+        text: EngineRequest, record: dict, budget: int, terms: DraftingTerms
+    ) -> list[int]:
         """What the model would draft, with -1 for tokens that are not the target's."""
         place, draft = len(text.output_ids), []
         ends = terms.make_stopping_fn([budget]) if terms.make_stopping_fn is not None else None

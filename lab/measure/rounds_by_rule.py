@@ -114,8 +114,8 @@ def print_probs():
     print("|---|" + "---:|" * len(BRANCHING))
     logits = {nodes: scores(nodes + 1) for nodes in BRANCHING}
     for options in OPTIONS:
-        maker = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], VOCABULARY)
-        make = maker.argmax_tokens if options["temperature"] == 0 else maker
+        pipeline = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], VOCABULARY)
+        make = pipeline.argmax_tokens if options["temperature"] == 0 else pipeline
         cells = []
         for nodes, given in logits.items():
             tokens = torch.arange(nodes).expand(1, nodes + 1, nodes)

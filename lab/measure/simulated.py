@@ -91,7 +91,7 @@ def _simulated(
     target: LoadedModel, head: Head, asked: Sequence[Tokens], answers: Sequence[Tokens]
 ) -> float:
     """The acceptance length in all answers, read one after the other."""
-    teacher = Teacher(target, head.layers)
+    teacher = Teacher(target, head.hidden_layers)
     recipe = head.recipe()(head.float(), teacher)
     hits, own, first = [], [], 0
     longest = max(map(len, asked)) + len(answers[0])

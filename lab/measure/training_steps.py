@@ -16,8 +16,8 @@ from usage import usage
 from outpace.targets.hf.loading.load import load
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
-from outpace.train.state_cache import StateCache
-from outpace.train.teacher import origin_of
+from outpace.train.state_cache import HiddenStateCache
+from outpace.train.teacher import signature_of
 
 usage(__doc__, needed=2)
 
@@ -43,7 +43,7 @@ ids = target.tokenizer(Path(sys.argv[2]).read_text())["input_ids"][: BLOCK * BLO
 text = torch.tensor(ids).view(BLOCKS, BLOCK)
 print("| drafter | tokens of a step | float32, s | bfloat16, s | ratio |\n|---|---|---|---|---|")
 with tempfile.TemporaryDirectory() as folder:
-    hidden_states = StateCache(Path(folder) / "hidden-states", origin_of(target), 10**9)
+    hidden_states = HiddenStateCache(Path(folder) / "hidden-states", signature_of(target), 10**9)
     for method, (batch, head) in HEADS.items():
         given = {"method": method, "steps": 100, "batch": batch, "held_out": 0.2, "head": head}
         runs = [

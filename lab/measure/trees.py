@@ -82,7 +82,7 @@ def seen(llm: LLM, temperature: float) -> AcceptanceProbs:
 
     def learn(trace: Any) -> None:
         for count, decision in zip(trace.proposal.counts.tolist(), trace.outcomes, strict=True):
-            acceptance.learn(request, shape.first(count).trail(decision.path))
+            acceptance.learn(request, shape.first(count).accepted_ranks(decision.path))
 
     with llm.engine.observing(learn):
         played(llm, temperature)

@@ -106,8 +106,8 @@ class Reference:
         for text in sorted(texts, key=len, reverse=True):
             self._read(text)
         logits = torch.stack([self._logits[text] for text in texts])[:, None]
-        maker = LogitsPipeline(options, self.plain.target.vocabulary)
-        return maker(logits, Branches.root(len(texts)), History(prompts, outputs))[:, 0]
+        pipeline = LogitsPipeline(options, self.plain.target.vocabulary)
+        return pipeline(logits, Branches.root(len(texts)), History(prompts, outputs))[:, 0]
 
     def goes_on(self, prompt: Sequence[int], output: Sequence[int], options: RowOptions) -> bool:
         """Returns whether the options leave any token to go on with after this text."""

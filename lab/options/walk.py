@@ -60,7 +60,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "draft_tree, with replacement": ("draft_tree", {"with_replacement": True}),
     "draft_tree, dynamic": ("draft_tree", {"branching": "dynamic", "top_k": 3, "depth": 3}),
 }
-"""Lines of the table that are a drafter with other options than its specimen's."""
+"""Lines of the table that are a drafter with other options than its `dummy_options`."""
 AGAIN = {"logit_bias": {5: 4.0}}
 """Makes one letter come again and again, for the options that forbid it."""
 
@@ -265,7 +265,7 @@ def _judged(reference: Reference, method: str, rule: str, trials: list[Trial]) -
 def build(loaded: LoadedModel, method: str, rule: str) -> LLM:
     """Returns an engine with this drafter and rule on the letters, whose model is loaded once."""
     name, more = VARIANTS.get(method, (method, {}))
-    config = {"method": name, **find_drafter(name).specimen(loaded), **more}
+    config = {"method": name, **find_drafter(name).dummy_options(loaded), **more}
     config["num_speculative_tokens"] = 6 if find_drafter(name).trees else 3
     options = _rule_options(loaded.config.hidden_size).get(rule)
     config["verify"] = rule if options is None else {"name": rule, **options}

@@ -37,7 +37,7 @@ from outpace.targets.hf.prefixes import PrefixStore
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.leader import Leader
 from outpace.targets.parallel.load import SplitModel, check_options, load_split
-from outpace.train.teacher import origin_of
+from outpace.train.teacher import signature_of
 from outpace.verify.base import Rule
 from outpace.verify.registry import make_rule
 
@@ -194,7 +194,7 @@ def build_engine(
         progress=progress,
     )
     progress(f"loading what drafts ({speculation.config.method})", 0.0)
-    speculation.rule.check_target(lambda: origin_of(loaded))
+    speculation.rule.check_target(lambda: signature_of(loaded))
     verifier = Verifier(speculation.rule, input_processor.second_copy_token_ids(speculation.rule))
     drafter = speculation.drafter.build(setup)
     if drafter.needs.hidden_layers and not drafter.capabilities.copies_prompts:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from outpace.core.beam_params import BeamSearchParams
 from outpace.engine.beams import BeamGroup, BeamSearch
 from outpace.engine.engine import Engine
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ParamsError
 from outpace.input_processor import InputProcessor
 from outpace.inputs.prompts import Prompt, text_of
@@ -30,7 +30,7 @@ class Generation:
         self._ids = itertools.count()
 
     def outputs(
-        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[Request]]
+        self, prompts: Sequence[Prompt], groups: Sequence[Sequence[EngineRequest]]
     ) -> Iterator[RequestOutput]:
         """Yields the output of each prompt, once it and those before it are done. Raises the error
         of a request that is the only one.
@@ -50,7 +50,7 @@ class Generation:
         finally:
             self._leave(requests)
 
-    def chunks(self, requests: Sequence[Request]) -> Iterator[Chunk]:
+    def chunks(self, requests: Sequence[EngineRequest]) -> Iterator[Chunk]:
         """Yields pieces of the texts of one prompt while they grow; raises an error of any."""
         sent = [0] * len(requests)
         done = [False] * len(requests)
@@ -74,7 +74,7 @@ class Generation:
         finally:
             self._leave(requests)
 
-    def _leave(self, requests: Sequence[Request]) -> None:
+    def _leave(self, requests: Sequence[EngineRequest]) -> None:
         """Takes unfinished requests out of the batch: an interruption leaves nothing in it."""
         left = [request for request in requests if not request.finished]
         if left:
@@ -82,13 +82,13 @@ class Generation:
         self._engine.flush()
 
 
-def _raise_errors(requests: Iterable[Request]) -> None:
+def _raise_errors(requests: Iterable[EngineRequest]) -> None:
     for request in requests:
         if request.error is not None:
             raise request.error
 
 
-def _output(request_id: str, prompt: Prompt, requests: Sequence[Request]) -> RequestOutput:
+def _output(request_id: str, prompt: Prompt, requests: Sequence[EngineRequest]) -> RequestOutput:
     outputs = [CompletionOutput.of(request, index) for index, request in enumerate(requests)]
     source = requests[0].source
     encoded = None if source is None else list(source.token_ids)

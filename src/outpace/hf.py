@@ -30,7 +30,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.request import EncoderInputs
 from outpace.core.stats import Metrics
 from outpace.draft.registry import find_drafter
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import find_head_kind
@@ -195,7 +195,7 @@ class Speculative:
         return sequences
 
     @staticmethod
-    def _decode(llm: LLM, requests: Sequence[Request], columns: _Columns) -> None:
+    def _decode(llm: LLM, requests: Sequence[EngineRequest], columns: _Columns) -> None:
         engine = llm.engine
         for request in requests:
             engine.add(request)
@@ -277,7 +277,7 @@ class _Call:
         pad = self.config._pad_token_tensor
         return None if pad is None else int(pad)
 
-    def requests(self, vocabulary: int, context: int) -> list[Request]:
+    def requests(self, vocabulary: int, context: int) -> list[EngineRequest]:
         """Returns a request for each row."""
         processors.check(self.processors, self.input_ids, vocabulary)
         criteria.check(self.criteria, self.input_ids)
@@ -289,7 +289,7 @@ class _Call:
             seeds = torch.randint(2**63 - 1, (len(rows),)).tolist()
         return [self._request(row, seed, context) for row, seed in enumerate(seeds)]
 
-    def _request(self, row: int, seed: int | None, context: int) -> Request:
+    def _request(self, row: int, seed: int | None, context: int) -> EngineRequest:
         prompt = self.prompts[row]
         view = AsGenerate(self.input_ids[row], len(prompt))
         limit = self._limit()
@@ -298,7 +298,7 @@ class _Call:
                 f"row {row} has {len(prompt)} tokens and may get {limit} more, but the model has "
                 f"positions for {context}: lower max_length or max_new_tokens."
             )
-        return Request(
+        return EngineRequest(
             prompt_ids=prompt,
             options=RowOptions(self._params(row, view, seed)),
             seed=seed or 0,
@@ -336,7 +336,9 @@ class _Columns:
     A column is the tokens that ``generate`` would make in one step: a streamer is given columns.
     """
 
-    def __init__(self, requests: Sequence[Request], padding: int | None, streamer: Any) -> None:
+    def __init__(
+        self, requests: Sequence[EngineRequest], padding: int | None, streamer: Any
+    ) -> None:
         self._requests = requests
         self._padding = padding
         self._streamer = streamer
@@ -362,7 +364,7 @@ class _Columns:
         table = [[self._at(r, column) for column in range(longest)] for r in self._requests]
         return torch.tensor(table, dtype=like.dtype, device=like.device)
 
-    def _at(self, request: Request, column: int) -> int:
+    def _at(self, request: EngineRequest, column: int) -> int:
         if column < len(request.output_ids):
             return request.output_ids[column]
         if self._padding is None:

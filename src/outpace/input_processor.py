@@ -17,7 +17,7 @@ from outpace.core.request import MultiModalInputs
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.unicode import check_unicode
 from outpace.core.values import number, shown
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError, OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.forms import contradictions
 from outpace.forms.grammars import Grammar, Grammars
@@ -137,11 +137,11 @@ class InputProcessor:
         continues: bool | None = None,
         shown: Collection[str] = (),
         keep_cached: bool = True,
-    ) -> list[Request]:
+    ) -> list[EngineRequest]:
         """Returns the ``n`` requests of one prompt. streaming: pieces of their texts are wanted
         while they grow. priority: the smallest joins the batch first, where that is the order.
         continues, shown: whether their texts go on from the prompt's, and which special tokens they
-        hold all the same (`LLM.requests`). keep_cached: as in `Request`."""
+        hold all the same (`LLM.requests`). keep_cached: as in `EngineRequest`."""
         priority = number("priority", priority, -math.inf, math.inf, closed=True)
         ends = self.ends_of(prompt)
         source, media = None, None
@@ -169,7 +169,7 @@ class InputProcessor:
         group = object() if params.n > 1 else None
         seed = secrets.randbits(63) if params.seed is None else params.seed
         return [
-            Request(
+            EngineRequest(
                 prompt_ids=ids,
                 options=options.for_another_row(),
                 seed=(seed + index * SEED_STEP) % (1 << 63),
@@ -213,7 +213,7 @@ class InputProcessor:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         keep_cached: bool = True,
-    ) -> list[list[Request]]:
+    ) -> list[list[EngineRequest]]:
         """Returns the requests of several prompts, those of each with its own params.
 
         Raises what `requests` and `check_processors` do, with the number of a prompt that is to
@@ -231,7 +231,7 @@ class InputProcessor:
         return groups
 
     def check_processors(
-        self, params: Sequence[SamplingParams], groups: Sequence[Sequence[Request]]
+        self, params: Sequence[SamplingParams], groups: Sequence[Sequence[EngineRequest]]
     ) -> None:
         """Raises ``ConfigError`` for a logits processor with a memory. Params that several prompts
         share are tried out with the first of them."""

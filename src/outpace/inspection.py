@@ -16,7 +16,7 @@ from typing import Any
 
 from outpace.errors import ModelLoadError, OutpaceError, UnsupportedModel, VocabularyMismatch
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import find_head_kind, fit, load_head_unchecked
+from outpace.heads.checkpoint import check_fits_target, find_head_kind, load_head_unchecked
 from outpace.heads.classifiers import KIND as CLASSIFIER
 from outpace.heads.classifiers import load_classifier
 from outpace.heads.folder import CONFIG, HeadFolder
@@ -133,7 +133,7 @@ def _head(path: str, target: str | None, against: Outline | None) -> Inspection:
         "hidden_size": shape.hidden_size or None,
         "vocabulary": shape.vocab_size or None,
         "layers": shape.layers or None,
-        "reads": list(head.layers),
+        "reads": list(head.hidden_layers),
         "draft_vocabulary": head.vocabulary,
         "depths": head.config.depths,
     }
@@ -220,7 +220,7 @@ def _module_of_library(
 
 def _fit(head: Head, against: Outline, path: str) -> None:
     name = against.loaded.name
-    fit(head, TargetShape.of(against.loaded.config, name), f"the head in {path!r}")
+    check_fits_target(head, TargetShape.of(against.loaded.config, name), f"the head in {path!r}")
 
 
 def _judged(found: Inspection, check: Callable[[], None]) -> Inspection:
@@ -252,7 +252,7 @@ def _classifier(path: str, kind: str, target: str | None, against: Outline | Non
     if kind != "judge":  # it reads the states of a draft model
         return replace(found, target=None)
     here = TargetShape.of(against.loaded.config, against.loaded.name)
-    return _judged(found, lambda: network.origin.check_shape(here, f"the {kind}"))
+    return _judged(found, lambda: network.model_signature.check_shape(here, f"the {kind}"))
 
 
 # -- datastores and adapters -----------------------------------------------------------------------

@@ -19,8 +19,8 @@ from outpace.core.options import takes
 from outpace.core.params import SamplingParams
 from outpace.core.progress import Progress, part, rising, silent
 from outpace.core.values import folder as path_of
-from outpace.engine.request import Request
-from outpace.engine.trials import TRIAL, trial_prompts, verify_drafter, verify_invariance
+from outpace.engine.request import EngineRequest
+from outpace.engine.verify_on_load import TRIAL, trial_prompts, verify_drafter, verify_invariance
 from outpace.errors import ConfigError, OutpaceError, reason_of
 from outpace.generation import BeamGeneration, Generation
 from outpace.input_processor import InputProcessor
@@ -389,17 +389,17 @@ class LLM:
         continues: bool | None = None,
         shown: Collection[str] = (),
         keep_cached: bool = False,
-    ) -> list[Request]:
+    ) -> list[EngineRequest]:
         """Returns the requests for one prompt, one for each of its texts, for callers who drive
         ``engine`` themselves, as the server does: `Engine.add` queues them, `Engine.step` runs a
         round.
 
-        streaming: the text is needed on the way (`Request.new_text`). priority: with the scheduling
-        policy "priority", the smallest joins first. continues: whether the text goes on from the
-        prompt's, so that it may begin with a blank; unset: after a prompt that is a text, not after
-        token ids, such as those of a chat. shown: special tokens that the text holds also where it
-        leaves out all others. keep_cached: whether a later prompt will go on from this text, so
-        that what is cached of it is kept where ``enable_prefix_caching`` is unset.
+        streaming: the text is needed on the way (`EngineRequest.new_text`). priority: with the
+        scheduling policy "priority", the smallest joins first. continues: whether the text goes on
+        from the prompt's, so that it may begin with a blank; unset: after a prompt that is a text,
+        not after token ids, such as those of a chat. shown: special tokens that the text holds also
+        where it leaves out all others. keep_cached: whether a later prompt will go on from this
+        text, so that what is cached of it is kept where ``enable_prefix_caching`` is unset.
         """
         (params,) = arguments.paired(sampling_params, 1)
         kept = keep_cached or self._keeps_all

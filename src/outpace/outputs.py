@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from outpace.core.stats import Metrics
-from outpace.engine.request import FinishReason, Logprob, Request
+from outpace.engine.request import EngineRequest, FinishReason, Logprob
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class CompletionOutput:
     """Why the text could not go on, with the finish reason "error"."""
 
     @classmethod
-    def of(cls, request: Request, index: int) -> CompletionOutput:
+    def of(cls, request: EngineRequest, index: int) -> CompletionOutput:
         """Returns the output of a request as it stands."""
         return cls(
             index=index,
@@ -52,7 +52,7 @@ class CompletionOutput:
         return sum(logprobs[token].logprob for token, logprobs in pairs)
 
 
-def _decoded(request: Request) -> list[dict[int, Logprob]]:
+def _decoded(request: EngineRequest) -> list[dict[int, Logprob]]:
     """Returns the log-probabilities with each token's text, where there is a tokenizer."""
     decoder = request.decoder
     if decoder is None:

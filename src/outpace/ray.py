@@ -30,7 +30,7 @@ except ImportError as error:
 from outpace.errors import ConfigError, ProcessLost, error_of_stack, reason_of
 from outpace.llm import LLM
 from outpace.serve.app import Server
-from outpace.serve.batch import Answers, Requests, answer, line_at
+from outpace.serve.batch_files import Answers, Requests, answer, line_at
 from outpace.serve.in_process import Answered, InProcess
 from outpace.serve.listening import log_to_stderr
 from outpace.serve.settings import Settings

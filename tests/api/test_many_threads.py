@@ -90,7 +90,7 @@ def test_passes_that_change_a_model_do_not_meet_those_of_another_engine(
 ) -> None:
     """Drafts leave out layers, columns join after one, positions are set in the modules."""
     model, length = target(family), 12
-    options = find_drafter(method).specimen(LoadedModel(model, None, family))
+    options = find_drafter(method).dummy_options(LoadedModel(model, None, family))
     config = {"method": method, "num_speculative_tokens": 3, **options}
     engines = [LLM(model, speculative_config=config, max_num_seqs=2) for _ in range(2)]
     engines += [LLM(model, max_num_seqs=2)]

@@ -21,7 +21,7 @@ from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
 from outpace.engine import engine
 from outpace.engine.batch import Batch
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.verifier import Verifier
 from outpace.methods.models.draft_model import DraftModel
 from outpace.targets.hf.cache import SlotCache
@@ -183,7 +183,7 @@ def noise_by_round(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
 
 def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     """A stop string is looked for at the last token of a block only."""
-    extend, found = Request.extend, Request._strings_end
+    extend, found = EngineRequest.extend, EngineRequest._strings_end
 
     def noting(self, tokens, reported=()):
         self.__dict__["_end_of_block"] = len(self.output_ids) + len(tokens)
@@ -192,19 +192,19 @@ def strings_at_block_ends(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     def late(self, begin, count):
         return count == self.__dict__["_end_of_block"] and found(self, begin, count)
 
-    monkeypatch.setattr(Request, "extend", noting)
-    monkeypatch.setattr(Request, "_strings_end", late)
+    monkeypatch.setattr(EngineRequest, "extend", noting)
+    monkeypatch.setattr(EngineRequest, "_strings_end", late)
 
 
 def beyond_the_end(monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
-    extend = Request.extend
+    extend = EngineRequest.extend
 
     def whole(self, tokens, reported=()):
         taken = extend(self, tokens, reported)
         self.output_ids += tokens[taken:]
         return taken
 
-    monkeypatch.setattr(Request, "extend", whole)
+    monkeypatch.setattr(EngineRequest, "extend", whole)
 
 
 # -- distributions ---------------------------------------------------------------------------------

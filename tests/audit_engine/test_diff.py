@@ -19,7 +19,7 @@ from outpace.audit.plain import Choice, Ending, deviations
 from outpace.audit.report import diff_findings
 from outpace.core.logits_pipeline import RowFault
 from outpace.engine import engine
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError
 
 SETUPS = {
@@ -115,13 +115,13 @@ def test_texts_that_are_wrong_in_the_same_way_are_found(
 
 def test_a_text_that_ends_for_no_reason_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every text is cut after five tokens, with speculation and without."""
-    extend = Request.extend
+    extend = EngineRequest.extend
 
     def cut(self, tokens, reported=()):
         self.max_tokens = min(self.max_tokens, 5)
         return extend(self, tokens, reported)
 
-    monkeypatch.setattr(Request, "extend", cut)
+    monkeypatch.setattr(EngineRequest, "extend", cut)
     report = diff_of()
     assert report.differences == []
     assert {found.reason for found in report.deviations} == {"stops after 5 tokens for no reason"}

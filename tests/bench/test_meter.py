@@ -22,7 +22,7 @@ def letters() -> Any:
 
 def engine(letters: Any, method: str) -> LLM:
     plain = LLM(letters, tokenizer=LetterTokenizer(), generation_config="none")
-    config = {"method": method, **find_drafter(method).specimen(plain.target)}
+    config = {"method": method, **find_drafter(method).dummy_options(plain.target)}
     return LLM(
         letters,
         tokenizer=LetterTokenizer(),
@@ -48,7 +48,7 @@ def test_every_drafter_drafts_for_the_meter(letters: Any, method: str) -> None:
 
 
 def test_a_draft_counts_for_the_nodes_that_it_has(letters: Any) -> None:
-    llm = engine(letters, "pass")  # whose specimen drafts three tokens at most
+    llm = engine(letters, "pass")  # whose dummy head drafts three tokens at most
     meter = Meter(llm, batch=1, context=40)
     meter.sample(drafts=[2, 16], scored=[1], repeats=1)
     assert set(meter.times.draft) == {2, 3}

@@ -29,7 +29,7 @@ from outpace.bench.synthetic import Pair
 from outpace.bench.theory import Times, acceptance_of
 from outpace.core.stats import Metrics
 from outpace.draft.base import Round
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 
 
 def metrics(*rounds: tuple[int, int]) -> Metrics:
@@ -144,7 +144,7 @@ def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair
         LLM(pair.target, speculative_config=config, max_num_seqs=4), "consensus"
     )
     job = BatchJob(((1, 2), (1, 2), (3, 4), (3, 4)), 30, 0.3, samples=2)
-    seen: list[Sequence[Request]] = []
+    seen: list[Sequence[EngineRequest]] = []
     with ours.llm.engine.observing(lambda trace: seen.append(list(trace.requests))):
         made = ours.run(job)
     assert [len(text) for text in made.texts] == [30] * 4

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 from outpace.core.values import shown
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import save_head
-from outpace.heads.classifiers import Judge, JudgeConfig, Origin, save_classifier
+from outpace.heads.classifiers import Judge, JudgeConfig, ModelSignature, save_classifier
 from outpace.heads.folder import HeadFolder
 from outpace.llm import BUNDLED
 from outpace.methods.heads.eagle import Eagle, EagleConfig
@@ -115,12 +115,12 @@ def test_numbers_of_weights_are_not_read(
 def test_classifiers_datastores_and_adapters(
     inspected: Run, run: Run, target: Path, stranger: Path, tmp_path: Path
 ) -> None:
-    origin = Origin(SHAPE, torch.randn(7, 32))
-    save_classifier(Judge(origin, JudgeConfig()), tmp_path / "judge")
+    model_signature = ModelSignature(SHAPE, torch.randn(7, 32))
+    save_classifier(Judge(model_signature, JudgeConfig()), tmp_path / "judge")
     found = inspected(tmp_path / "judge", "-m", target)
     assert (found["kind"], found["why_not"]) == ("classifier", None)
     assert '"verify": {"name": "judge"' in found["commands"][0]
-    other = Origin(TargetShape(32, 96, 9), torch.randn(7, 32))
+    other = ModelSignature(TargetShape(32, 96, 9), torch.randn(7, 32))
     save_classifier(Judge(other, JudgeConfig()), tmp_path / "deep")
     assert "its layers is 9" in inspected(tmp_path / "deep", "-m", target)["why_not"]
 

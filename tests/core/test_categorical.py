@@ -69,11 +69,15 @@ def test_an_urn_without_a_token_is_the_urn_of_what_is_left(
     kind: type[Categorical], size: int, dtype: torch.dtype
 ) -> None:
     distribution = torch.tensor([sparse(size, seed) for seed in range(3)], dtype=dtype)
-    left, urn, u = distribution.clone(), kind(distribution), torch.rand(3, 4, dtype=torch.float64)
+    left, categorical, u = (
+        distribution.clone(),
+        kind(distribution),
+        torch.rand(3, 4, dtype=torch.float64),
+    )
     for _ in range(5):
-        drawn = urn.draw(u)
+        drawn = categorical.draw(u)
         assert drawn.equal(kind(left).draw(u)) or bool((left.sum(-1) == 0).any())
-        urn.remove(drawn[:, :1])
+        categorical.remove(drawn[:, :1])
         left.scatter_(1, drawn[:, :1], 0.0)
 
 
@@ -83,12 +87,12 @@ def test_an_empty_urn_gives_the_first_token(kind: type[Categorical], size: int) 
     distribution = torch.zeros(2, size)
     distribution[0, 1] = distribution[1, size - 1] = 0.5
     distribution[1, 2] = 1e-30
-    urn, u = kind(distribution), torch.full((2, 1), 0.7, dtype=torch.float64)
-    assert urn.draw(u).tolist() == [[1], [size - 1]]
-    urn.remove(torch.tensor([[1], [size - 1]]))
-    assert urn.draw(u).tolist() == [[0], [2]]
-    urn.remove(torch.tensor([[0], [2]]))
-    assert urn.draw(u).tolist() == [[0], [0]]
+    categorical, u = kind(distribution), torch.full((2, 1), 0.7, dtype=torch.float64)
+    assert categorical.draw(u).tolist() == [[1], [size - 1]]
+    categorical.remove(torch.tensor([[1], [size - 1]]))
+    assert categorical.draw(u).tolist() == [[0], [2]]
+    categorical.remove(torch.tensor([[0], [2]]))
+    assert categorical.draw(u).tolist() == [[0], [0]]
     assert (
         distribution[0, 1] == distribution[1, size - 1] == 0.5
     )  # the distribution is the caller's
@@ -105,10 +109,10 @@ def test_children_without_replacement_have_the_sequential_distribution(
     q[places] = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     ticks = (torch.arange(grid, dtype=torch.float64) + 0.5) / grid
     u = torch.cartesian_prod(ticks, ticks)
-    urn = kind(q.expand(len(u), size))
-    first = urn.draw(u[:, :1])
-    urn.remove(first)
-    pairs = torch.cat([first, urn.draw(u[:, 1:])], 1).tolist()
+    categorical = kind(q.expand(len(u), size))
+    first = categorical.draw(u[:, :1])
+    categorical.remove(first)
+    pairs = torch.cat([first, categorical.draw(u[:, 1:])], 1).tolist()
     for a, b in itertools.permutations(places, 2):
         share = pairs.count([a, b]) / len(pairs)
         assert share == pytest.approx(float(q[a] * q[b] / (1 - q[a])), abs=1 / grid)

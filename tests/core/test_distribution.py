@@ -51,10 +51,10 @@ class Row:
 
 def probs_of(rows: list[Row], dtype: torch.dtype = torch.float64) -> Tensor:
     """Returns ``[B, V]``: the distributions at the roots of a batch."""
-    maker = LogitsPipeline([row.resolved for row in rows], rows[0].vocabulary)
+    pipeline = LogitsPipeline([row.resolved for row in rows], rows[0].vocabulary)
     logits = torch.tensor([row.logits for row in rows], dtype=dtype)[:, None]
     history = History([row.prompt for row in rows], [row.output for row in rows])
-    return maker(logits, Branches.root(len(rows)), history)[:, 0]
+    return pipeline(logits, Branches.root(len(rows)), history)[:, 0]
 
 
 def distribution_of(row: Row, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -219,11 +219,11 @@ def test_a_processor_that_writes_in_place_does_not_reach_the_logits() -> None:
         scores[:, 0] = NEG_INF
         return scores
 
-    maker = LogitsPipeline(
+    pipeline = LogitsPipeline(
         [Row([0.0] * 3, options={"logits_processors": (forbid_first,)}).resolved], 3
     )
     logits = torch.zeros(1, 1, 3, dtype=torch.float64)
-    distribution = maker(logits, Branches.root(1), History([[0]], [[]]))
+    distribution = pipeline(logits, Branches.root(1), History([[0]], [[]]))
     assert distribution.tolist() == [[[0.0, 0.5, 0.5]]]
     assert logits.tolist() == [[[0.0, 0.0, 0.0]]]
 
@@ -324,9 +324,9 @@ def test_a_drafted_dead_end_still_has_a_distribution(temperature: float) -> None
         return torch.full_like(scores, NEG_INF) if ids[0, -1] == 0 else scores
 
     options = {"logits_processors": (after_zero_nothing,), "temperature": temperature}
-    maker = LogitsPipeline([Row([0.0] * 3, options=options).resolved], 3)
+    pipeline = LogitsPipeline([Row([0.0] * 3, options=options).resolved], 3)
     branches = Branches(torch.tensor([[[0], [0]]]), torch.tensor([[[False], [True]]]))
-    probs = maker(torch.zeros(1, 2, 3, dtype=torch.float64), branches, History([[1]], [[]]))
+    probs = pipeline(torch.zeros(1, 2, 3, dtype=torch.float64), branches, History([[1]], [[]]))
     torch.testing.assert_close(probs.sum(-1), torch.ones(1, 2, dtype=torch.float64))
 
 
@@ -418,26 +418,26 @@ def test_greedy_ignores_truncation() -> None:
 
 
 def test_best_is_the_token_of_the_greedy_distribution() -> None:
-    maker = LogitsPipeline([Row([0.0] * 4, options={"temperature": 0}).resolved] * 2, 4)
+    pipeline = LogitsPipeline([Row([0.0] * 4, options={"temperature": 0}).resolved] * 2, 4)
     logits = torch.randn(2, 1, 4)
-    best = maker.argmax_tokens(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
-    distribution = maker(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
+    best = pipeline.argmax_tokens(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
+    distribution = pipeline(logits, Branches.root(2), History([[0]] * 2, [[]] * 2))
     assert best.tolist() == distribution.argmax(-1).tolist()
 
 
 def test_reported_is_the_log_of_the_distribution() -> None:
     row = Row([0.0, 1.0, 2.0], options={"top_k": 2, "temperature": 0.5})
-    maker = LogitsPipeline([row.resolved], 3)
+    pipeline = LogitsPipeline([row.resolved], 3)
     logits = torch.tensor([[row.logits]], dtype=torch.float64)
-    reported = maker.compute_logprobs(logits, Branches.root(1), History([[0]], [[]]))
+    reported = pipeline.compute_logprobs(logits, Branches.root(1), History([[0]], [[]]))
     assert_distribution(reported[0, 0].exp(), distribution_of(row))
     assert reported[0, 0, 0] == NEG_INF
 
 
 def test_reported_of_a_greedy_row_is_the_distribution_before_the_argmax() -> None:
-    maker = LogitsPipeline([Row([], options={"temperature": 0}).resolved], 3)
+    pipeline = LogitsPipeline([Row([], options={"temperature": 0}).resolved], 3)
     logits = torch.tensor([[[0.0, 1.0, 2.0]]], dtype=torch.float64)
-    reported = maker.compute_logprobs(logits, Branches.root(1), History([[0]], [[]]))
+    reported = pipeline.compute_logprobs(logits, Branches.root(1), History([[0]], [[]]))
     assert_distribution(reported, logits.log_softmax(-1))
 
 
@@ -456,9 +456,9 @@ def test_half_precision_logits_give_float32_distributions(
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"temperature": 0}, {"min_p": 0.1}])
 def test_logits_beyond_the_vocabulary_are_cut(options: dict[str, Any]) -> None:
     row = Row([0.0, 1.0, 2.0], options=options)
-    maker = LogitsPipeline([row.resolved], 3)
+    pipeline = LogitsPipeline([row.resolved], 3)
     padded = torch.tensor([[[*row.logits, 99.0, math.nan]]], dtype=torch.float64)
-    distribution = maker(padded, Branches.root(1), History([[0]], [[]]))
+    distribution = pipeline(padded, Branches.root(1), History([[0]], [[]]))
     assert distribution[0, 0].tolist() == distribution_of(row).tolist()
 
 
@@ -512,8 +512,8 @@ def test_the_distribution_at_a_node_is_the_distribution_after_committing_its_bra
     # Where nothing is drafted the table may hold anything.
     junk = torch.tensor([-1, 10**9])[torch.randint(2, (nodes, depth), generator=generator)]
     branches = Branches(tokens.where(valid, junk)[None], valid[None])
-    maker = LogitsPipeline([row.resolved], vocabulary)
-    probs = maker(logits[None], branches, History([row.prompt], [row.output]))[0]
+    pipeline = LogitsPipeline([row.resolved], vocabulary)
+    probs = pipeline(logits[None], branches, History([row.prompt], [row.output]))[0]
     for node in range(nodes):
         committed = row.output + tokens[node][valid[node]].tolist()
         root = Row(logits[node].tolist(), row.prompt, committed, plain, bad_words, row.end_ids)
@@ -541,8 +541,8 @@ def test_distributions_along_a_chain_are_distributions_of_the_text_so_far(
     tokens = torch.tensor(drafted).expand(1, length + 1, length)
     branches = Branches(tokens, torch.ones(1, length + 1, length).tril(-1).bool())
     logits = torch.tensor(row.logits, dtype=torch.float64).expand(1, length + 1, -1)
-    maker = LogitsPipeline([row.resolved], row.vocabulary)
-    probs = maker(logits, branches, History([row.prompt], [row.output]))[0]
+    pipeline = LogitsPipeline([row.resolved], row.vocabulary)
+    probs = pipeline(logits, branches, History([row.prompt], [row.output]))[0]
     for actual, distribution in zip(probs, expected, strict=True):
         assert distribution is not None
         assert_distribution(actual, distribution)
@@ -551,10 +551,10 @@ def test_distributions_along_a_chain_are_distributions_of_the_text_so_far(
 def test_rows_with_and_without_looking_back_do_not_mix() -> None:
     looking = Row([1.0, 1.0, 1.0], [0], [1], {"frequency_penalty": 1.0})
     plain = Row([1.0, 1.0, 1.0], [2], [2, 2])
-    maker = LogitsPipeline([plain.resolved, looking.resolved], 3)
+    pipeline = LogitsPipeline([plain.resolved, looking.resolved], 3)
     branches = Branches(torch.tensor([[[0], [2]]] * 2), torch.tensor([[[False], [True]]] * 2))
     history = History([[2], [0]], [[2, 2], [1]])
-    probs = maker(torch.ones(2, 2, 3, dtype=torch.float64), branches, history)
+    probs = pipeline(torch.ones(2, 2, 3, dtype=torch.float64), branches, history)
     penalised = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64).softmax(-1)
     assert probs[0].unique().numel() == 1
     torch.testing.assert_close(probs[1, 1], penalised)
@@ -567,20 +567,22 @@ def test_scores_that_are_no_distribution_are_found_from_the_distribution(
     damage: float, place: int, dtype: torch.dtype
 ) -> None:
     """Without truncation nobody looks at the scores themselves."""
-    maker = LogitsPipeline([RowOptions(SamplingParams(temperature=0.8).resolve({}))], vocabulary=10)
+    pipeline = LogitsPipeline(
+        [RowOptions(SamplingParams(temperature=0.8).resolve({}))], vocabulary=10
+    )
     logits = torch.zeros(1, 1, 10, dtype=dtype)
     if damage == -math.inf:
         logits.fill_(damage)
     logits[0, 0, place] = damage
     with pytest.raises(RowFault, match="not finite numbers"):
-        maker(logits, Branches.root(1), History([[1]], [[]]))
+        pipeline(logits, Branches.root(1), History([[1]], [[]]))
     logits[0, 0] = -math.inf
     logits[0, 0, place] = 1.0  # one token is enough for a distribution
-    assert float(maker(logits, Branches.root(1), History([[1]], [[]]))[0, 0, place]) == 1.0
+    assert float(pipeline(logits, Branches.root(1), History([[1]], [[]]))[0, 0, place]) == 1.0
 
 
 def test_scores_out_of_range_are_blamed_on_the_options_that_are_on() -> None:
     given = SamplingParams(temperature=1.0, logit_bias={1: 1e39}, presence_penalty=0.5)
-    maker = LogitsPipeline([RowOptions(given.resolve({}))], vocabulary=3)
+    pipeline = LogitsPipeline([RowOptions(given.resolve({}))], vocabulary=3)
     with pytest.raises(RowFault, match=r"milder values of presence_penalty=0\.5, logit_bias\."):
-        maker(torch.zeros(1, 1, 3), Branches.root(1), History([[1]], [[]]))
+        pipeline(torch.zeros(1, 1, 3), Branches.root(1), History([[1]], [[]]))

@@ -20,7 +20,7 @@ TEMPERATURES = [0.0, 0.9]
 ROOT_AND_CHILD = Branches(torch.tensor([[[2], [2]]] * 2), torch.tensor([[[False], [True]]] * 2))
 
 
-def maker(temperature: float = 1.0, **options: Any) -> LogitsPipeline:
+def pipeline(temperature: float = 1.0, **options: Any) -> LogitsPipeline:
     """Two rows; the options are the second one's."""
     plain = SamplingParams(temperature=temperature)
     other = SamplingParams(temperature=temperature, **options)
@@ -59,7 +59,7 @@ def test_logits_that_are_no_numbers_name_the_row_and_the_model(
     scores = logits()
     scores[1, 0, 2] = value
     with pytest.raises(NotFinite, match="the model's scores") as caught:
-        call(maker(temperature), scores)
+        call(pipeline(temperature), scores)
     assert caught.value.row == 1
     assert isinstance(caught.value, ParamsError)
 
@@ -68,7 +68,7 @@ def test_logits_that_are_no_numbers_name_the_row_and_the_model(
 def test_a_drafters_logits_that_are_no_numbers_name_the_drafter(
     call: Callable[[LogitsPipeline, Tensor], Tensor],
 ) -> None:
-    scores, made = logits(), maker()
+    scores, made = logits(), pipeline()
     scores[1, 0, 2] = math.nan
     with made.drafting(), pytest.raises(NotFinite, match="the drafter's scores"):
         call(made, scores)
@@ -81,7 +81,7 @@ def test_logits_that_forbid_everything_are_the_models_fault(temperature: float) 
     scores = logits()
     scores[1] = -math.inf
     with pytest.raises(NotFinite, match="the model's scores"):
-        probs(maker(temperature), scores)
+        probs(pipeline(temperature), scores)
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.5}, {"typical_p": 0.5}])
@@ -89,19 +89,19 @@ def test_truncation_hides_no_bad_score(options: dict[str, Any]) -> None:
     scores = logits()
     scores[1, 0, 0] = math.nan
     with pytest.raises(NotFinite):
-        probs(maker(**options), scores)
+        probs(pipeline(**options), scores)
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_a_penalty_that_overflows_is_named(temperature: float) -> None:
     with pytest.raises(NotFinite, match="repetition_penalty=1e-300") as caught:
-        probs(maker(temperature, repetition_penalty=1e-300), logits())
+        probs(pipeline(temperature, repetition_penalty=1e-300), logits())
     assert caught.value.row == 1
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_options_that_forbid_everything_are_a_contradiction(temperature: float) -> None:
-    made = maker(temperature, allowed_token_ids=[1])
+    made = pipeline(temperature, allowed_token_ids=[1])
     scores = logits()
     scores[1, 0, 1] = -math.inf
     with pytest.raises(Contradiction) as caught:
@@ -117,7 +117,7 @@ def test_a_drafted_node_without_a_distribution_is_a_dead_end(
 ) -> None:
     scores = logits(nodes=2)
     scores[1, 1] = value
-    made = maker(temperature)
+    made = pipeline(temperature)
     found = probs(made, scores, ROOT_AND_CHILD)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
     assert {row: list(nodes) for row, nodes in made.dead_ends.items()} == {1: [1]}
@@ -131,7 +131,7 @@ def test_on_another_device_a_single_bool_says_whether_to_look(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = logits(nodes=2)
-    made = maker(temperature)
+    made = pipeline(temperature)
     probs(made, scores, ROOT_AND_CHILD)
     assert made.unread_dead_ends is None, "on a CPU everything has been looked at"
     monkeypatch.setattr(made._ends, "_waits", False)
@@ -178,7 +178,7 @@ BAD: dict[str, tuple[Any, str]] = {
 def test_a_processor_that_fails_on_the_text_is_named(name: str, temperature: float) -> None:
     processor, message = BAD[name]
     with pytest.raises(ProcessorFault, match=message) as caught:
-        probs(maker(temperature, logits_processors=[processor]), logits())
+        probs(pipeline(temperature, logits_processors=[processor]), logits())
     assert caught.value.row == 1
     assert isinstance(caught.value.__cause__, KeyError) == (name == "an exception")
 
@@ -191,10 +191,10 @@ def test_a_processor_may_fail_on_drafted_tokens(name: str, temperature: float) -
     def at_two(ids: Tensor, scores: Tensor) -> Tensor:
         return bad(ids, scores) if ids[0, -1] == 2 else scores
 
-    made = maker(temperature, logits_processors=[at_two])
+    made = pipeline(temperature, logits_processors=[at_two])
     found = probs(made, logits(nodes=2), ROOT_AND_CHILD)
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 2))
-    plain = probs(maker(temperature), logits(nodes=2), ROOT_AND_CHILD)
+    plain = probs(pipeline(temperature), logits(nodes=2), ROOT_AND_CHILD)
     assert found[0].equal(plain[0])
     assert found[1, 0].equal(plain[1, 0])
     assert isinstance(made.dead_ends[1][1], ProcessorFault)
@@ -205,4 +205,4 @@ def test_an_interruption_is_no_fault_of_the_processor() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        probs(maker(logits_processors=[interrupted]), logits())
+        probs(pipeline(logits_processors=[interrupted]), logits())

@@ -83,12 +83,12 @@ def test_a_maker_of_distributions_counts_on() -> None:
             {}
         )
     )
-    maker = LogitsPipeline([options] * 2, VOCABULARY)
+    pipeline = LogitsPipeline([options] * 2, VOCABULARY)
     logits, outputs = torch.randn(2, 1, VOCABULARY), [[1], [2, 2]]
     for grown in ([], [3], [3, 1], [0]):
         outputs[0] += grown
         history = History([[4], [0]], outputs)
         fresh = LogitsPipeline([options] * 2, VOCABULARY)
-        assert maker(logits, Branches.root(2), history).equal(
+        assert pipeline(logits, Branches.root(2), history).equal(
             fresh(logits, Branches.root(2), history)
         )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.core.trees.tree_shape import TreeShape, chain_trail
+from outpace.core.trees.tree_shape import TreeShape, chain_ranks
 
 
 @st.composite
@@ -43,21 +43,21 @@ def test_every_end_of_a_walk_has_its_trail(shape: TreeShape) -> None:
         while node:
             path.insert(0, node)
             node = shape.parents[node - 1]
-        trail = shape.trail(path)
-        taken = [rank for _, rank in trail if rank is not None]
+        ranks = shape.accepted_ranks(path)
+        taken = [rank for _, rank in ranks if rank is not None]
         assert len(taken) == len(path)
         walked = 0
         for rank in taken:
             walked = shape.children[walked][rank]
         assert walked == end
-        assert (trail[len(path) :] == []) == (not shape.children[end])
+        assert (ranks[len(path) :] == []) == (not shape.children[end])
 
 
 def test_a_chain_has_the_trail_of_its_shape() -> None:
     for drafted in range(4):
         for accepted in range(drafted + 1):
             path = list(range(1, accepted + 1))
-            assert chain_trail(drafted, accepted) == TreeShape.chain(drafted).trail(path)
+            assert chain_ranks(drafted, accepted) == TreeShape.chain(drafted).accepted_ranks(path)
 
 
 def test_chances_of_all_ends_sum_to_one() -> None:

@@ -39,7 +39,7 @@ from outpace.targets.cpu.native_layers.linear import (
     prepack_weights,
 )
 from outpace.targets.cpu.native_layers.model import NativeModel, use_native_model
-from outpace.targets.cpu.native_layers.passes import Rotary
+from outpace.targets.cpu.native_layers.passes import RotaryTable
 from outpace.targets.cpu.native_layers.product import NativeProduct, WeightLayout
 from outpace.targets.cpu.weights.narrow import narrowed
 from outpace.targets.cpu.weights.quantize import native_int4
@@ -566,7 +566,7 @@ def test_bits_do_not_depend_on_the_number_of_threads() -> None:
 def test_angles_are_the_models_own(kind: str) -> None:
     rope = {"rope_type": kind, "rope_theta": 1e4, **({} if kind == "default" else {"factor": 4.0})}
     module = LlamaForCausalLM(LlamaConfig(**{**BASE, "rope_parameters": rope})).model.rotary_emb
-    rotary, x = Rotary(module), torch.zeros(1)
+    rotary, x = RotaryTable(module), torch.zeros(1)
     for reach in (8, 4, 600):  # beyond the 512 that "dynamic" leaves as they are
         positions = torch.tensor([[reach - 1, 0, 2]])
         cosines, sines, where = rotary(x, positions, reach)

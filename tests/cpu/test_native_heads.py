@@ -15,7 +15,7 @@ from devices import cpu_only
 from outpace import LLM
 from outpace.core.trees.tree import Tree
 from outpace.draft.registry import find_drafter
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import load_head
 from outpace.heads.decoder import DecoderLayer, NormedLayer
@@ -127,9 +127,9 @@ class Played:
     @torch.inference_mode()
     def drafts(self, outputs: Tensor, fed: Tensor, levels: Sequence[int], tree: Tree) -> list[Any]:
         """Returns the logits of all levels of a tree, and the outputs that follow from them."""
-        vocabulary = Vocabulary(torch.arange(VOCABULARY), VOCABULARY)
+        vocabulary = VocabMapping(torch.arange(VOCABULARY), VOCABULARY)
         if getattr(self.head, "d2t", None) is not None:
-            vocabulary = Vocabulary(self.head.d2t, 151936)
+            vocabulary = VocabMapping(self.head.d2t, 151936)
         draft_steps = DecoderDraftSteps(self.head, self.shared, vocabulary, self.cache, outputs)
         found, done, last = [draft_steps.first()], 0, [0]
         for width in levels:
@@ -144,7 +144,7 @@ class Played:
 
 def numbers(head: Any, rows: int, count: int) -> tuple[Tensor, Tensor]:
     """States of a target, and tokens."""
-    wide = len(head.layers) * head.target.hidden_size
+    wide = len(head.hidden_layers) * head.target.hidden_size
     return torch.randn(rows, count, wide), torch.randint(0, VOCABULARY, (rows, count))
 
 
@@ -306,7 +306,7 @@ def test_each_row_has_a_tree_of_its_own() -> None:
     outputs = [game.read([0, 1, 2], states, tokens, [8, 1, 5])[:, :1] for game in games]
     fed = torch.randint(0, VOCABULARY, (3, 5))
     parents = torch.tensor([[0, 0, 1, 2, 2], [0, 0, 1, 1, 2], [0, 0, 2, 2, 1]])
-    vocabulary = Vocabulary(torch.arange(VOCABULARY), VOCABULARY)
+    vocabulary = VocabMapping(torch.arange(VOCABULARY), VOCABULARY)
     begin = torch.zeros(2, dtype=torch.long)
     with torch.inference_mode():
         walks = [
@@ -326,7 +326,7 @@ def test_all_depths_at_once() -> None:
     games = [Played(head, Shared(), 2, own) for own in (True, False)]
     torch.manual_seed(8)
     states, tokens = numbers(head, 2, 6)
-    vocabulary = Vocabulary(torch.arange(VOCABULARY), VOCABULARY)
+    vocabulary = VocabMapping(torch.arange(VOCABULARY), VOCABULARY)
     found = []
     for game in games:
         outputs = game.read([0, 1], states, tokens, [6, 3])[:, :1]

@@ -81,7 +81,7 @@ def _nothing_is_left_to_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         SubLayers(frozenset({1, 3}), frozenset()),
         SubLayers(frozenset({0}), frozenset({2})),
-        SubLayers.whole([0, 2]),
+        SubLayers.of_layers([0, 2]),
     ],
 )
 def test_parts_of_layers_are_left_out(models: tuple[Any, Any], skipped: SubLayers) -> None:

@@ -72,7 +72,7 @@ def runner_of(model: Any, rows: int = 1) -> Runner:
 def states_after(runner: Runner, row: int, length: int) -> dict[Any, Tensor]:
     """The states of a row after its first tokens."""
     assert isinstance(runner.cache, StateCache)
-    assert runner.reach(row, length) == length
+    assert runner.restorable_length(row, length) == length
     return dict(runner.cache.saved_states(row, length)[length - 1])
 
 
@@ -106,7 +106,7 @@ def test_states_after_columns_at_once_are_those_after_one_at_a_time(
         for length in range(6, len(text) + 1) if keep > 1 else [len(text)]:
             assert same(states_after(runner, 0, length), states_after(alone, 0, length))
         before = len(text) - 2  # the last column but one is committed, and the last is not
-        assert runner.reach(0, before) == (5 if keep == 1 else before)
+        assert runner.restorable_length(0, before) == (5 if keep == 1 else before)
 
 
 @torch.inference_mode()
@@ -132,7 +132,7 @@ def test_any_part_of_a_draft_is_taken_back_in_any_row(ours: Any) -> None:
             runner.advance([1 + count for count in kept])
         else:
             runner.advance_paths(1, paths)
-        runner.settle()
+        runner.drop_checkpoints()
         for row, text in enumerate(texts):
             length = runner.lengths[row]
             alone = one_by_one(ours, text[:length])
@@ -144,12 +144,12 @@ def test_rows_that_fork_and_texts_that_are_saved_go_on(ours: Any) -> None:
     runner = Runner(ours, rows=3, max_length=256)
     runner.admit(1)
     runner.prefill(0, [TEXT[:20]])
-    runner.pin(0, 20)
+    runner.keep_checkpoint(0, 20)
     saved = runner.save(0, 20)
     for token in TEXT[20:24]:
         runner.forward(torch.tensor([[token]]), keep=1)
         runner.advance([1])
-        runner.settle()
+        runner.drop_checkpoints()
     runner.fork(0, 20)
     runner.admit(1)
     runner.restore(2, saved, 20)
@@ -174,7 +174,7 @@ def test_transformers_layers_and_ours_go_on_from_each_others_states(ours: Any, f
             hook.remove()
         for runner in runners:
             runner.advance([6])
-            runner.settle()
+            runner.drop_checkpoints()
 
 
 @torch.inference_mode()

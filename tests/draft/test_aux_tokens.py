@@ -29,7 +29,7 @@ SAMPLED = SamplingParams(temperature=1.0, seed=5, max_tokens=9, ignore_eos=True)
 
 
 def decoder(method: str, model: Any, compile: bool | Literal["auto"] = "auto", **more: Any) -> LLM:
-    options = find_drafter(method).specimen(LoadedModel(model, None, "a model"))
+    options = find_drafter(method).dummy_options(LoadedModel(model, None, "a model"))
     config = {"method": method, "num_speculative_tokens": 4, **options, **more}
     limits = {"max_num_seqs": 4, "max_model_len": CONTEXT}
     return LLM(model, speculative_config=config, compile=compile, **limits)

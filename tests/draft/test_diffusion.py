@@ -57,7 +57,7 @@ def test_a_short_text_is_read_as_if_nothing_stood_before_it() -> None:
 
 @pytest.mark.parametrize(("temperature", "kind"), [(1.0, Sampled), (0.0, Deterministic)])
 def test_settled_tokens_are_given_and_the_others_drawn(temperature: float, kind: type) -> None:
-    options = DiffusionDrafter.specimen(LoadedModel(target("llama"), None, "llama"))
+    options = DiffusionDrafter.dummy_options(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "diffusion", "num_speculative_tokens": 3, **options}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     head, seen = options["model"], 0

@@ -29,7 +29,9 @@ HOT = SamplingParams(temperature=2.5, seed=3, max_tokens=LENGTH, ignore_eos=True
 
 @lru_cache
 def draft_model() -> Any:
-    return find_drafter("draft_tree").specimen(LoadedModel(target("llama"), None, "llama"))["model"]
+    return find_drafter("draft_tree").dummy_options(LoadedModel(target("llama"), None, "llama"))[
+        "model"
+    ]
 
 
 def decoder(**more: Any) -> LLM:

@@ -24,8 +24,8 @@ PARENTS = (0, 1, 0, 2, 1, 0)
 
 @pytest.mark.parametrize("method", ["draft_tree", "recycling", "medusa", "eagle3"])
 def test_the_tree_that_is_given_is_drafted(method: str) -> None:
-    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
-    config = {"method": method, **specimen, "branching": PATHS, "num_speculative_tokens": 6}
+    dummy_options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
+    config = {"method": method, **dummy_options, "branching": PATHS, "num_speculative_tokens": 6}
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     drafted: list[Round] = []
     llm.engine.observers.append(drafted.append)

@@ -18,7 +18,7 @@ from outpace.draft.registry import drafters, find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.layers import AttentionContext
 from outpace.methods.heads.base import TrainedDrafter, TreeHeadOptions
-from outpace.policy.auto import Auto
+from outpace.policy.auto import AutoController
 from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import LoadedModel
 from targets.families import CONTEXT, PROMPTS, plain, target
@@ -35,12 +35,12 @@ OTHERS = [name for name, kind in HEADS.items() if kind.trees and name not in MET
 
 
 @lru_cache
-def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+def dummy_options(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
 
 
 def decoder(method: str, **more: Any) -> LLM:
-    config = {"method": method, "num_speculative_tokens": 7, **specimen(method), **more}
+    config = {"method": method, "num_speculative_tokens": 7, **dummy_options(method), **more}
     return LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
 
 
@@ -112,7 +112,7 @@ def test_dynamic_trees_hold_the_most_probable_nodes(method: str) -> None:
 
 def test_dynamic_trees_may_have_as_many_nodes_as_eagle_2s() -> None:
     llm = decoder("eagle", branching="dynamic", num_speculative_tokens="auto")
-    assert isinstance(llm.engine.controller, Auto)
+    assert isinstance(llm.engine.controller, AutoController)
     assert llm.engine.controller["eagle"].most == MAX_DYNAMIC_NODES == 60
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == plain(
         "llama", LENGTH, tuple(map(tuple, PROMPTS))
@@ -123,8 +123,8 @@ def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
     """The head's probabilities of all paths of two tokens after a prompt, by plain steps."""
     from outpace.train.teacher import Teacher
 
-    head = specimen(method)["model"]
-    teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.layers)
+    head = dummy_options(method)["model"]
+    teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.hidden_layers)
     count = len(prompt) - 1  # the last token of a prompt is the first root
     states = teacher.read(on_device([prompt])).states[:, :-1]
     attn_context = AttentionContext.causal(head.begin(1), count)
@@ -144,7 +144,7 @@ def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
 
 
 def test_options_that_contradict_each_other_are_refused() -> None:
-    model = specimen("eagle")["model"]
+    model = dummy_options("eagle")["model"]
     with pytest.raises(ConfigError, match="'top_k' is about dynamic trees"):
         TreeHeadOptions(model=model, top_k=3)
     with pytest.raises(ConfigError, match="depth must be at least 1, not 0"):

@@ -23,7 +23,7 @@ SAMPLED = SamplingParams(temperature=1.0, max_tokens=LENGTH, ignore_eos=True, se
 @cache
 def decoder(threshold: float, method: str = "pass", **more: Any) -> LLM:
     model = target("llama")
-    options = find_drafter(method).specimen(LoadedModel(model, None, "llama"))
+    options = find_drafter(method).dummy_options(LoadedModel(model, None, "llama"))
     verify = {"name": "lud", "threshold": threshold}
     config = {"method": method, "num_speculative_tokens": 3, "verify": verify, **options, **more}
     return LLM(model, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)

@@ -21,7 +21,7 @@ LENGTH = 24
 
 
 def decoder(reuse: int) -> LLM:
-    options = LyannaDrafter.specimen(LoadedModel(target("llama"), None, "llama"))
+    options = LyannaDrafter.dummy_options(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "lyanna", "num_speculative_tokens": 4, **options, "reuse": reuse}
     return LLM(target("llama"), speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
 
@@ -31,7 +31,7 @@ def test_a_draft_from_kept_states_is_the_guess_behind_the_right_tokens(
 ) -> None:
     llm, again = decoder(2), 0
     head: Lyanna = llm.engine.drafter.head
-    teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.layers)
+    teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.hidden_layers)
     begin = LyannaDrafter.draft_steps
 
     def draft_steps(self: LyannaDrafter, rows: Rows) -> Any:

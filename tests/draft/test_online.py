@@ -29,7 +29,7 @@ DOMAINS = [[[5, 9, 2], [5, 9, 3]], [[40, 33, 21], [40, 33, 22]]]
 
 
 def learner(method: str, verify: str | None = None, **more: Any) -> LLM:
-    options = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+    options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
     if method == "draft_model":
         options, more = {"model": drafter("llama", 0.3)}, {"learning_rate": 0.003, **more}
     online = {**QUICK, "learning_rate": RATE, **more}
@@ -91,7 +91,9 @@ def test_every_head_can_learn_and_no_text_changes(method: str, tmp_path: Path) -
     assert ids(outputs) == [text[:48] for text in texts()[0]]
     drafting: Any = llm.engine.drafter
     assert drafting.updates > 0
-    untaught = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))["model"]
+    untaught = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))[
+        "model"
+    ]
     llm.save_drafter(tmp_path)
     learned = load_head(tmp_path).state_dict()
     assert not all(
@@ -207,7 +209,7 @@ def test_what_cannot_learn_is_refused() -> None:
         LLM(target("llama"), speculative_config=rounded)
     with pytest.raises(ConfigError, match="learns nothing that could be saved"):
         LLM(target("llama"), speculative_config={"method": "ngram"}).save_drafter("nowhere")
-    head = find_drafter("medusa").specimen(LoadedModel(target("llama"), None, "llama"))
+    head = find_drafter("medusa").dummy_options(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "medusa", **head, "online": {"window": 16}}
     LLM(target("llama"), speculative_config=config)
 
@@ -215,8 +217,8 @@ def test_what_cannot_learn_is_refused() -> None:
 ITS_OWN = {
     "configure": "it is built around a drafter, whose class is configured",
     "default_rule_for": "the class of the drafter inside is asked",
-    "specimen": "the class of the drafter inside is asked",
-    "origin": "no classifier knows states that learning changes",
+    "dummy_options": "the class of the drafter inside is asked",
+    "model_signature": "no classifier knows states that learning changes",
     "drafters_to_verify": "it is verified itself, as its `capabilities` say",
     "default_rule": "the class of the drafter inside is asked",
     "Options": "the class of the drafter inside is asked",

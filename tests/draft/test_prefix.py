@@ -12,7 +12,7 @@ from outpace.heads.base import TargetShape
 from outpace.heads.decoder import DecoderLayer
 from outpace.heads.layers import AttentionContext, LayerConfig
 from outpace.heads.registry import find_head
-from outpace.methods.heads.head_kv_cache import MAX_PENDING, PrefixLayerCache
+from outpace.methods.heads.head_kv_cache import MAX_UNCOMPUTED, PrefixLayerCache
 from targets.families import CONTEXT, PROMPTS, VOCABULARY, target
 from targets.generating import greedy, ids
 
@@ -75,7 +75,7 @@ def test_a_head_with_a_prefix_layer_drafts_for_samples_of_a_prompt(method: str) 
     head = kind(shape, kind.Config(depths=3, prefix=True)).double()
     head.eval().requires_grad_(False)
     config = {"method": method, "model": head, "num_speculative_tokens": 3}
-    prompts = [*PROMPTS[:2], [place % VOCABULARY for place in range(MAX_PENDING + 9)]]
+    prompts = [*PROMPTS[:2], [place % VOCABULARY for place in range(MAX_UNCOMPUTED + 9)]]
     plain = LLM(model, max_num_seqs=4, max_model_len=CONTEXT)
     llm = LLM(model, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     assert ids(llm.generate(prompts, greedy(12))) == ids(plain.generate(prompts, greedy(12)))

@@ -11,8 +11,8 @@ import pytest
 from outpace import LLM, SamplingParams
 from outpace.draft import prefix_cache
 from outpace.draft.prefix_cache import PrefixCache
-from outpace.engine.request import Request
-from outpace.policy.auto import Auto
+from outpace.engine.request import EngineRequest
+from outpace.policy.auto import AutoController
 from targets.families import CONTEXT, build, drafter, noised, target
 from targets.generating import greedy, ids
 
@@ -117,7 +117,7 @@ def test_what_is_forgotten_is_read_again(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_controller_knows_what_is_left_to_read() -> None:
     llm = engine_of()
     controller: Any = llm.engine.controller
-    assert isinstance(controller, Auto)
+    assert isinstance(controller, AutoController)
     assert unread(llm, FIRST) == len(FIRST)
     assert unread(llm, [*TEMPLATE, *[8, 7] * 10]) == 20
     assert unread(llm, SECOND) == 0, "a few are read along with the last one"
@@ -130,7 +130,7 @@ def unread(llm: LLM, prompt: list[int]) -> int:
     found: list[int] = []
     begin = controller.begin
 
-    def begun(request: Request, known: Any) -> None:
+    def begun(request: EngineRequest, known: Any) -> None:
         begin(request, known)
         found.extend(one.num_uncomputed_tokens(request) for one in controller._estimators)
 

@@ -47,8 +47,8 @@ def expected() -> list[list[int]]:
 
 
 @lru_cache
-def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(LoadedModel(narrow(), None, "llama"))
+def dummy_options(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).dummy_options(LoadedModel(narrow(), None, "llama"))
 
 
 def decoder(target_model: Any, **config: Any) -> LLM:
@@ -73,7 +73,7 @@ def rounded_layers(head: nn.Module) -> list[nn.Module]:
 def test_each_rounded_head_changes_no_text(method: str, quantization: str) -> None:
     if quantization == "int4" and not _has_native():
         pytest.skip("4 bits need a C++ compiler")
-    given = specimen(method)
+    given = dummy_options(method)
     config = {"method": method, "num_speculative_tokens": 3, **given}
     whole, llm = decoder(narrow(), **config), decoder(narrow(), **config, quantization=quantization)
     drafter = drafter_of(llm)
@@ -148,16 +148,16 @@ def _has_native() -> bool:
 )
 def test_what_cannot_be_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        decoder(narrow(), method="medusa", **specimen("medusa"), **options)
+        decoder(narrow(), method="medusa", **dummy_options("medusa"), **options)
 
 
 def test_a_head_without_linear_layers_is_refused() -> None:
     with pytest.raises(ConfigError, match="'pass' has no linear layers to round: leave quant"):
-        decoder(narrow(), method="pass", quantization="int8", **specimen("pass"))
+        decoder(narrow(), method="pass", quantization="int8", **dummy_options("pass"))
 
 
 def test_other_dtypes_are_refused() -> None:
-    given = find_drafter("medusa").specimen(LoadedModel(target("llama"), None, "llama"))
+    given = find_drafter("medusa").dummy_options(LoadedModel(target("llama"), None, "llama"))
     computes = "on a CPU computes in float32" if DEVICE.type == "cpu" else "on a GPU computes in 16"
     with pytest.raises(ConfigError, match=f"{computes}.*, not in float64"):
         decoder(target("llama"), method="medusa", quantization="int8", **given)

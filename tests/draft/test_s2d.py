@@ -21,13 +21,15 @@ from targets.generating import greedy, ids
 
 
 @lru_cache
-def specimen() -> S2d:
-    found: S2d = find_drafter("s2d").specimen(LoadedModel(target("llama"), None, "llama"))["model"]
+def dummy_options() -> S2d:
+    found: S2d = find_drafter("s2d").dummy_options(LoadedModel(target("llama"), None, "llama"))[
+        "model"
+    ]
     return found
 
 
 def decoder(model: Any, **more: Any) -> LLM:
-    config = {"method": "s2d", "model": specimen(), "num_speculative_tokens": 4, **more}
+    config = {"method": "s2d", "model": dummy_options(), "num_speculative_tokens": 4, **more}
     return LLM(model, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
 
 
@@ -84,7 +86,7 @@ def test_it_serves_targets_of_any_width() -> None:
 def test_the_confidence_is_an_option_of_each_drafter() -> None:
     small, large = decoder(target("llama"), confidence=0), decoder(target("llama"), confidence=1)
     assert (small.engine.drafter.head.confidence, large.engine.drafter.head.confidence) == (0, 1)
-    assert specimen().confidence == 0.4
+    assert dummy_options().confidence == 0.4
     sampled = SamplingParams(temperature=1.0, seed=5, max_tokens=10, ignore_eos=True)
     together = ids(small.generate(PROMPTS, sampled))
     assert ids(small.generate([PROMPTS[2]], sampled))[0] == together[2]

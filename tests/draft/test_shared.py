@@ -22,7 +22,7 @@ CHAINS = {"suffix": {"tree": False}, "consensus": {"tree": False}, "retrieval": 
 
 
 def decoder(method: str, **more: Any) -> LLM:
-    options = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+    options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
     config = {"method": method, "num_speculative_tokens": 5, **options, **more}
     return LLM(target("llama"), speculative_config=config, max_num_seqs=3, max_model_len=CONTEXT)
 

@@ -144,9 +144,9 @@ def test_a_drafter_that_learns_refuses_it() -> None:
 def test_a_drafter_with_other_tokens_refuses_it() -> None:
     model = decoder(CONFIGS["a chain"], None).engine.drafter
     model._vocabulary.is_same = False
-    model._say_usual("auto")
+    model._restrict_vocabulary("auto")
     with pytest.raises(ConfigError, match="with the target's own tokens"):
-        model._say_usual(FEW)
+        model._restrict_vocabulary(FEW)
 
 
 @pytest.mark.parametrize("size", [0, -1, True, 1.5, "some"])

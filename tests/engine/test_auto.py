@@ -10,10 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.core.params import SamplingParams
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import Outcome
-from outpace.engine.request import Request
+from outpace.draft.round import Outcome
+from outpace.engine.request import EngineRequest
 from outpace.llm import LLM
-from outpace.policy.auto import Auto
+from outpace.policy.auto import AutoController
 from outpace.policy.lengths.adaptive import Constant
 
 PROMPTS = [[5, 6, 7, 8, 9], [1], [2, 3] * 8, [11, 12, 13]]
@@ -58,7 +58,7 @@ def test_the_text_is_the_same_whatever_is_chosen(method: str, target: LlamaForCa
     greedy = SamplingParams(temperature=0, max_tokens=24)
     expected = [output.token_ids for output in LLM(target).generate(PROMPTS, greedy)]
     llm = LLM(target, speculative_config=CONFIGS[method])
-    assert isinstance(llm.engine.controller, Auto)
+    assert isinstance(llm.engine.controller, AutoController)
     for _ in range(2):
         assert [output.token_ids for output in llm.generate(PROMPTS, greedy)] == expected
 
@@ -79,7 +79,7 @@ class Spy(Constant):
         self.recorded: list[tuple[list[Outcome], Seconds]] = []
 
     def record(
-        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds
+        self, requests: Sequence[EngineRequest], outcomes: Sequence[Outcome], seconds: Seconds
     ) -> None:
         self.recorded.append((list(outcomes), seconds))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import decoder, greedy, ids
 
@@ -90,7 +90,7 @@ def test_requests_that_join_later_change_nobody(method: str) -> None:
     llm = decoder("mistral", method, 3, rows=5)
     expected = alone(llm)
     waiting = [llm.input_processor.requests(prompt, options)[0] for prompt, options in ALL]
-    started: list[Request] = []
+    started: list[EngineRequest] = []
     while waiting or llm.engine.has_unfinished_requests:
         for request in waiting[:1]:
             llm.engine.add(waiting.pop(0))

@@ -26,7 +26,7 @@ from outpace.draft.registry import find_drafter
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
 from outpace.methods.choosers.classifier import TaskClassifier
-from outpace.methods.choosers.learned.leader import (
+from outpace.methods.choosers.learned.hedge_state import (
     AT_FIRST,
     LEAST,
     MOST,
@@ -200,7 +200,7 @@ def test_hedge_does_not_ask_what_learns_from_others_about_a_seeded_row() -> None
 def test_hedge_learns_of_a_head_that_does_not_draft() -> None:
     """A head cannot say its distributions of given tokens: it drafts beside the one that was
     chosen."""
-    llm = decoder(method="hedge", drafters=[NGRAM, specimen("medusa")], asking=1.0, every=1)
+    llm = decoder(method="hedge", drafters=[NGRAM, dummy_options("medusa")], asking=1.0, every=1)
     drafter: Any = llm.engine.drafter
     drafter._best = lambda request, length: 0  # the look-up drafts, whatever is learned
     observed: list[int] = []
@@ -284,16 +284,16 @@ def test_hedge_drafts_with_the_better_model_and_finds_it_by_distributions() -> N
     assert [who for who in methods if who][-2:] == [("draft_model 2",)] * 2
 
 
-def specimen(method: str) -> dict[str, Any]:
+def dummy_options(method: str) -> dict[str, Any]:
     """A tiny drafter of this method."""
-    options = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+    options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
     return {"method": method, **options}
 
 
 @pytest.mark.parametrize("speculative", ["off", None])
 def test_nothing_is_learned_of_columns_that_did_not_ride(speculative: Any) -> None:
     """They had no occasion to say anything, which is not to bring nothing."""
-    llm = decoder(method="hedge", drafters=[NGRAM, specimen("pass")])
+    llm = decoder(method="hedge", drafters=[NGRAM, dummy_options("pass")])
     drafter: Any = llm.engine.drafter
     first = 1.6 if speculative is None else 1.1  # of the look-up: who leads
     drafter.restore({"gains": [first, 1.2], "best": [speculative is not None]})
@@ -317,7 +317,7 @@ def test_a_drafter_is_not_shown_the_columns_of_another_one(
         return new_guesses(self, round, *rest)
 
     monkeypatch.setattr(AuxHeadDrafter, "_new_guesses", noted)
-    llm = decoder(method=method, drafters=[specimen("pass"), specimen(other)])
+    llm = decoder(method=method, drafters=[dummy_options("pass"), dummy_options(other)])
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == EXPECTED
     assert all(shown)
 
@@ -363,7 +363,7 @@ def test_what_is_observed_of_one_row_does_not_depend_on_others() -> None:
 
 @pytest.mark.parametrize("head", [False, True])
 def test_a_seeded_row_has_a_leader_of_its_own(head: bool) -> None:
-    drafters = [NGRAM, specimen("medusa")] if head else [FAR, NEAR, NGRAM]
+    drafters = [NGRAM, dummy_options("medusa")] if head else [FAR, NEAR, NGRAM]
     llm = decoder(method="hedge", drafters=drafters, asking=0.3)
     first = ids(llm.generate([PROMPTS[1]], SAMPLED))
     llm.generate(PROMPTS * 2, SamplingParams(temperature=1.0, max_tokens=30))
@@ -377,7 +377,7 @@ def test_a_seeded_row_does_not_draft_by_columns_that_others_could_take_away(
     method: str, head: str
 ) -> None:
     """Columns ride while all rows are one child's, which a row cannot know alone."""
-    riding, near = specimen(head), {"method": "suffix"}
+    riding, near = dummy_options(head), {"method": "suffix"}
     config = {"routes": {"a": riding}} if method == "tagged" else {"drafters": [riding, near]}
     llm = decoder(method=method, **config)
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=24, ignore_eos=True, tag="a")
@@ -495,7 +495,9 @@ def test_what_was_learned_of_one_target_or_head_is_not_another_ones(
     method: str, tmp_path: Path
 ) -> None:
     """A Medusa head has no norms to tell it by."""
-    medusa = find_drafter("medusa").specimen(LoadedModel(target("llama"), None, "llama"))["model"]
+    medusa = find_drafter("medusa").dummy_options(LoadedModel(target("llama"), None, "llama"))[
+        "model"
+    ]
     other = noisy_copy(medusa, 0.01)
     config: dict[str, Any] = {"state": str(tmp_path / "state.json"), "method": method}
 

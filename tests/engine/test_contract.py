@@ -31,10 +31,15 @@ MIXED = [SAMPLED, greedy(LENGTH), PENALISED, SAMPLED]
 
 @lru_cache(maxsize=1)
 def decoder(method: str, rule: str, **options: Any) -> LLM:
-    """An LLM with the drafter's own specimen, or a skipped test where the rule says that it does
-    not take what the drafter proposes. Whatever else goes wrong is a failure."""
+    """An LLM with the drafter's own dummy options, or a skipped test where the rule says that it
+    does not take what the drafter proposes. Whatever else goes wrong is a failure."""
     model, options = target("llama"), {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
-    config = {"method": method, "num_speculative_tokens": 5, "verify": rule, **specimen(method)}
+    config = {
+        "method": method,
+        "num_speculative_tokens": 5,
+        "verify": rule,
+        **dummy_options(method),
+    }
     try:
         return LLM(model, speculative_config=config, **options)
     except IncompatibleRule as refusal:
@@ -42,12 +47,12 @@ def decoder(method: str, rule: str, **options: Any) -> LLM:
 
 
 @lru_cache(maxsize=1)
-def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+def dummy_options(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
 
 
 @pytest.mark.parametrize("method", drafter_names())
-def test_the_default_rule_takes_the_specimen(method: str) -> None:
+def test_the_default_rule_takes_the_dummy_options(method: str) -> None:
     rule = find_drafter(method).default_rule
     assert default(method).engine.verifier.rule.name == rule
 

@@ -35,8 +35,8 @@ def model() -> Any:
 
 
 @lru_cache(maxsize=1)
-def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(LoadedModel(model(), LetterTokenizer(), "letters"))
+def dummy_options(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).dummy_options(LoadedModel(model(), LetterTokenizer(), "letters"))
 
 
 def at_each_change(method: str, rule: str) -> bool:
@@ -48,7 +48,12 @@ def at_each_change(method: str, rule: str) -> bool:
 
 @pytest.mark.parametrize(("method", "rule"), representatives(PAIRS, at_each_change))
 def test_sampled_texts_follow_the_distribution(method: str, rule: str) -> None:
-    config = {"method": method, "num_speculative_tokens": 4, "verify": rule, **specimen(method)}
+    config = {
+        "method": method,
+        "num_speculative_tokens": 4,
+        "verify": rule,
+        **dummy_options(method),
+    }
     try:
         llm = LLM(
             model(),

@@ -71,15 +71,17 @@ def test_rows_of_a_look_up_and_of_a_model_are_joined(combine: str | None) -> Non
 def test_a_proposal_ends_where_a_token_is_none() -> None:
     tokens = torch.tensor([[1, 9, 2], [1, 2, 3], [-1, 2, 3], [1, 2, 9]])
     tree, counts = Tree.chain(4, 3, tokens.device), torch.tensor([3, 2, 3, 2])
-    assert Proposal(tokens.clone(), tree, counts, Deterministic()).within(10).counts.tolist() == [
+    assert Proposal(tokens.clone(), tree, counts, Deterministic()).cut_to_vocabulary_(
+        10
+    ).counts.tolist() == [
         3,
         2,
         0,
         2,
     ]
     proposal = Proposal(tokens, tree, counts, Deterministic())
-    cut = proposal.within(9)
+    cut = proposal.cut_to_vocabulary_(9)
     assert cut.counts.tolist() == [1, 2, 0, 2]
     assert cut.tokens.tolist() == [[1, 0, 2], [1, 2, 3], [0, 2, 3], [1, 2, 0]]
-    assert cut.within(9) is cut
+    assert cut.cut_to_vocabulary_(9) is cut
     assert cut.tokens is proposal.tokens, "by which a round is known as a drafter's own"

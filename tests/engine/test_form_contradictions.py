@@ -12,7 +12,7 @@ import pytest
 from torch import Tensor
 
 from outpace import LLM
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ParamsError
 from outpace.forms.contradictions import BEGINNINGS
 from outpace.forms.grammars import Grammar
@@ -27,7 +27,7 @@ def llm() -> LLM:
     return text_decoder(verify="coupled")
 
 
-def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
+def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[EngineRequest]:
     requests = llm.requests(
         "go:", {"max_tokens": 30, "temperature": 0.0, **options, "structured_outputs": form}
     )

@@ -20,7 +20,7 @@ from outpace import LLM
 from outpace.core.logits.masks import TokenMask
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline, RowOptions
 from outpace.core.params import SamplingParams
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError, ParamsError
 from outpace.forms.grammars import KEPT, Grammars
 
@@ -53,7 +53,7 @@ def follows(form: dict[str, Any], text: str) -> bool:
     return re.fullmatch(pattern, text) is not None
 
 
-def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[Request]:
+def played(llm: LLM, form: dict[str, Any], **options: Any) -> list[EngineRequest]:
     params = {"max_tokens": 80, "seed": 5, "temperature": 1.0, **options}
     requests = llm.requests("go:", {**params, "structured_outputs": form})
     for request in requests:
@@ -95,7 +95,7 @@ def test_distributions_at_all_nodes_are_cut_by_their_own_history() -> None:
     paths = [[], ["a"], ["a", "b"], ["a", "x"], ["a", "b", "c"]]
     follow = ["a", "b", "cd", "", "e"]
     params = SamplingParams(temperature=1.0).resolve({"do_sample": True})
-    maker = LogitsPipeline([RowOptions(params, mask=grammar.copy())], SIZE)
+    pipeline = LogitsPipeline([RowOptions(params, mask=grammar.copy())], SIZE)
     width = max(map(len, paths))
     tokens = torch.tensor(
         [[[*(token[x] for x in path), *[0] * (width - len(path))] for path in paths]]
@@ -103,11 +103,11 @@ def test_distributions_at_all_nodes_are_cut_by_their_own_history() -> None:
     valid = torch.tensor([[[at < len(path) for at in range(width)] for path in paths]])
     torch.manual_seed(1)
     logits = torch.randn(1, len(paths), SIZE, dtype=torch.float64)
-    probs = maker(logits, Branches(tokens, valid), History([[0]], [[]]))
+    probs = pipeline(logits, Branches(tokens, valid), History([[0]], [[]]))
     for node, letters in enumerate(follow):
         allowed = [token[letter] for letter in letters] + ([END] if letters == "e" else [])
         if not allowed:
-            assert list(maker.dead_ends[0]) == [node]  # after a token that is forbidden
+            assert list(pipeline.dead_ends[0]) == [node]  # after a token that is forbidden
             continue
         expected = torch.zeros(SIZE, dtype=torch.float64)
         expected[allowed] = logits[0, node, allowed].softmax(-1)

@@ -14,7 +14,7 @@ import torch
 
 from outpace import LLM, SamplingParams
 from outpace.draft.registry import drafters, find_drafter
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.heads.base import Head, TargetShape
 from outpace.heads.registry import find_head
 from outpace.methods.heads.base import TrainedDrafter
@@ -42,7 +42,7 @@ STATELESS = {"pass", "hidden_transfer", "diffusion"}
 @lru_cache
 def speculation(kind: str) -> tuple[tuple[str, Any], ...]:
     if kind not in SIZES:
-        options = find_drafter(kind).specimen(LoadedModel(target("llama"), None, "llama"))
+        options = find_drafter(kind).dummy_options(LoadedModel(target("llama"), None, "llama"))
         return tuple({"method": kind, **options}.items())
     method, sizes = SIZES[kind]
     return (("method", method), ("model", made(method, **sizes)))
@@ -70,7 +70,7 @@ def decoder(kind: str, saved: bool | None = True, family: str = "llama", **more:
 
 def played(
     llm: LLM, prompts: Sequence[list[int]], params: SamplingParams | None = None, **more: Any
-) -> list[Request]:
+) -> list[EngineRequest]:
     found = [llm.requests(prompt, params or greedy(12), **more) for prompt in prompts]
     requests = [one for group in found for one in group]
     for request in requests:
@@ -94,7 +94,7 @@ def drafts_of(llm: LLM) -> Iterator[list[Any]]:
         yield found
 
 
-def texts(requests: Sequence[Request]) -> list[list[int]]:
+def texts(requests: Sequence[EngineRequest]) -> list[list[int]]:
     return [one.output_ids for one in requests]
 
 
@@ -309,7 +309,7 @@ def test_a_head_among_others_takes_over_as_well() -> None:
     """Look-ups and a draft model need no states; the head says how much is taken over."""
     children = [dict(speculation("eagle")), {"model": drafter("llama")}, {"method": "ngram"}]
     config = {"method": "ucb", "drafters": children}
-    both: list[list[Request]] = []
+    both: list[list[EngineRequest]] = []
     for saved in (True, False):
         llm = LLM(
             target("llama"),
@@ -338,7 +338,7 @@ def test_a_head_that_learns_online_takes_over_as_well() -> None:
 @pytest.mark.parametrize("method", ["eagle", "hydra", "dflash"])
 def test_other_kinds_of_targets(family: str, method: str) -> None:
     """A target with states goes on from where its texts ended, or where their prompts did."""
-    options = find_drafter(method).specimen(LoadedModel(target(family), None, family))
+    options = find_drafter(method).dummy_options(LoadedModel(target(family), None, family))
     config = {"method": method, "num_speculative_tokens": 3, **options}
     both = [
         LLM(

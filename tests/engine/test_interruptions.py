@@ -12,7 +12,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace import LLM, SamplingParams
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
 from targets.generating import greedy, ids
@@ -192,15 +192,15 @@ def test_a_stream_loses_nothing_that_another_thread_writes(
     llm = text_decoder("none", k=0)
     params = SamplingParams(temperature=0, max_tokens=9)
     whole = llm.generate("a", params)[0].outputs[0]
-    new_text = Request.new_text
+    new_text = EngineRequest.new_text
 
-    def meanwhile(request: Request) -> str:
+    def meanwhile(request: EngineRequest) -> str:
         llm.engine.step()
         text = new_text(request)
         llm.engine.step()
         return text
 
-    monkeypatch.setattr(Request, "new_text", meanwhile)
+    monkeypatch.setattr(EngineRequest, "new_text", meanwhile)
     chunks = list(llm.stream("a", params))
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert [token for chunk in chunks for token in chunk.token_ids] == whole.token_ids

@@ -180,7 +180,7 @@ def test_the_adaptive_threshold_goes_where_the_paper_sends_it() -> None:
     for _ in range(100):
         careless = careless.after(PAPER, 4, 1)
         timid = timid.after(PAPER, 4, 4)
-        cut_short = cut_short.after(PAPER, 4, 4, whole=True)
+        cut_short = cut_short.after(PAPER, 4, 4, full_length=True)
     assert careless.threshold == pytest.approx(FIRST + 100 * 0.1 * PAPER.step)
     assert timid.threshold < FIRST - 50 * 0.1 * PAPER.step
     assert cut_short.threshold == FIRST  # the budget ended these drafts, not the threshold

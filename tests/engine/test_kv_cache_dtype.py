@@ -83,7 +83,7 @@ def decoder(family: str, kind: KVCacheDtype, method: str = "none", **options: An
     if method == "draft_model":
         config["model"] = drafter(family)
     elif method != "none":
-        config |= find_drafter(method).specimen(LoadedModel(target(family), None, family))
+        config |= find_drafter(method).dummy_options(LoadedModel(target(family), None, family))
     options = {"max_num_seqs": 4, "max_model_len": CONTEXT, **options}
     return LLM(target(family), speculative_config=config, kv_cache_dtype=kind, **options)
 

@@ -15,7 +15,7 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.text_decoder import TextDecoder
 from outpace.core.token_bytes import byte_alphabet
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 
 from .tokenizers_made import CONTRACTIONS, FAMILIES, LINES, wordpiece
 
@@ -30,11 +30,11 @@ def decoder(family: str) -> TextDecoder:
     return TextDecoder(FAMILIES[family]())
 
 
-def made(family: str, tokens: int, streaming: bool = False, **options: Any) -> Request:
+def made(family: str, tokens: int, streaming: bool = False, **options: Any) -> EngineRequest:
     """Returns a request that ends after this many tokens."""
     continues = options.pop("continues", False)
     params = SamplingParams(**options).resolve({})
-    return Request(
+    return EngineRequest(
         [1], RowOptions(params), seed=0, max_tokens=tokens, decoder=decoder(family),
         streaming=streaming, continues=continues,
     )  # fmt: skip

@@ -201,7 +201,7 @@ def test_options_may_leave_nothing_that_is_shared(mode: str) -> None:
         LoadedModel(helper("shuffled"), KINDS["shuffled"](), "d"),
     ]
     shared = shared_tokens(loaded[0], loaded[1], torch.device("cpu"))
-    missing = (shared.to_own(torch.arange(shared.size)) < 0).nonzero()[:, 0].tolist()
+    missing = (shared.to_draft(torch.arange(shared.size)) < 0).nonzero()[:, 0].tolist()
     assert len(missing) > 3
     params = [greedy(5, allowed_token_ids=tuple(missing)), greedy(LENGTH)]
     outputs = decoder("shuffled", mode).generate(PROMPTS[:2], params)
@@ -266,7 +266,7 @@ def test_the_end_of_a_text_is_translated(monkeypatch: pytest.MonkeyPatch) -> Non
         LoadedModel(other, KINDS["shuffled"](), "d"),
         torch.device("cpu"),
     )
-    assert shared.to_own(torch.tensor(ends)) == KINDS["shuffled"]().eos_token_id
+    assert shared.to_draft(torch.tensor(ends)) == KINDS["shuffled"]().eos_token_id
 
 
 # -- which way -------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_shared_tokens_spell_the_same(kind: str) -> None:
     ours = LoadedModel(writer(), byte_level(), "t")
     shared = shared_tokens(ours, own, torch.device("cpu"))
     spelt, mine = spellings(byte_level()), spellings(KINDS[kind]())
-    pairs = [(n, int(shared.to_own(torch.tensor(n)))) for n in spelt]
+    pairs = [(n, int(shared.to_draft(torch.tensor(n)))) for n in spelt]
     known = [(n, other) for n, other in pairs if other >= 0]
     assert len(known) > 100
     assert all(spelt[n] == mine[other] for n, other in known)

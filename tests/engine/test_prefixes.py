@@ -9,7 +9,7 @@ import pytest
 from engine.registering import register
 from outpace import LLM
 from outpace.core.proposal import Needs
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.methods.lookup.ngram import NgramDrafter
 from outpace.targets.hf.prefixes import WORTHWHILE, PrefixStore, SavedPrefix
 from targets.families import CONTEXT, drafter, target
@@ -31,7 +31,7 @@ def decoder(family: str, saved: bool, method: str = "draft_model") -> LLM:
     )
 
 
-def played(llm: LLM, prompts: list[list[int]], tokens: int = 12) -> list[Request]:
+def played(llm: LLM, prompts: list[list[int]], tokens: int = 12) -> list[EngineRequest]:
     requests = [llm.requests(prompt, greedy(tokens))[0] for prompt in prompts]
     for request in requests:
         llm.engine.add(request)

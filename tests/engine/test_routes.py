@@ -326,7 +326,7 @@ def test_a_staged_look_up_runs_no_model() -> None:
 @pytest.mark.parametrize("method", ["lookahead", "pass", "hidden_transfer"])
 def test_a_staged_look_up_does_not_ride_in_the_targets_pass(method: str) -> None:
     """Its columns would stand after a draft that is not its own."""
-    riding = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+    riding = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
     config = {"method": "staged", "lookup": {"method": method, **riding}, **NEAR}
     with pytest.raises(ConfigError, match=f"lookup cannot be {method!r}, which drafts inside"):
         LLM(target("llama"), speculative_config=config)

@@ -14,7 +14,7 @@ from outpace.core.faults import NotFinite
 from outpace.core.logits.dead_ends import DeadEnds
 from outpace.core.logits_pipeline import RowOptions
 from outpace.draft.base import Round
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.targets.base import ScoreInputs, Scores
 from targets.families import drafter, target
 
@@ -137,7 +137,7 @@ def test_a_drafter_that_fails_behind_a_round_leaves_the_tokens(
 
 
 def test_an_error_does_not_reach_a_text_that_has_ended() -> None:
-    request = Request(
+    request = EngineRequest(
         [1], RowOptions(SamplingParams(temperature=0).resolve({})), seed=0, max_tokens=1
     )
     request.extend([2])

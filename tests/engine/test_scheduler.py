@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from outpace import LLM
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.scheduler import RequestQueue
 from outpace.engine.scheduling_policies import (
     FairPolicy,
@@ -20,12 +20,12 @@ from targets.families import CONTEXT, PROMPTS, target
 from targets.generating import greedy
 
 
-def request(priority: float = 0) -> Request:
+def request(priority: float = 0) -> EngineRequest:
     llm = LLM(target("llama"), max_model_len=CONTEXT)
     return llm.requests(PROMPTS[0], greedy(3), priority=priority)[0]
 
 
-def drained(queue: RequestQueue) -> list[Request]:
+def drained(queue: RequestQueue) -> list[EngineRequest]:
     found = []
     while (first := queue.first) is not None:
         found.append(first)
@@ -73,10 +73,10 @@ def test_the_engine_goes_by_priority() -> None:
 def test_the_next_one_of_many_is_found_without_a_look_at_all(
     policy: type[SchedulingPolicy],
 ) -> None:
-    sorted_: list[Request] = []
+    sorted_: list[EngineRequest] = []
 
     class Counted(policy):  # type: ignore[misc, valid-type]
-        def key(self, request: Request) -> tuple[float, ...]:
+        def key(self, request: EngineRequest) -> tuple[float, ...]:
             sorted_.append(request)
             return super().key(request)  # type: ignore[no-any-return]
 
@@ -109,11 +109,11 @@ def test_who_arrives_while_another_leaves_stays(monkeypatch: pytest.MonkeyPatch)
     queue, leaves, late = RequestQueue(), request(), request()
     queue.add(leaves)
 
-    def finished(one: Request) -> bool:
+    def finished(one: EngineRequest) -> bool:
         if late not in list(queue):
             queue.add(late)
         return one is leaves
 
-    monkeypatch.setattr(Request, "finished", property(finished))
+    monkeypatch.setattr(EngineRequest, "finished", property(finished))
     queue.drop_finished()
     assert list(queue) == [late]

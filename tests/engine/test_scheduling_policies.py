@@ -16,7 +16,7 @@ from outpace import LLM
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.engine.lengths import ENOUGH, LengthEstimator
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.scheduler import RequestQueue
 from outpace.engine.scheduling_policies import (
     PATIENCE,
@@ -33,14 +33,14 @@ ROWS = 8
 
 def request(
     prompt: list[int] | None = None, client: str = "", limit: int = 1000, **options: object
-) -> Request:
+) -> EngineRequest:
     params = SamplingParams(max_tokens=limit, **options).resolve({})
-    made = Request(prompt or [5, 6, 7], RowOptions(params), 0, limit, eos_ids=(END,))
+    made = EngineRequest(prompt or [5, 6, 7], RowOptions(params), 0, limit, eos_ids=(END,))
     made.client = client
     return made
 
 
-def ended(one: Request, length: int) -> Request:
+def ended(one: EngineRequest, length: int) -> EngineRequest:
     one.extend([END + 1] * (length - 1) + [END])
     return one
 
@@ -165,7 +165,7 @@ def test_nobody_waits_for_ever() -> None:
     predicted: dict[int, float] = {}
     arrives = policy.on_arrival
 
-    def noting(one: Request) -> None:
+    def noting(one: EngineRequest) -> None:
         arrives(one)
         predicted[one.id] = policy._arrivals[one].predicted
 
@@ -284,7 +284,7 @@ def test_requests_arrive_in_other_threads_while_one_plays() -> None:
     interval = sys.getswitchinterval()
     requests = [request(client=str(number % 50)) for number in range(3000)]
 
-    def arrive(part: list[Request]) -> None:
+    def arrive(part: list[EngineRequest]) -> None:
         try:
             for one in part:
                 fair.on_arrival(one)

@@ -29,7 +29,7 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.chains import deterministic_chains
 from outpace.draft.registry import find_drafter
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.errors import ConfigError
 from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.targets.base import Target
@@ -359,7 +359,7 @@ class FewTokensDrafter(Drafter):
     sampling_kinds: frozenset[DraftSampling] = frozenset({DraftSampling.IID})
 
     def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = Vocabulary(KNOWN, vocabulary)
+        self.vocabulary = VocabMapping(KNOWN, vocabulary)
 
     @classmethod
     def build(cls, setup: Setup) -> FewTokensDrafter:
@@ -368,7 +368,7 @@ class FewTokensDrafter(Drafter):
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         size = max(budgets)
         own = torch.linspace(0, 1, len(KNOWN), dtype=torch.float64).expand(len(rows), size, -1)
-        q = self.vocabulary.logits(own).softmax(-1)
+        q = self.vocabulary.to_target_logits(own).softmax(-1)
         u = uniform(rows.seeds_of(self.random_stream), rows.positions, Role.DRAFT, size)
         tokens = Categorical.of(q).draw(u[..., None])[..., 0]
         tree = Tree.chain(len(rows), size)
@@ -419,7 +419,7 @@ def test_a_view_without_the_upper_layers_is_the_shortened_model() -> None:
     whole.score(ScoreInputs(texts, nothing, Tree.chain(2, 0)))
     whole.commit([[], []])
     lengths = list(whole.lengths)
-    upper = whole.view(SubLayers.whole([1]))
+    upper = whole.view(SubLayers.of_layers([1]))
     none = whole.view(SubLayers())
     drafted = on_device([[9, 2], [6, 5]])
     upper.begin()

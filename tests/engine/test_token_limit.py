@@ -11,7 +11,7 @@ import pytest
 from outpace import LLM, SamplingParams
 from outpace.draft.base import Round
 from outpace.draft.registry import find_drafter
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.scheduler import HEADROOM, RequestQueue, TokenLimit
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
@@ -35,7 +35,7 @@ def decoder(method: str, **more: Any) -> LLM:
     return LLM(target("llama"), speculative_config=config, **options)
 
 
-def played(llm: LLM) -> list[Request]:
+def played(llm: LLM) -> list[EngineRequest]:
     """Plays requests of several kinds; no round leaves too many tokens."""
     asked = zip(PROMPTS, ASKED, strict=True)
     requests = [one for prompt, params in asked for one in llm.requests(prompt, params)]
@@ -76,7 +76,7 @@ def learner(name: str, **options: Any) -> LLM:
     config = {"num_speculative_tokens": 4, **LEARNING[name]}
     if name == "guesses":
         plain = LLM(target("llama"), max_model_len=CONTEXT)
-        config |= find_drafter("pass").specimen(plain.target)
+        config |= find_drafter("pass").dummy_options(plain.target)
     return LLM(
         target("llama"),
         speculative_config=config,
@@ -91,7 +91,7 @@ def learner(name: str, **options: Any) -> LLM:
 def test_what_was_learned_of_a_seeded_text_comes_back_with_it(name: str) -> None:
     """Where rounds begin and end is a part of what a seeded, sampled text follows from."""
 
-    def written(llm: LLM) -> list[Request]:
+    def written(llm: LLM) -> list[EngineRequest]:
         requests = [one for prompt in PROMPTS for one in llm.requests(prompt, SAMPLED)]
         for request in requests:
             llm.engine.add(request)
@@ -112,7 +112,7 @@ def test_the_window_of_a_drafter_with_a_short_context_stays_where_it_was() -> No
     short.config.max_position_embeddings = 24
     asked = replace(SAMPLED, max_tokens=100)
 
-    def written(**options: Any) -> list[Request]:
+    def written(**options: Any) -> list[EngineRequest]:
         config = {"model": short, "num_speculative_tokens": 6}
         llm = LLM(
             target("llama"),
@@ -139,7 +139,7 @@ def test_who_comes_last_leaves_first() -> None:
     middle = llm.requests(PROMPTS[0], greedy(110), priority=3)[0]
     for request in (last, middle, first):
         llm.engine.add(request)
-    left: list[Request] = []
+    left: list[EngineRequest] = []
     while llm.engine.has_unfinished_requests:
         llm.engine.step()
         aside = [one for one in (first, middle, last) if one.preemptions and one not in left]

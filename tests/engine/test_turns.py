@@ -19,7 +19,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import Head
 from outpace.heads.checkpoint import save_head
 from outpace.methods.choosers.base import CompositeDrafter
-from outpace.policy.auto import Auto
+from outpace.policy.auto import AutoController
 from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import LoadedModel
 from representatives import representatives
@@ -42,8 +42,8 @@ SOME = {"draft_model", "draft_tree", "medusa", "eagle3", "dflash", "early_exit",
 
 
 @lru_cache
-def specimen(method: str) -> Mapping[str, Any]:
-    return find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+def dummy_options(method: str) -> Mapping[str, Any]:
+    return find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
 
 
 def decoder(**config: Any) -> LLM:
@@ -88,7 +88,7 @@ def tried_at_each_change(method: str, count: Any) -> bool:
 def test_any_drafter_with_a_model_takes_turns_with_look_ups(method: str, count: Any) -> None:
     config = {
         "lookups": [NGRAM],
-        "drafter": {"method": method, **specimen(method)},
+        "drafter": {"method": method, **dummy_options(method)},
         "num_speculative_tokens": count,
     }
     if reason := why_not(method):
@@ -125,7 +125,7 @@ def test_who_drafts_nothing_takes_no_turn() -> None:
 
 @pytest.mark.parametrize("branching", [[2, 2, 1], "dynamic"], ids=["given", "dynamic"])
 def test_a_head_keeps_its_trees(branching: Any) -> None:
-    head = {"method": "medusa", **specimen("medusa"), "branching": branching}
+    head = {"method": "medusa", **dummy_options("medusa"), "branching": branching}
     llm, wide = decoder(lookups=[NGRAM], drafter=head, num_speculative_tokens=6), []
     with llm.engine.observing(lambda trace: wide.append(trace.proposal.tree.max_siblings)):
         check_texts(llm)
@@ -156,12 +156,12 @@ def test_it_is_its_only_drafter() -> None:
     for name, config in (("suffix", {}), ("ngram", {"lookups": [NGRAM]})):
         engine = decoder(**config).engine
         assert engine.drafter.name == name
-        assert isinstance(engine.controller, Auto)
+        assert isinstance(engine.controller, AutoController)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
-    head = specimen("medusa")["model"]
+    head = dummy_options("medusa")["model"]
     assert isinstance(head, Head)
     save_head(head, tmp_path / "head")
     return str(tmp_path / "head")
@@ -173,7 +173,7 @@ def test_a_head_is_known_by_its_folder(folder: str) -> None:
     assert list(llm.engine.drafter.candidate_drafters) == ["suffix", "medusa"]
     expected = plain("llama", LENGTH, tuple(map(tuple, PROMPTS)))
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected
-    given = decoder(model=specimen("medusa")["model"]).engine.drafter
+    given = decoder(model=dummy_options("medusa")["model"]).engine.drafter
     assert list(given.candidate_drafters) == ["suffix", "medusa"]
 
 
@@ -193,7 +193,7 @@ def test_a_damaged_configuration_is_not_a_heads(folder: str) -> None:
 
 def test_a_head_that_learns_leaves_seeded_rows_to_look_ups() -> None:
     """It drafts nothing for them, and must not be chosen for that."""
-    head = {"method": "medusa", **specimen("medusa"), "online": {"every": 64}}
+    head = {"method": "medusa", **dummy_options("medusa"), "online": {"every": 64}}
     drafter = decoder(lookups=[NGRAM], drafter=head).engine.drafter
     candidate_drafters = drafter.candidate_drafters.items()
     assert {name: child.capabilities.skips_reproducible for name, child in candidate_drafters} == {
@@ -236,7 +236,7 @@ def test_options_of_a_draft_model_are_refused_beside_a_head(folder: str) -> None
             {"method": "lookahead"},
             "lookups cannot be 'lookahead', which drafts inside the target's",
         ),
-        ({"method": "pass", **specimen("pass")}, "drafts inside the target's own pass"),
+        ({"method": "pass", **dummy_options("pass")}, "drafts inside the target's own pass"),
         ({"method": "ensemble", "drafters": [NGRAM, NEAR]}, "'ensemble', which runs a model"),
         ({"method": "ensemble", "drafters": [NGRAM, {"method": "lookahead"}]}, "own pass"),
     ],

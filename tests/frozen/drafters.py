@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from outpace import LLM, SamplingParams
 
 from . import heads
-from .inside import bundled, command_line, specimen
+from .inside import bundled, command_line, dummy_options
 from .models import CONTEXT, VOCABULARY, draft_model, model
 
 LOOKUP = {"method": "ngram", "prompt_lookup_min": 1}
@@ -65,7 +65,7 @@ def config_for(target: str, method: str, place: Path) -> dict[str, Any]:
         # Nobody has trained it, and a trial would find that.
         own |= {"model": heads.folder(method, place), "quantization": None, "check": False}
     elif method in UNTRAINED:
-        own |= specimen(method, model(target))
+        own |= dummy_options(method, model(target))
     if method in WITH_MODEL:
         own |= {name: value for name, value in drafting.items() if name != "method"}
     if method in SEVERAL:

@@ -1,5 +1,5 @@
 """Small trained heads for the tiny Llama. They are recorded too, in the format that users' folders
-have, so that their weights do not change with the code that makes specimens.
+have, so that their weights do not change with the code that makes dummy heads.
 
 A weight is kept as a whole number of at most eight bits and a power of two for its tensor, hence
 exactly, in any dtype.
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .files import RECORDED, read, write
-from .inside import specimen_heads
+from .inside import dummy_heads
 from .models import model
 
 WEIGHTS = "heads.npz"
@@ -30,7 +30,7 @@ def record() -> None:
     """Writes a head of each kind."""
     configs: dict[str, Any] = {}
     arrays: dict[str, Any] = {}
-    for method, config, weights in specimen_heads(model("llama")):
+    for method, config, weights in dummy_heads(model("llama")):
         configs[method] = {"config": dict(config), "exponents": {}}
         for name, weight in weights.items():
             if weight.is_floating_point():

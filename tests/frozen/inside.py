@@ -116,21 +116,21 @@ SIZES: Mapping[str, Mapping[str, Any]] = {
     "dflash": {"layers": 2},
     "dspark": {"layers": 2, "markov_rank": 16},
 }
-"""Sizes of heads whose specimens are larger than a file in a repository needs to be."""
+"""Sizes of dummy heads that are larger than a file in a repository needs to be."""
 
 
-def specimen(method: str, model: Any) -> Mapping[str, Any]:
+def dummy_options(method: str, model: Any) -> Mapping[str, Any]:
     """Returns the options with which the contract tests build a method for this model."""
     from outpace.draft.registry import find_drafter
     from outpace.targets.hf.loading.loaded import LoadedModel
 
     with torch.inference_mode(False):
-        return find_drafter(method).specimen(LoadedModel(model, None, "frozen"))
+        return find_drafter(method).dummy_options(LoadedModel(model, None, "frozen"))
 
 
-def specimen_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]]:
+def dummy_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Tensor]]]:
     """Yields method, configuration and weights, as in a folder, of a small head of each kind for
-    this model: the specimens that the contract tests use, too."""
+    this model: the dummy options that the contract tests use, too."""
     from outpace.draft.registry import find_drafter
     from outpace.heads.checkpoint import save_head
     from outpace.heads.registry import head_names
@@ -141,7 +141,7 @@ def specimen_heads(model: Any) -> Iterator[tuple[str, Mapping[str, Any], Mapping
         sizes = {**kind.dummy_sizes, **SIZES.get(method, {})}
         small: Any = type(kind.__name__, (kind,), {"dummy_sizes": sizes})
         with torch.inference_mode(False):
-            head = small.specimen(LoadedModel(model, None, "frozen"))["model"]
+            head = small.dummy_options(LoadedModel(model, None, "frozen"))["model"]
         with tempfile.TemporaryDirectory() as folder:
             save_head(head, folder)
             about = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))

@@ -110,7 +110,7 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
             continue
         save_head(first, tmp_path / form, form)
         again = load_head(tmp_path / form)
-        assert (again.config, again.layers) == (first.config, first.layers), form
+        assert (again.config, again.hidden_layers) == (first.config, first.hidden_layers), form
         for weight, value in first.state_dict().items():
             assert torch.equal(again.state_dict()[weight], value), (form, weight)
     given, found = (
@@ -189,7 +189,7 @@ def test_a_folder_of_the_library(non_causal: bool, tmp_path: Path) -> None:
     put(tmp_path, about, weights, "model.safetensors")
     head = load_head(tmp_path)
     assert isinstance(head, DFlash)
-    assert (head.kind, head.layers, head.config.depths) == ("dflash", (1, 6, 9), 3)
+    assert (head.kind, head.hidden_layers, head.config.depths) == ("dflash", (1, 6, 9), 3)
     assert head.config.windows == [5, 0]
     assert head.config.causal == ([] if non_causal else [True, False])
     assert (head.target.name, head.d2t.tolist()) == ("a/model", TOKENS)

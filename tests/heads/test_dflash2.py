@@ -77,7 +77,7 @@ def test_every_path_is_what_its_makers_code_computes(tmp_path: Path) -> None:
     dflash2(tmp_path)
     head, model = load_head(tmp_path).double(), Model()
     assert isinstance(head, DFlash2)
-    assert (head.config.depths, head.block_size, head.layers) == (3, 4, (2, 6, 11))
+    assert (head.config.depths, head.block_size, head.hidden_layers) == (3, 4, (2, 6, 11))
     states, roots, places = torch.randn(1, 9, 3 * SIZE, dtype=torch.float64), [4, 11], [2, 9]
     at = torch.arange(9)
     before, visible = head.entries(states, at[None]), (at < torch.tensor(places)[:, None])[None]
@@ -120,7 +120,7 @@ def test_it_comes_back_bit_by_bit(tmp_path: Path) -> None:
     first = load_head(tmp_path / "public")
     save_head(first, tmp_path / "again", "dflash2")
     again = load_head(tmp_path / "again")
-    assert (again.config, again.layers) == (first.config, first.layers)
+    assert (again.config, again.hidden_layers) == (first.config, first.hidden_layers)
     given, found = (
         load_file(tmp_path / part / "model.safetensors") for part in ("public", "again")
     )

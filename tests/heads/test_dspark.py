@@ -113,7 +113,7 @@ def test_every_path_through_a_block_is_what_its_makers_code_computes(
 ) -> None:
     head, model = made(name, tmp_path).double(), Model()
     depths = 3 if "masks only" in name else 4
-    assert (head.config.depths, head.block_size, head.layers) == (depths, 4, (2, 6, 11))
+    assert (head.config.depths, head.block_size, head.hidden_layers) == (depths, 4, (2, 6, 11))
     states, root, place = torch.randn(1, 6, 3 * SIZE, dtype=torch.float64), 11, 6
     at = torch.arange(6)
     before, visible = head.entries(states, at[None]), torch.ones(1, 1, 6, dtype=torch.bool)
@@ -193,7 +193,7 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
     for form in forms:
         save_head(first, tmp_path / form, form)
         again = load_head(tmp_path / form)
-        assert (again.config, again.layers) == (first.config, first.layers), form
+        assert (again.config, again.hidden_layers) == (first.config, first.hidden_layers), form
         for weight, value in first.state_dict().items():
             assert torch.equal(again.state_dict()[weight], value), (form, weight)
     given, found = (
@@ -261,7 +261,7 @@ def test_a_folder_of_the_library(tmp_path: Path) -> None:
     put(tmp_path, about, weights, "model.safetensors")
     head = load_head(tmp_path)
     assert isinstance(head, DSpark)
-    assert (head.kind, head.layers, head.config.depths) == ("dspark", (1, 6, 9), 4)
+    assert (head.kind, head.hidden_layers, head.config.depths) == ("dspark", (1, 6, 9), 4)
     assert (head.target.name, head.d2t.tolist()) == ("a/model", TOKENS)
     for proposed, depths in ((4, 4), (3, 3), (2, 3)):  # files of before July 2026
         proposal["speculative_tokens"] = proposed

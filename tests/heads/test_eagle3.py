@@ -33,11 +33,11 @@ from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
-from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.checkpoint import check_fits_target, load_head, save_head
 from outpace.heads.layers import AttentionContext, KeyValues
 from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config, find_layers
 from outpace.targets.hf.loading.loaded import LoadedModel
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 from targets.families import build
 from targets.generating import greedy, ids
 
@@ -48,7 +48,7 @@ DRAFT, PARENTS = [4, 7, 11, 3, 12, 19], [0, 1, 1, 2, 0, 4]
 def read(folder: Path) -> Eagle3:
     head = load_head(folder)
     assert isinstance(head, Eagle3)
-    fit(head, TARGET, "the head")
+    check_fits_target(head, TARGET, "the head")
     return head.double()
 
 
@@ -58,7 +58,7 @@ def test_a_head_computes_what_its_makers_code_does(name: str, tmp_path: Path) ->
     MAKERS[name](tmp_path)
     head, model = read(tmp_path), Model()
     reference = Reference(tmp_path, model.embeddings, model.output)
-    wide = len(head.layers) * SIZE
+    wide = len(head.hidden_layers) * SIZE
     states = torch.randn(len(TEXT) - 1, wide, dtype=torch.float64)
     expected = reference.drafted(TEXT, states, DRAFT, PARENTS)
 
@@ -109,7 +109,7 @@ def test_against_deepspec(tmp_path: Path) -> None:
         parameter.data = torch.randn_like(parameter)
     theirs.save_pretrained(tmp_path)
     head, model = read(tmp_path), Model()
-    assert (head.layers, head.config.depths) == ((2, 4, 6, 9, 11), 7)
+    assert (head.hidden_layers, head.config.depths) == ((2, 4, 6, 9, 11), 7)
     states = torch.randn(1, len(TEXT) - 1, 5 * SIZE, dtype=torch.float64)
     context = AttentionContext.causal(head.begin(1), states.shape[1])
     outputs, entries = head.step(
@@ -150,9 +150,9 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
         assert again.config == first.config or form == "speculators"
         for weight, value in first.state_dict().items():
             assert torch.equal(again.state_dict()[weight], value), (form, weight)
-        fit(again, TARGET, "the head")
-    fit(first, TARGET, "the head")
-    assert again.layers == first.layers
+        check_fits_target(again, TARGET, "the head")
+    check_fits_target(first, TARGET, "the head")
+    assert again.hidden_layers == first.hidden_layers
     if name == "tied":  # the others have the files' own weights
         return
     given, found = (
@@ -196,7 +196,7 @@ def library(folder: Path, kind: str, **more: Any) -> None:
 def test_the_librarys_layers_are_states_also_if_the_first_one_is_1(tmp_path: Path) -> None:
     library(tmp_path, "eagle3", norm_before_residual=True)
     head = read(tmp_path)
-    assert (head.layers, head.config.layers, head.config.depths) == ((1, 5, 8), 2, 3)
+    assert (head.hidden_layers, head.config.layers, head.config.depths) == ((1, 5, 8), 2, 3)
     assert head.config.norm_before_residual
     save_head(head, tmp_path / "again", "eagle3")
     assert read(tmp_path / "again").layers == (1, 5, 8)
@@ -434,13 +434,13 @@ def test_the_neighbours_of_the_usual_layers_are_tried(
     assert isinstance(head, Eagle3)
     model = counting()
     loaded = replace(LoadedModel(model, None, "counting"), tokenizer=Tokenizer())
-    fit(head, TargetShape.of(model.config), "the head")
+    check_fits_target(head, TargetShape.of(model.config), "the head")
     assert head.names_no_layers
     listed = ", ".join(map(str, reads))
     sentence = rf"the head does not say which layers .* \[{listed}\] are a guess; "
     with pytest.warns(UserWarning, match=sentence + "with them it guesses 39 of 39 tokens right"):
         find_layers(head, loaded, "the head")
-    assert head.layers == reads
+    assert head.hidden_layers == reads
 
 
 def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
 def test_the_last_states_before_the_last_norm_are_not_kept(tmp_path: Path) -> None:
     eagle3(tmp_path, nested(4, 8, 12))
     with pytest.raises(ConfigError, match="reads layer 12, the last states of this target before"):
-        fit(load_head(tmp_path), TARGET, "the head")
+        check_fits_target(load_head(tmp_path), TARGET, "the head")
 
 
 # -- training --------------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_a_parallel_head_learns_its_masks() -> None:
     head = Eagle3(TARGET, Eagle3Config(depths=3, parallel=True, mask_token=5, heads=2))
     states = torch.randn(2, 9, 3 * SIZE)
     chances = torch.rand(2, 9, 4)
-    batch = Batch(
+    batch = TeacherBatch(
         torch.randint(VOCABULARY, (2, 9)), states, torch.randint(VOCABULARY, (2, 9, 4)), chances
     )
     model = Model()

@@ -34,7 +34,7 @@ from heads.published import (
 from heads.variants import drop, say
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
-from outpace.heads.checkpoint import fit, load_head, load_head_unchecked, save_head
+from outpace.heads.checkpoint import check_fits_target, load_head, load_head_unchecked, save_head
 from outpace.inspection import inspect
 from outpace.methods.heads.dflash import DFlash, DFlashConfig
 from outpace.methods.heads.eagle import Eagle, EagleConfig
@@ -133,8 +133,8 @@ def test_what_an_eagle3_head_is_made_of(tmp_path: Path) -> None:
     head = load_head(tmp_path)
     assert isinstance(head, Eagle3)
     assert head.d2t.tolist() == TOKENS
-    fit(head, TARGET, "the head")
-    assert head.layers == (2, 6, 9)
+    check_fits_target(head, TARGET, "the head")
+    assert head.hidden_layers == (2, 6, 9)
     attention = head.midlayer.self_attn
     assert (attention.heads, attention.groups) == (2, 1)
     assert head.config.rope == {"rope_type": "default", "rope_theta": 500000.0}
@@ -170,10 +170,10 @@ def test_the_weights_say_which_parts_an_eagle_head_has(change: Change, tmp_path:
 def test_what_a_dflash_head_is_made_of(tmp_path: Path) -> None:
     dflash(tmp_path / "public")
     head = load_head(tmp_path / "public")
-    assert (head.kind, head.config.depths, head.layers) == ("dflash", 3, (2, 6, 12))
-    fit(head, TARGET, "the head")
+    assert (head.kind, head.config.depths, head.hidden_layers) == ("dflash", 3, (2, 6, 12))
+    check_fits_target(head, TARGET, "the head")
     with pytest.raises(ConfigError, match="its layers is 12, and this target's is 13"):
-        fit(head, TargetShape(SIZE, VOCABULARY, 13), "the head")
+        check_fits_target(head, TargetShape(SIZE, VOCABULARY, 13), "the head")
     save_head(head, tmp_path / "again", "dflash")
     about = json.loads((tmp_path / "again" / "config.json").read_text())
     assert {name: about.get(name) for name in DFLASH_CONFIG} == DFLASH_CONFIG
@@ -384,9 +384,9 @@ def test_a_head_of_another_target_is_refused(tmp_path: Path) -> None:
     eagle3(tmp_path, say(eagle_aux_hidden_state_layer_ids=[2, 5, 80]))
     head = load_head(tmp_path)
     with pytest.raises(ConfigError, match="reads layer 80, and this target has 12"):
-        fit(head, TARGET, "the head")
+        check_fits_target(head, TARGET, "the head")
     with pytest.raises(ConfigError, match="its vocab_size is 20, and this target's is 21"):
-        fit(head, TargetShape(SIZE, 21, 12), "the head")
+        check_fits_target(head, TargetShape(SIZE, 21, 12), "the head")
 
 
 def test_a_format_refuses_what_it_has_no_words_for(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_sampled_texts_are_the_same_alone_and_in_company(
 def test_prompts_with_images() -> None:
     loaded = LoadedModel(seeing("gemma4"), None, "a tiny model")
     config = {"method": "gemma4_assistant", "num_speculative_tokens": 3}
-    config |= Gemma4AssistantDrafter.specimen(loaded)
+    config |= Gemma4AssistantDrafter.dummy_options(loaded)
     llm = LLM(loaded, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)
     drafted: list[int] = []
     with llm.engine.observing(lambda trace: drafted.append(trace.proposal.tree.size)):

@@ -160,7 +160,7 @@ def test_a_file_holds_the_head_of_its_folder(name: str, tmp_path: Path) -> None:
     path = convert(tmp_path / "folder", tmp_path / "head.gguf", arch)
     wanted, found = load_head(tmp_path / "folder"), load_head(path)
     assert find_head_kind(path) == wanted.kind
-    assert (type(found), found.layers) == (type(wanted), wanted.layers)
+    assert (type(found), found.hidden_layers) == (type(wanted), wanted.hidden_layers)
     skipped = {"norm_eps", "reads"}  # float32 in a file; none given: the usual
     ours, theirs = (
         {name: value for name, value in asdict(each.config).items() if name not in skipped}

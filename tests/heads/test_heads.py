@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape, parse_config
-from outpace.heads.checkpoint import fit, load_head, save_head
+from outpace.heads.checkpoint import check_fits_target, load_head, save_head
 from outpace.heads.folder import CONFIG, WEIGHTS
 from outpace.heads.layers import AttentionContext
 from outpace.heads.registry import find_head, head_names
@@ -259,4 +259,4 @@ def test_entries_of_other_types_are_refused_and_whole_numbers_are_floats_too() -
 def test_a_head_of_another_target_is_refused_by_its_shape() -> None:
     other = TargetShape(hidden_size=8, vocab_size=21, layers=2, name="other")
     with pytest.raises(ConfigError, match=r"another model \(tiny\): its vocab_size is 20"):
-        fit(head("medusa"), other, "the head")
+        check_fits_target(head("medusa"), other, "the head")

@@ -19,7 +19,7 @@ from .generating import FAMILY, generated
 
 
 def test_auto_takes_a_trained_head_as_well(tmp_path: Path) -> None:
-    head = find_drafter("medusa").specimen(LoadedModel(target(FAMILY), None, FAMILY))["model"]
+    head = find_drafter("medusa").dummy_options(LoadedModel(target(FAMILY), None, FAMILY))["model"]
     save_head(head, tmp_path)
     for model in (head, tmp_path):
         custom = speculative(model, check=False)

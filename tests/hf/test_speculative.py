@@ -414,7 +414,7 @@ def test_the_drafters_own_options_reach_it(
 @pytest.mark.parametrize("method", ["eagle3", "medusa", "hidden_transfer"])
 def test_a_trained_head_drafts(method: str, tmp_path: Path) -> None:
     """It is no model of transformers, by path or loaded."""
-    head = find_drafter(method).specimen(LoadedModel(target(FAMILY), None, FAMILY))["model"]
+    head = find_drafter(method).dummy_options(LoadedModel(target(FAMILY), None, FAMILY))["model"]
     save_head(head, tmp_path)
     for model in (head, tmp_path):
         custom = speculative(model, method=method, num_speculative_tokens=3, check=False)

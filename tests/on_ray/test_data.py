@@ -74,7 +74,7 @@ def test_chats_are_rows_with_messages() -> None:
 
 def test_a_killed_worker_costs_nothing_but_time(tmp_path: Path) -> None:
     import outpace.ray
-    from outpace.serve.batch import Answers, Requests
+    from outpace.serve.batch_files import Answers, Requests
 
     path, out, killed = tmp_path / "in.jsonl", tmp_path / "out.jsonl", []
     body = {"max_tokens": 8, "temperature": 0}
@@ -112,7 +112,7 @@ NO_DRAFT: dict[str, Any] = {
 
 def test_a_mistake_that_a_worker_finds_is_one_sentence(tmp_path: Path) -> None:
     import outpace.ray
-    from outpace.serve.batch import Answers, Requests
+    from outpace.serve.batch_files import Answers, Requests
 
     path = tmp_path / "in.jsonl"
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}

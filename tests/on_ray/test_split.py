@@ -59,7 +59,7 @@ def test_a_replica_of_two_processes_that_loses_one_comes_back(texts: list[str]) 
 
 def test_workers_of_two_processes(texts: list[str], tmp_path: Path) -> None:
     import outpace.ray
-    from outpace.serve.batch import Answers, Requests
+    from outpace.serve.batch_files import Answers, Requests
 
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     lines = [

@@ -63,8 +63,8 @@ def test_every_kind_of_model(name: str, both: Processes, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_way_to_draft(method: str, llama: SplitModel) -> None:
-    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
-    config = {"method": method, "num_speculative_tokens": 4, **specimen}
+    dummy_options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
+    config = {"method": method, "num_speculative_tokens": 4, **dummy_options}
     if method == "none":
         config = {"method": method}
     pair = llms(target("llama"), llama, speculative_config=config)
@@ -86,9 +86,9 @@ def test_each_process_rounds_the_keys_and_values_of_its_heads(kind: str, llama: 
 
 @pytest.mark.parametrize("method", ["layer_skip", "early_exit"])
 def test_parts_of_the_target_draft_for_none_that_is_split(method: str, llama: SplitModel) -> None:
-    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
+    dummy_options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
     with pytest.raises(ConfigError, match="split over 2 processes, and cannot"):
-        LLM(llama, speculative_config={"method": method, **specimen}, max_model_len=CONTEXT)
+        LLM(llama, speculative_config={"method": method, **dummy_options}, max_model_len=CONTEXT)
 
 
 def test_samples_fork_and_texts_that_were_put_aside_come_back(llama: SplitModel) -> None:
@@ -137,13 +137,20 @@ def scored(target: Target, layers: frozenset[int]) -> list[Tensor]:
     found: list[Tensor] = []
 
     def note(scores: Scores) -> None:
-        found.extend([scores.logits, *(scores.states[layer] for layer in sorted(scores.states))])
+        found.extend(
+            [
+                scores.logits,
+                *(scores.hidden_states[layer] for layer in sorted(scores.hidden_states)),
+            ]
+        )
 
     for prompt in ([3, 1, 4, 1, 5], [9, 2, 6]):
         target.admit(PromptInputs(prompt))
     while target.num_ready_rows < target.num_rows:
         found += [
-            part.states[layer] for part in target.prefill(3, layers) for layer in sorted(layers)
+            part.hidden_states[layer]
+            for part in target.prefill(3, layers)
+            for layer in sorted(layers)
         ]
     target.fork(0)
     tokens = torch.tensor([[7, 8, 9], [1, 2, 3], [4, 4, 4]])

@@ -11,9 +11,9 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import Outcome
-from outpace.engine.request import Request
-from outpace.policy.base import Controller, affordable
+from outpace.draft.round import Outcome
+from outpace.engine.request import EngineRequest
+from outpace.policy.base import Controller, cap_budgets
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,13 @@ def tokens_written(
     jumps = machine.jumps(seconds, seed)
     dice, luck, now, at, tokens = random.Random(seed), random.Random(seed + 1), 0.0, 0, 0
     params = SamplingParams(temperature=0).resolve({})
-    row = Request([1] * 8, RowOptions(params), seed=0, max_tokens=10**6)
+    row = EngineRequest([1] * 8, RowOptions(params), seed=0, max_tokens=10**6)
     while now < seconds:
         while at + 1 < len(jumps) and jumps[at + 1][0] <= now:
             at += 1
         if row.remaining < 100 or len(row.output_ids) > 400:
-            row = Request([1] * 8, RowOptions(params), seed=0, max_tokens=10**6)
-        (width,) = affordable([row], controller.plan([row], DraftingTerms()).budgets)
+            row = EngineRequest([1] * 8, RowOptions(params), seed=0, max_tokens=10**6)
+        (width,) = cap_budgets([row], controller.plan([row], DraftingTerms()).budgets)
         if luck.random() >= finds:
             width = 0
         taken = machine.took(jumps[at][1], width, dice)

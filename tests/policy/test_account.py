@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outpace.core.account import Account, DrafterAccount, Mode, Reason
-from outpace.draft.rounds import Outcome
-from outpace.engine.request import Request
+from outpace.draft.round import Outcome
+from outpace.engine.request import EngineRequest
 from outpace.policy.base import Controller
 from outpace.policy.lengths.adaptive import Constant
 
@@ -14,7 +14,7 @@ from . import test_routing as routes
 from .test_controller import Simulation, alone, flat, request
 
 
-def played(controller: Controller, row: Request, draft: float, chance: float) -> Account:
+def played(controller: Controller, row: EngineRequest, draft: float, chance: float) -> Account:
     """The account of a text of 300 rounds. draft: what a drafted token costs; chance: of each."""
     Simulation(controller, flat(draft), lambda *_: chance).play([row], 300)
     return controller.account(row)

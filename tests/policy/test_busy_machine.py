@@ -7,8 +7,8 @@ from statistics import mean
 import pytest
 
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import Outcome
-from outpace.policy.base import Controller, affordable
+from outpace.draft.round import Outcome
+from outpace.policy.base import Controller, cap_budgets
 from outpace.policy.costs import MIN_SAMPLES, SPEED_CHANGE_ROUNDS, BatchBucket, CostTable
 from outpace.policy.exploration import TrialBudget
 from outpace.policy.lengths.adaptive import Constant
@@ -45,14 +45,14 @@ def test_a_machine_that_changes_is_measured_anew() -> None:
     for width in (0, 4):
         for _ in range(10):
             costs.add(bucket, NAME, width, Seconds(0, 1.0 + width, 0))
-    costs.add_reading(NAME, 8.0, 8)
+    costs.add_prefill(NAME, 8.0, 8)
     for _ in range(SPEED_CHANGE_ROUNDS):
         costs.add(bucket, NAME, 0, Seconds(0, 2.0, 0))
     assert costs.plain(bucket) == 2.0
     assert costs.of(bucket, NAME, 4) is None
     assert costs.curve(bucket, NAME, [0, 1]) is None
     assert costs.times_measured(bucket, NAME, 4) == 0
-    assert costs.reading(NAME, 8, 2.0) == 16.0, "as many plain rounds as before"
+    assert costs.prefill_seconds(NAME, 8, 2.0) == 16.0, "as many plain rounds as before"
 
 
 def slow_table(bucket: BatchBucket) -> CostTable:
@@ -123,7 +123,7 @@ def play(asking: float, rounds: int = 600) -> tuple[float, int]:
     was asked at the end."""
     auto, row, seconds, tokens, asked = alone(), request(), 0.0, 0, 0
     for number in range(rounds):
-        (budget,) = affordable([row], budgets_of(auto, [row]))
+        (budget,) = cap_budgets([row], budgets_of(auto, [row]))
         width = min(budget, 3) if number % 20 == 0 else 0
         took = Seconds(asking if budget else 0.0, 1.0, 0.0)
         row.extend([2] * (1 + width))

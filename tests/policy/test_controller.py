@@ -15,11 +15,11 @@ from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.rounds import Outcome
-from outpace.engine.request import Request
+from outpace.draft.round import Outcome
+from outpace.engine.request import EngineRequest
 from outpace.policy.acceptance import Acceptance
-from outpace.policy.auto import Auto
-from outpace.policy.base import Controller, affordable
+from outpace.policy.auto import AutoController
+from outpace.policy.base import Controller, cap_budgets
 from outpace.policy.costs import MAX_SAMPLES, BatchBucket, CostTable
 from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.lengths.adaptive import Constant
@@ -46,9 +46,9 @@ def crowded(rows: int, width: int) -> float:
     return max(1.0, rows * (width + 1) / 8) + 0.1 * width
 
 
-def request(tokens: int = 100_000, prompt: int = 8, **options: object) -> Request:
+def request(tokens: int = 100_000, prompt: int = 8, **options: object) -> EngineRequest:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return Request(
+    return EngineRequest(
         [1] * prompt,
         RowOptions(params),
         seed=0,
@@ -62,12 +62,12 @@ def alone(
     nominal: NominalCosts | None = None,
     name: str = NAME,
     **options: Any,
-) -> Auto:
+) -> AutoController:
     """Returns the controller of one drafter."""
-    return Auto([Estimator(name, drafts, nominal, **options)])
+    return AutoController([Estimator(name, drafts, nominal, **options)])
 
 
-def budgets_of(auto: Auto, rows: Sequence[Request]) -> list[int]:
+def budgets_of(auto: AutoController, rows: Sequence[EngineRequest]) -> list[int]:
     return list(auto.plan(rows, DraftingTerms()).budgets)
 
 
@@ -84,10 +84,10 @@ class Simulation:
         self.catching_up = 0.0  # what a first draft takes besides
 
     def play(
-        self, rows: Sequence[Request], rounds: int, found: Callable[[], int] = lambda: MOST
+        self, rows: Sequence[EngineRequest], rounds: int, found: Callable[[], int] = lambda: MOST
     ) -> Simulation:
         for _ in range(rounds):
-            budgets = affordable(rows, self.controller.plan(rows, DraftingTerms()).budgets)
+            budgets = cap_budgets(rows, self.controller.plan(rows, DraftingTerms()).budgets)
             outcomes = [
                 self.outcome(row, min(budget, found()))
                 for row, budget in zip(rows, budgets, strict=True)
@@ -103,7 +103,7 @@ class Simulation:
             self.controller.record(rows, outcomes, Seconds(late, took * noise, 0))
         return self
 
-    def outcome(self, row: Request, drafted: int) -> Outcome:
+    def outcome(self, row: EngineRequest, drafted: int) -> Outcome:
         accepted = 0
         while accepted < drafted:
             if self.random.random() >= self.chance(len(row.output_ids), accepted):
@@ -235,7 +235,7 @@ def test_what_needs_no_prefill_has_nothing_to_read(needs_no_prefill: bool) -> No
     auto = alone(CHAINS, needs_no_prefill=needs_no_prefill)
     Simulation(auto, flat(0.1), lambda *_: 0.9).play([request()], 60)
     for _ in range(MAX_SAMPLES):
-        auto.costs.add_reading(NAME, seconds=8.0, tokens=8)
+        auto.costs.add_prefill(NAME, seconds=8.0, tokens=8)
     (budget,) = budgets_of(auto, [request(5)])
     assert (budget > 0) == needs_no_prefill
 
@@ -272,7 +272,7 @@ def test_requests_of_one_batch_are_chosen_for_together() -> None:
     assert sum(play.sizes[-50:]) / 50 > 3  # (11 + 1) / T beats (1 + 1) / T(0)
 
 
-def _all_or_nothing(row: Request, drafted: int, good: bool) -> Outcome:
+def _all_or_nothing(row: EngineRequest, drafted: int, good: bool) -> Outcome:
     accepted = drafted if good else 0
     return Outcome(drafted, drafted, accepted, row.extend([2] * (accepted + 1)))
 
@@ -294,14 +294,14 @@ def test_trees_of_any_shape_promise_what_their_levels_bring() -> None:
     rounds: that is not what ten levels would bring, and two more nodes for one level cost much."""
     dice = random.Random(0)
 
-    def outcome(row: Request, width: int) -> Outcome:
+    def outcome(row: EngineRequest, width: int) -> Outcome:
         levels = -(-width // 5)
         accepted = next((n for n in range(levels) if dice.random() > 0.9), levels)
         return Outcome(width, levels, accepted, row.extend([2] * (accepted + 1)))
 
     auto, row = alone(), request()
     for _ in range(300):
-        result = outcome(row, affordable([row], budgets_of(auto, [row]))[0])
+        result = outcome(row, cap_budgets([row], budgets_of(auto, [row]))[0])
         auto.record([row], [result], Seconds(0, 1 + 0.02 * result.drafted, 0))
     assert auto[NAME].tokens(row, 10) == pytest.approx(1 + 0.9 + 0.81, rel=0.1)
     assert auto[NAME].seconds(RoundRequests([row], [row]), 10) is not None
@@ -338,10 +338,10 @@ def test_an_ended_text_teaches_nothing() -> None:
 
 def test_wishes_and_what_is_left_bind_every_controller() -> None:
     rows = [request(speculative="off"), request(speculative=3), request(tokens=2), request()]
-    assert affordable(rows, Constant(5).budgets(rows)) == [0, 3, 1, 5]
+    assert cap_budgets(rows, Constant(5).budgets(rows)) == [0, 3, 1, 5]
     auto = alone()
     Simulation(auto, flat(0.1), lambda *_: 0.9).play([request()], 50)
-    budgets = affordable(rows, budgets_of(auto, rows))
+    budgets = cap_budgets(rows, budgets_of(auto, rows))
     assert budgets[:2] == [0, 3]
     assert budgets[2] <= 1
 
@@ -391,12 +391,14 @@ def test_trees_are_cut_between_levels() -> None:
     assert budgets_of(auto, [row]) == [12]
 
 
-def grow(auto: Auto, chances: Sequence[float], level: float, node: float, rounds: int) -> TreeShape:
+def grow(
+    auto: AutoController, chances: Sequence[float], level: float, node: float, rounds: int
+) -> TreeShape:
     """Plays rounds in which siblings have these chances; returns the tree that is drafted then."""
     dice, row = random.Random(0), request()
     for _ in range(rounds):
         plan = auto.plan([row], DraftingTerms())
-        width = affordable([row], plan.budgets)[0]
+        width = cap_budgets([row], plan.budgets)[0]
         shape = (plan.shape or TreeShape(())).first(width)
         path, here = [], 0
         while here is not None:

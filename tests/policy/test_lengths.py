@@ -17,15 +17,15 @@ from outpace.config import SpeculativeConfig
 from outpace.core.logits_pipeline import RowOptions
 from outpace.core.proposal import DraftingTerms
 from outpace.draft.base import Round
-from outpace.draft.rounds import Outcome
-from outpace.engine.request import Request
+from outpace.draft.round import Outcome
+from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import AcceptancePredictionConfig, AcceptancePredictionHead
 from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_names, length_options
 from outpace.targets.hf.loading.loaded import LoadedModel
-from outpace.train.teacher import origin_of
+from outpace.train.teacher import signature_of
 from targets.families import CONTEXT, PROMPTS, drafter, plain, target
 from targets.generating import greedy, ids
 
@@ -33,9 +33,9 @@ LENGTH = 16
 PURE = {"temperature": 1.0, "seed": 5}
 
 
-def request(**options: Any) -> Request:
+def request(**options: Any) -> EngineRequest:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return Request(
+    return EngineRequest(
         [1] * 8, RowOptions(params), seed=0, max_tokens=10_000, reproducible=params.seeded
     )
 
@@ -45,7 +45,7 @@ def policy(name: str, count: int | None = None, **options: Any) -> LengthPolicy:
     return kind(kind.default_count if count is None else count, length_options(name, options))
 
 
-def watched(of: LengthPolicy, row: Request, outcome: Outcome, most: int = 12) -> None:
+def watched(of: LengthPolicy, row: EngineRequest, outcome: Outcome, most: int = 12) -> None:
     """Plays a round in which the chain of a row was watched, which might have ``most`` tokens."""
     begin = of.terms([row], DraftingTerms()).make_stopping_fn
     assert begin is not None
@@ -53,7 +53,7 @@ def watched(of: LengthPolicy, row: Request, outcome: Outcome, most: int = 12) ->
     of.record([row], [outcome], None)
 
 
-def play(of: LengthPolicy, rows: Sequence[Request], accepted: Sequence[int]) -> None:
+def play(of: LengthPolicy, rows: Sequence[EngineRequest], accepted: Sequence[int]) -> None:
     """Plays a round in which each row drafts its budget and accepts n of it."""
     outcomes = [
         Outcome(budget, budget, min(budget, taken), 1 + min(budget, taken))
@@ -240,7 +240,7 @@ def stop_head() -> AcceptancePredictionHead:
     """One that says something else of each state."""
     torch.manual_seed(1)
     head = AcceptancePredictionHead(
-        origin_of(LoadedModel(drafter("llama"), None, "small")), AcceptancePredictionConfig()
+        signature_of(LoadedModel(drafter("llama"), None, "small")), AcceptancePredictionConfig()
     )
     torch.nn.init.normal_(head.linear.weight, std=0.5)
     return head.eval().requires_grad_(False)

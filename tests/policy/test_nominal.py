@@ -12,10 +12,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from engine.test_auto import CONFIGS, PROMPTS, llama
 from outpace.core.params import SamplingParams
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.rounds import Outcome
+from outpace.draft.round import Outcome
 from outpace.llm import LLM
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
-from outpace.policy.auto import Auto
+from outpace.policy.auto import AutoController
 from outpace.policy.candidate import Candidate
 from outpace.policy.estimator import Estimator
 from outpace.policy.exploration import INITIAL_CREDIT, TRIAL_SHARE, TrialBudget
@@ -126,7 +126,7 @@ SEEDED = [
 def drafter_of(llm: LLM) -> Estimator:
     """What its controller knows of the only drafter."""
     controller = llm.engine.controller
-    assert isinstance(controller, Auto)
+    assert isinstance(controller, AutoController)
     (drafter,) = controller._estimators
     return drafter
 
@@ -143,7 +143,7 @@ def grown() -> LLM:
 @pytest.mark.parametrize("method", [*CONFIGS, "grown"])
 def test_a_seeded_text_is_the_same_in_any_batch_and_at_any_speed(method: str) -> None:
     llm = grown() if method == "grown" else LLM(llama(2), speculative_config=CONFIGS[method])
-    assert isinstance(llm.engine.controller, Auto)
+    assert isinstance(llm.engine.controller, AutoController)
     alone = [llm.generate([PROMPTS[i]], SEEDED[i])[0] for i in (0, 1)]
     assert len({output.metrics.num_draft_tokens > 0 for output in alone}) == 1
     for order in ([0, 1, 2, 3], [3, 1, 2, 0]):

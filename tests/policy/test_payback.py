@@ -9,11 +9,11 @@ import torch
 from outpace.core.account import Reason
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import LookupDraft, Outcome
-from outpace.engine.request import Request
+from outpace.draft.round import LookupDraft, Outcome
+from outpace.engine.request import EngineRequest
 from outpace.policy.acceptance import Calibration, Confidences
-from outpace.policy.auto import Auto
-from outpace.policy.base import affordable
+from outpace.policy.auto import AutoController
+from outpace.policy.base import cap_budgets
 from outpace.policy.costs import BatchBucket
 
 from .test_controller import alone, request
@@ -22,11 +22,13 @@ from .test_routing import Simulation, Task, automatic, fixed, routing
 MODEL = Task(hits=0.0, copied=0.0, model=0.6, draft=0.1, slope=0.02)
 
 
-def stream(of: Auto | None, task: Task, rows: int, prompt: int, answer: int, rounds: int) -> float:
+def stream(
+    of: AutoController | None, task: Task, rows: int, prompt: int, answer: int, rounds: int
+) -> float:
     """Returns the tokens per second of a batch that texts join one by one, and then whenever others
     end; without a controller nothing is drafted."""
 
-    def joined(tokens: int) -> Request:
+    def joined(tokens: int) -> EngineRequest:
         row = request(1000, prompt=prompt)  # which may become much longer
         row.stop_when = lambda ids: len(ids) >= prompt + tokens
         return row
@@ -118,7 +120,7 @@ def test_a_look_up_that_may_find_nothing_makes_no_draft_free() -> None:
     of = alone(look_up=True, needs_no_prefill=True)
     rows, drafted = [request(speculative=10), request()], 0
     for _ in range(200):
-        _, budget = affordable(rows, of.plan(rows, DraftingTerms()).budgets)
+        _, budget = cap_budgets(rows, of.plan(rows, DraftingTerms()).budgets)
         outcomes = [
             Outcome(0, 0, 0, rows[0].extend([2])),
             Outcome(budget, budget, 0, rows[1].extend([2])),

@@ -13,10 +13,10 @@ import pytest
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import DrafterChoice, LookupDraft, Outcome
-from outpace.engine.request import Request
-from outpace.policy.auto import Auto, trail_if_verified
-from outpace.policy.base import affordable
+from outpace.draft.round import DrafterChoice, LookupDraft, Outcome
+from outpace.engine.request import EngineRequest
+from outpace.policy.auto import AutoController, ranks_if_verified
+from outpace.policy.base import cap_budgets
 from outpace.policy.costs import BatchBucket, CostTable
 from outpace.policy.estimator import Estimator
 from outpace.policy.nominal import NominalCosts
@@ -45,12 +45,12 @@ NOTHING = Task(hits=0.2, copied=0.05, model=0.05, draft=0.3)
 TASKS = {"copying": COPYING, "prose": PROSE, "nothing": NOTHING}
 
 
-def routing(model: bool = True, skips_reproducible: bool = False) -> Auto:
+def routing(model: bool = True, skips_reproducible: bool = False) -> AutoController:
     chains, costs = DraftSizes.chains(MOST), NominalCosts(level=0.1, node=0.02)
     drafters = [Estimator("look-up", chains, NominalCosts(node=0.02), look_up=True)]
     if model:
         drafters.append(Estimator("model", chains, costs, skips_reproducible=skips_reproducible))
-    return Auto(drafters)
+    return AutoController(drafters)
 
 
 class Simulation:
@@ -60,15 +60,15 @@ class Simulation:
         self.random = random.Random(seed)
         self.seconds, self.tokens = 0.0, 0
         self.played: list[set[str]] = []
-        self.read: dict[Request, int] = {}
+        self.read: dict[EngineRequest, int] = {}
 
     def play(
         self,
         rounds: int,
-        rows: Sequence[Request],
+        rows: Sequence[EngineRequest],
         task: Task,
-        choose: Callable[[Sequence[Request], list[list[int]]], list[tuple[str, int]]],
-        record: Callable[[Sequence[Request], list[Outcome], Seconds], None] | None = None,
+        choose: Callable[[Sequence[EngineRequest], list[list[int]]], list[tuple[str, int]]],
+        record: Callable[[Sequence[EngineRequest], list[Outcome], Seconds], None] | None = None,
     ) -> Simulation:
         for _ in range(rounds):
             found, agreed = [], []
@@ -123,20 +123,20 @@ def as_finds(found: Sequence[Sequence[int]]) -> list[LookupDraft]:
 
 
 def picked(
-    of: Auto, rows: Sequence[Request], found: Sequence[Sequence[int]]
+    of: AutoController, rows: Sequence[EngineRequest], found: Sequence[Sequence[int]]
 ) -> list[DrafterChoice]:
     """Who drafts in the coming round, and how much. found: by the look-up, in each row."""
     plan = of.plan(rows, DraftingTerms())
-    budgets = affordable(rows, plan.budgets)
+    budgets = cap_budgets(rows, plan.budgets)
     if not of._look_ups:  # it stands alone
         return [DrafterChoice("look-up", budget) for budget in budgets]
     return of.pick(rows, {"look-up": as_finds(found)}, budgets)
 
 
 def automatic(
-    of: Auto,
-) -> Callable[[Sequence[Request], list[list[int]]], list[tuple[str, int]]]:
-    def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+    of: AutoController,
+) -> Callable[[Sequence[EngineRequest], list[list[int]]], list[tuple[str, int]]]:
+    def choose(rows: Sequence[EngineRequest], found: list[list[int]]) -> list[tuple[str, int]]:
         picks = picked(of, rows, found)
         kept = [
             min(pick.budget, len(each)) if pick.name == "look-up" else pick.budget
@@ -149,7 +149,7 @@ def automatic(
 
 
 def fixed(name: str, width: int) -> Callable[..., list[tuple[str, int]]]:
-    def choose(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+    def choose(rows: Sequence[EngineRequest], found: list[list[int]]) -> list[tuple[str, int]]:
         if name != "look-up":
             return [(name, width)] * len(rows)
         return [("look-up", width) if each else ("", 0) for each in found]
@@ -227,7 +227,7 @@ def test_a_text_is_charged_for_the_trials_that_are_made() -> None:
         of.costs.add(place, "", 0, Seconds(0, 1.0, 0))
         of.costs.add(place, "look-up", 1, Seconds(0, 1.1, 0))
         of.costs.add(place, "model", 1, Seconds(1.0, 1.0, 0))
-        of.costs.add_reading("model", seconds=0.2, tokens=10)
+        of.costs.add_prefill("model", seconds=0.2, tokens=10)
     text = of["model"].text(row)
     text.rounds = 10
     (pick,) = picked(of, [row], [[2] * 4])
@@ -281,7 +281,7 @@ def test_times_of_an_earlier_run_are_measured_in_this_ones_plain_rounds() -> Non
     place, far = BatchBucket.of(1, 100), BatchBucket.of(1, 5000)
     for width, seconds in ((0, 2.0), (1, 3.0), (4, 5.0)):
         earlier.add(place, name, width, Seconds(0.5 * width, seconds - 0.5 * width, 0.0))
-    earlier.add_reading(name, seconds=6.0, tokens=10)
+    earlier.add_prefill(name, seconds=6.0, tokens=10)
     kept = json.loads(json.dumps(earlier.to_dict([name])))
     costs.from_dict(kept, [name])
     assert costs.curve(far, name, range(5)) is None, "nothing is known before a plain round"
@@ -289,7 +289,7 @@ def test_times_of_an_earlier_run_are_measured_in_this_ones_plain_rounds() -> Non
     curve = costs.curve(far, name, range(5))
     assert curve is not None
     assert [curve[width] for width in (0, 1, 4)] == pytest.approx([10.0, 15.0, 25.0])
-    assert costs.reading(name, 20, plain=10.0) == pytest.approx(60.0)
+    assert costs.prefill_seconds(name, 20, plain=10.0) == pytest.approx(60.0)
     assert costs.to_dict([name]) == kept, "no draft was measured since"
     costs.add(far, name, 1, Seconds(1.0, 11.0, 0.0))
     assert costs.curve(far, name, range(5))[1] == pytest.approx(12.0)  # type: ignore[index]
@@ -317,13 +317,13 @@ def test_what_a_look_up_would_have_brought_is_learned_while_the_model_drafts() -
     # A look-up that is always right, in a text where it is never let play.
     task = Task(hits=1.0, copied=1.0, model=1.0)
 
-    def model_only(rows: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+    def model_only(rows: Sequence[EngineRequest], found: list[list[int]]) -> list[tuple[str, int]]:
         picked(of, rows, found)
         return [("model", 4)] * len(rows)
 
     play.play(60, [row], task, model_only, of.record)
     assert of["look-up"].tokens(row, 4) > 4.5
-    assert trail_if_verified([1, 2], [1, 2, 3]) == [(1, 0), (1, 0)]
+    assert ranks_if_verified([1, 2], [1, 2, 3]) == [(1, 0), (1, 0)]
 
 
 def test_look_ups_alone_lose_nothing_where_they_find_nothing() -> None:
@@ -353,7 +353,7 @@ def picks_of_a_seeded_row(company: int, skips: bool = False) -> list[tuple[str, 
     rows = [request(temperature=1.0, seed=7), *(request() for _ in range(company))]
     same = [[2] * 6 if n % 3 else [] for n in range(60)]
 
-    def watched(given: Sequence[Request], found: list[list[int]]) -> list[tuple[str, int]]:
+    def watched(given: Sequence[EngineRequest], found: list[list[int]]) -> list[tuple[str, int]]:
         chosen = automatic(of)(given, [same.pop(0), *found[1:]])
         seen.append(chosen[0])
         return chosen

@@ -16,14 +16,14 @@ from outpace.core.logits_pipeline import RowOptions
 from outpace.core.params import SamplingParams
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import Outcome
-from outpace.engine.request import Request
+from outpace.draft.round import Outcome
+from outpace.engine.request import EngineRequest
 from outpace.llm import BUNDLED
-from outpace.policy.auto import Auto
-from outpace.policy.base import Controller, RoundPlan, affordable
+from outpace.policy.auto import AutoController
+from outpace.policy.base import Controller, RoundPlan, cap_budgets
 from outpace.policy.lengths.adaptive import Constant
 from outpace.policy.shapes import DraftSizes
-from outpace.policy.stopping import Stopping
+from outpace.policy.stopping import EarlyStopping
 
 from .test_controller import alone
 
@@ -33,9 +33,9 @@ DRAFTER = BUNDLED / "drafter"
 DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rounds
 
 
-def request(**options: object) -> Request:
+def request(**options: object) -> EngineRequest:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return Request([1, 2, 3], RowOptions(params), 0, 10**6, reproducible=params.seeded)
+    return EngineRequest([1, 2, 3], RowOptions(params), 0, 10**6, reproducible=params.seeded)
 
 
 @dataclass
@@ -51,10 +51,12 @@ class Drafter:
         return sure, self.dice.random() < sure
 
 
-def chains(auto: Auto, rows: Sequence[Request], of: Drafter) -> list[tuple[int, int]]:
+def chains(
+    auto: AutoController, rows: Sequence[EngineRequest], of: Drafter
+) -> list[tuple[int, int]]:
     """Returns how many tokens each row drafts in a round, and how many of them are accepted."""
     plan = auto.plan(rows, DraftingTerms())
-    budgets, terms = affordable(rows, plan.budgets), plan.terms
+    budgets, terms = cap_budgets(rows, plan.budgets), plan.terms
     if not any(budgets):
         return [(0, 0)] * len(rows)
     ends = None if terms.make_stopping_fn is None else terms.make_stopping_fn(budgets)
@@ -78,8 +80,8 @@ def chains(auto: Auto, rows: Sequence[Request], of: Drafter) -> list[tuple[int, 
 
 
 def play(
-    auto: Auto,
-    rows: Sequence[Request],
+    auto: AutoController,
+    rows: Sequence[EngineRequest],
     rounds: int,
     of: Drafter,
     watch: Callable[[list[tuple[int, int]]], None] = lambda _: None,
@@ -105,23 +107,26 @@ class Ending(Controller):
     """Asks for six tokens in every round, of which each costs nine tenths of a plain round."""
 
     def __init__(self) -> None:
-        self.stopping = Stopping()
+        self.stopping = EarlyStopping()
         self._own = {}
 
-    def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
+    def plan(self, requests: Sequence[EngineRequest], terms: DraftingTerms) -> RoundPlan:
         self.stopping.begin(requests)
-        self.stopping.plan(rate=1.0, curve=[1 + 0.9 * width for width in range(9)])
+        self.stopping.set_thresholds(rate=1.0, curve=[1 + 0.9 * width for width in range(9)])
         return RoundPlan([6] * len(requests), self.stopping.terms(requests, terms))
 
     def record(
-        self, requests: Sequence[Request], outcomes: Sequence[Outcome], seconds: Seconds | None
+        self,
+        requests: Sequence[EngineRequest],
+        outcomes: Sequence[Outcome],
+        seconds: Seconds | None,
     ) -> None:
         for row, outcome in zip(requests, outcomes, strict=True):
             own = self._own.setdefault(row, self.stopping.new())
             if outcome.depth:
                 self.stopping.learn(row, own, outcome)
 
-    def account(self, request: Request) -> Account:
+    def account(self, request: EngineRequest) -> Account:
         return Account(Mode.FIXED)
 
 
@@ -219,7 +224,7 @@ def test_what_a_row_drafts_by_its_own_rule_is_not_ended(options: dict[str, objec
     play(auto, [request()], 400, Drafter(random.Random(4)))
     rows = [request(**options), request()]
     plan = auto.plan(rows, DraftingTerms())
-    budgets, terms = affordable(rows, plan.budgets), plan.terms
+    budgets, terms = cap_budgets(rows, plan.budgets), plan.terms
     assert terms.make_stopping_fn is not None
     ends = terms.make_stopping_fn([6, *budgets[1:]])
     doubted = torch.tensor([[0.99, 0.01]] * 2)
@@ -228,10 +233,12 @@ def test_what_a_row_drafts_by_its_own_rule_is_not_ended(options: dict[str, objec
 
 
 def test_a_token_that_was_not_drafted_any_more_counts_as_missed() -> None:
-    stopping, row = Stopping(), request()
+    stopping, row = EarlyStopping(), request()
     own = stopping.new()
     stopping.begin([row])
-    stopping.plan(rate=100.0, curve=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0])  # nothing is worth that
+    stopping.set_thresholds(
+        rate=100.0, curve=[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    )  # nothing is worth that
     begin = stopping.terms([row], DraftingTerms()).make_stopping_fn
     assert begin is not None
     assert begin([4])(torch.tensor([[0.0, 1.0]]), torch.tensor([1])).item()
@@ -240,6 +247,6 @@ def test_a_token_that_was_not_drafted_any_more_counts_as_missed() -> None:
     # One that was as long as it could be says nothing about the next token.
     begin([1])(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))
     assert stopping.learn(row, own, outcome) == [(1, 0)]
-    reached = stopping.reach([own], 2)
+    reached = stopping.survival_probs([own], 2)
     assert reached[0] == 1.0
     assert reached[1] < 0.9

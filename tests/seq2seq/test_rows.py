@@ -132,7 +132,7 @@ SOME = ("draft_tree", "ngram", "suffix", "lookahead", "medusa", "eagle", "eagle3
 def drafting(method: str) -> LLM:
     """What the tests of the contract build, for a T5."""
     loaded = LLM(target("t5")).target
-    options = find_drafter(method).specimen(loaded)
+    options = find_drafter(method).dummy_options(loaded)
     config = {"method": method, "num_speculative_tokens": 3, **options}
     return LLM(target("t5"), speculative_config=config, max_model_len=CONTEXT)
 

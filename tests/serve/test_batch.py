@@ -21,8 +21,8 @@ import pytest
 
 from outpace import LLM
 from outpace.errors import ConfigError, ProcessLost
-from outpace.serve import batch, in_process
-from outpace.serve.batch import Answers, Line, Requests, in_order, run
+from outpace.serve import batch_files, in_process
+from outpace.serve.batch_files import Answers, Line, Requests, in_order, run
 from outpace.serve.in_process import Answered, InProcess
 from processes import killed_after, python
 
@@ -179,12 +179,12 @@ def test_a_line_that_cannot_be_sent_has_an_error_that_names_it(tmp_path: Path) -
 
 def test_a_line_is_read_once_when_it_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    members = batch.members
+    members = batch_files.members
     monkeypatch.setattr(
-        batch, "members", lambda text, *more: (read.append(text), members(text, *more))[1]
+        batch_files, "members", lambda text, *more: (read.append(text), members(text, *more))[1]
     )
     one = Line(1, line("a", {"prompt": "p"}).encode())
-    asyncio.run(batch.answer(Echo(), one, False, LONGEST))  # type: ignore[arg-type]
+    asyncio.run(batch_files.answer(Echo(), one, False, LONGEST))  # type: ignore[arg-type]
     assert read == [one.raw.decode()]
 
 
@@ -195,7 +195,7 @@ def test_lines_are_ordered_by_their_prompts() -> None:
 
 
 def test_memory_hardly_grows_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "WINDOW", 256)
+    monkeypatch.setattr(batch_files, "WINDOW", 256)
     peaks = []
     for count in (512, 4096):
         path = written(tmp_path, (line(f"{at}", {"prompt": f"{at}"}) for at in range(count)))
@@ -289,7 +289,7 @@ LIVES = """
 import asyncio, os, random, signal, sys, time
 from pathlib import Path
 from outpace import LLM
-from outpace.serve.batch import Answers, Requests, run
+from outpace.serve.batch_files import Answers, Requests, run
 from outpace.serve.in_process import InProcess
 
 path, out, kills = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])

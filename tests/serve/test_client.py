@@ -545,7 +545,7 @@ def test_a_port_in_use_is_told(llm: LLM, address: str) -> None:
 
 def test_with_a_head_the_second_turn_of_a_chat_reads_its_new_tokens_only() -> None:
     plain = LLM(speculative_config={"method": "none"}, dtype="float64", max_model_len=512)
-    head = find_drafter("eagle").specimen(plain.target)
+    head = find_drafter("eagle").dummy_options(plain.target)
     llm = LLM(
         speculative_config={"method": "eagle", "num_speculative_tokens": 3, **head},
         dtype="float64",

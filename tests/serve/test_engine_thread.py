@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
-from outpace.draft.rounds import Outcome
+from outpace.draft.round import Outcome
 from outpace.serve.engine_thread import Delta, EngineThread, Job, OutOfTime, QueueFull, ShuttingDown
 from outpace.serve.observers import ServerMetrics, Tracer
 

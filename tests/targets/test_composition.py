@@ -101,13 +101,13 @@ class Leader(Target):
         return row
 
     def prefill(
-        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+        self, token_budget: int, layers: frozenset[int] = frozenset(), full: bool = False
     ) -> list[PrefillChunk]:
-        read: list[PrefillChunk] = self._both("prefill", token_budget, layers, whole)
+        read: list[PrefillChunk] = self._both("prefill", token_budget, layers, full)
         return read
 
-    def fork(self, row: int, whole: bool = False) -> int:
-        new: int = self._both("fork", row, whole)
+    def fork(self, row: int, with_output: bool = False) -> int:
+        new: int = self._both("fork", row, with_output)
         return new
 
     def score(self, inputs: ScoreInputs) -> Scores:
@@ -140,7 +140,7 @@ def test_a_follower_that_replays_the_calls_holds_the_same() -> None:
     assert ids(llm.generate(PROMPTS, greedy(LENGTH))) == expected()
     assert follower.runner.passes == own.runner.passes > 0
     leader.admit(PromptInputs(PROMPTS[0]))
-    leader.prefill(1000, whole=True)
+    leader.prefill(1000, full=True)
     assert follower.lengths == own.lengths == [len(PROMPTS[0]) - 1]
     assert follower.num_ready_rows == own.num_ready_rows == 1
     leader.reset()

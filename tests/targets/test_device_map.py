@@ -92,8 +92,8 @@ def test_every_kind_of_model(name: str, tmp_path: Path) -> None:
 
 
 def drafting(method: str, model: Any) -> dict[str, Any]:
-    specimen = find_drafter(method).specimen(LoadedModel(model, None, "llama"))
-    return {"method": method, "num_speculative_tokens": 4, **specimen}
+    dummy_options = find_drafter(method).dummy_options(LoadedModel(model, None, "llama"))
+    return {"method": method, "num_speculative_tokens": 4, **dummy_options}
 
 
 @pytest.mark.parametrize("method", EVERY_METHOD)
@@ -202,7 +202,7 @@ def test_every_kind_of_model_on_two_devices(name: str, two: tuple[str, str]) -> 
     same(pair)
     cache = pair[1].engine.target.runner.cache  # type: ignore[attr-defined]
     pair[1].engine.target.admit(PromptInputs([1, 2, 3]))
-    pair[1].engine.target.prefill(8, whole=True)
+    pair[1].engine.target.prefill(8, full=True)
     assert [str(layer.keys.device) for layer in cache.layers] == [
         two[at * 2 // len(cache.layers)] for at in range(len(cache.layers))
     ]

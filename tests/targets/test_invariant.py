@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from devices import cpu_only
 from outpace import LLM, SamplingParams
-from outpace.engine.trials import verify_invariance
+from outpace.engine.verify_on_load import verify_invariance
 from outpace.errors import ConfigError, ParamsError
 from outpace.targets.base import ScoreInputs, Scores
 from outpace.targets.cpu.threads import ThreadLimit

@@ -48,15 +48,15 @@ def test_last_states_lead_to_the_logits(family: str) -> None:
     last = frozenset({-1})
     target.prefill(9, last)
     scores = target.score(ScoreInputs([[7]], nothing, Tree.chain(1, 0, "cpu"), layers=last))
-    found = target.compute_logits(scores.states[-1])
+    found = target.compute_logits(scores.hidden_states[-1])
     torch.testing.assert_close(found, scores.logits, rtol=1e-6, atol=1e-6)
-    assert not torch.allclose(products(model, scores.states[-1]), scores.logits, rtol=0.1)
+    assert not torch.allclose(products(model, scores.hidden_states[-1]), scores.logits, rtol=0.1)
 
 
 @pytest.mark.parametrize("family", ["granite", "gemma2", "cohere"])
 def test_the_distribution_of_a_draft_is_that_of_scaled_and_bounded_logits(family: str) -> None:
     model, seen = build(family, **SHARP[family]), []
-    options = find_drafter("eagle").specimen(LoadedModel(model, None, family))
+    options = find_drafter("eagle").dummy_options(LoadedModel(model, None, family))
     head, drafted = options["model"], []
     inner = head.logits
 

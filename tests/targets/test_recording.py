@@ -148,8 +148,8 @@ def test_other_drafters_are_recorded_as_far_as_they_can_be(method: str) -> None:
 
 @pytest.mark.parametrize("method", ["medusa", "eagle3", "dflash"])
 def test_heads_are_given_the_states_of_recorded_passes(method: str) -> None:
-    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
-    config = {"method": method, "num_speculative_tokens": 3, **specimen}
+    dummy_options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
+    config = {"method": method, "num_speculative_tokens": 3, **dummy_options}
     limits = {"max_num_seqs": 3, "max_model_len": CONTEXT}
     plain, found = (LLM(target("llama"), speculative_config=config, **limits) for _ in range(2))
     (steps,) = recorded(found)
@@ -161,8 +161,8 @@ def test_heads_are_given_the_states_of_recorded_passes(method: str) -> None:
 @pytest.mark.parametrize("method", ["suffix", "recycling", "medusa"])
 def test_texts_that_warm_up_teach_nothing(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No drafter remembers them, or learns from them."""
-    specimen = find_drafter(method).specimen(LoadedModel(target("llama"), None, "llama"))
-    config = {"method": method, "num_speculative_tokens": 3, **specimen}
+    dummy_options = find_drafter(method).dummy_options(LoadedModel(target("llama"), None, "llama"))
+    config = {"method": method, "num_speculative_tokens": 3, **dummy_options}
     if method == "medusa":
         config["online"] = {"every": 1, "window": 16, "positions": "all", "share": 1.0}
     limits = {"max_num_seqs": 2, "max_model_len": CONTEXT}

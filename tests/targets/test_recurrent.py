@@ -113,7 +113,7 @@ class Texts:
             for scored, text, draft in zip(logits, self.texts, drafts, strict=True)
         )
         self.runner.advance([1 + count for count in accepted])
-        self.runner.settle()
+        self.runner.drop_checkpoints()
         for text, draft, count in zip(self.texts, drafts, accepted, strict=True):
             text += [*draft[:count], *self.tokens(1)]
         return worst
@@ -201,7 +201,7 @@ def test_trees_riders_and_parts_of_the_target_draft_too(family: str, method: str
     if method == "layer_skip" and family == "mamba2":
         options: dict[str, Any] = {"layers": [1]}
     else:
-        options = dict(find_drafter(method).specimen(load(target(family))))
+        options = dict(find_drafter(method).dummy_options(load(target(family))))
     options |= {"method": method, "num_speculative_tokens": 4}
     llm = LLM(target(family), speculative_config=options, max_num_seqs=4, max_model_len=CONTEXT)
     assert ids(llm.generate(PROMPTS[:3], greedy(LENGTH))) == reference(family)[:3]

@@ -202,7 +202,7 @@ def test_texts_with_images_are_not_taken_for_one_another() -> None:
 def test_every_drafter_equals_generate(method: str) -> None:
     """The others see no images either; heads read what the target made of them."""
     loaded = LoadedModel(target("qwen3_vl"), None, "a tiny model")
-    config = {"method": method, **find_drafter(method).specimen(loaded)}
+    config = {"method": method, **find_drafter(method).dummy_options(loaded)}
     if method != "none":
         config.setdefault("num_speculative_tokens", 3)
     llm = LLM(loaded, speculative_config=config, max_num_seqs=4, max_model_len=CONTEXT)

@@ -135,7 +135,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
     for method in CLASSIFIERS:
         head = {**sizes[method], "greedy": likeliest}
         student = student_of(settings(method, folder, head=head))
-        teacher = Teacher(loaded(), student.layers, student.top)
+        teacher = Teacher(loaded(), student.hidden_layers, student.top)
         examples = student.read(teacher, text()[:4])
         if method == "stop_head":  # whatever it draws, its distribution is the target's
             assert examples.right.min() > 0.99
@@ -145,7 +145,7 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
 
 def test_a_judge_calls_a_token_right_where_the_target_goes_on_as_before(draft: str) -> None:
     student = student_of(settings("judge", draft, head={"window": 2}))
-    teacher, tokens = Teacher(loaded(), student.layers, student.top), text()[:6]
+    teacher, tokens = Teacher(loaded(), student.hidden_layers, student.top), text()[:6]
     torch.manual_seed(3)
     examples = student.read(teacher, tokens)
     places = torch.arange(2, BLOCK - 2, 4)
@@ -160,12 +160,12 @@ def test_a_judge_calls_a_token_right_where_the_target_goes_on_as_before(draft: s
     ]
     assert examples.right.bool().tolist() == expected
     assert 0 < sum(expected) < len(expected)
-    assert examples.states.shape == (len(expected), loaded().config.hidden_size)
+    assert examples.hidden_states.shape == (len(expected), loaded().config.hidden_size)
 
 
 def test_a_stop_head_learns_the_chance_of_acceptance(draft: str) -> None:
     student = student_of(settings("stop_head", draft, head={"every": 3}))
-    teacher, tokens = Teacher(loaded(), student.layers, student.top), text()[:6]
+    teacher, tokens = Teacher(loaded(), student.hidden_layers, student.top), text()[:6]
     torch.manual_seed(3)
     examples = student.read(teacher, tokens)
     places = torch.arange(3, BLOCK, 3)
@@ -183,7 +183,10 @@ def test_a_stop_head_learns_the_chance_of_acceptance(draft: str) -> None:
 @pytest.mark.parametrize("kind", [0.0, 1.0])
 def test_tokens_of_one_kind_are_recognised_by_themselves(kind: float, draft: str) -> None:
     student = student_of(settings("stop_head", draft))
-    states, right = torch.randn(9, student.network.origin.shape.hidden_size), torch.full((9,), kind)
+    states, right = (
+        torch.randn(9, student.network.model_signature.shape.hidden_size),
+        torch.full((9,), kind),
+    )
     recipe = ClassifierRecipe(student.network)
     student.network.linear.bias.data.fill_(20.0 * (2 * kind - 1))  # it is sure, and right
     found = recipe.compute_loss(Examples(states, right, 1 / 9, 6 / 9))
@@ -196,7 +199,7 @@ def test_tokens_that_the_draft_model_lacks_are_named(draft: str) -> None:
     tokens = torch.full((1, BLOCK), 7)
     tokens[0, 5] = 41
     with pytest.raises(ConfigError, match="the text has token 41, and the draft model only 40"):
-        student.read(Teacher(loaded(), student.layers, student.top), tokens)
+        student.read(Teacher(loaded(), student.hidden_layers, student.top), tokens)
 
 
 def test_a_trained_judge_judges(draft: str, learned: dict[str, tuple[Path, Any]]) -> None:
@@ -308,13 +311,13 @@ def test_ending_by_states_keeps_the_distribution() -> None:
     from outpace.audit.letters import LetterTokenizer, letter_model
     from outpace.audit.model import AuditPlan, audit_model
     from outpace.heads.classifiers import AcceptancePredictionConfig, AcceptancePredictionHead
-    from outpace.train.teacher import origin_of
+    from outpace.train.teacher import signature_of
 
     model = letter_model()
     small = noisy_copy(model, 1.0)
     torch.manual_seed(0)
     head = AcceptancePredictionHead(
-        origin_of(LoadedModel(small, None, "small")), AcceptancePredictionConfig()
+        signature_of(LoadedModel(small, None, "small")), AcceptancePredictionConfig()
     )
     torch.nn.init.normal_(head.linear.weight, std=1.0)
     config = {

@@ -33,7 +33,7 @@ from outpace.train.draft_model import (
 from outpace.train.losses import LOSSES, chunked_loss
 from outpace.train.run import TrainingRun
 from outpace.train.settings import TrainSettings
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 from targets.families import CONTEXT, build, target
 from targets.gguf.files import tiny, write
 
@@ -307,7 +307,7 @@ def test_a_smaller_vocabulary_learns_up_to_a_token_that_it_lacks() -> None:
     top, chances = torch.full((1, 4, 2), 7), torch.full((1, 4, 2), 0.5)
 
     def loss(tokens: list[int]) -> torch.Tensor:
-        return recipe.compute_loss(Batch(torch.tensor([tokens]), empty, top, chances)).loss
+        return recipe.compute_loss(TeacherBatch(torch.tensor([tokens]), empty, top, chances)).loss
 
     assert loss([62, 5, 6, 7]) == 0
     assert torch.isfinite(loss([5, 6, 62, 7]))

@@ -22,7 +22,7 @@ from outpace.targets.parallel.load import device_of
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.distributed import BUCKET, Ranks, _buckets
 from outpace.train.run import TrainingRun
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 from processes import free_port
 from train import two_ranks
 from train.test_run import loaded, settings, text
@@ -184,7 +184,7 @@ def test_the_parts_of_a_step_are_its_blocks_each_once() -> None:
 def test_a_place_counts_alike_whoever_reads_its_text() -> None:
     tokens, none = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, 0)
     own = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]]).bool()
-    batch = Batch(tokens, none, none.long(), none)
+    batch = TeacherBatch(tokens, none, none.long(), none)
     where = torch.tensor([0, 1])
     assert (batch.count(), batch.share(where)) == (8.0, 1.0)
     for some in (replace(batch, learned=own[:2]), batch.of(own[:2]), batch.of(own[:2], own[:2])):

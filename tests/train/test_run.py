@@ -358,7 +358,7 @@ def test_a_head_learns_from_what_the_target_has_written_only(method: str, tmp_pa
     batches = [trainer._student.read(trainer._teacher, text()) for _ in range(2)]
     foreign = batches[0].top_tokens.clone()
     foreign[:, :8] = foreign[:, 18:] = 3
-    states = batches[0].states.clone()
+    states = batches[0].hidden_states.clone()
     states[:, 18:] *= -1  # after all that is learned
     batches[1] = replace(batches[1], top_tokens=foreign, states=states)
     losses = []

@@ -153,7 +153,10 @@ def test_modules_learn_what_they_draft(tmp_path: Path, monkeypatch: pytest.Monke
     model = loaded_checkpoint(write(tmp_path / "target", "deepseek_v3-2", larger))
     target = LoadedModel(model, None, "a target")
     head = load_mtp_module(target)
-    teacher, reference = Teacher(target, head.layers), Reference("deepseek_v3-2", larger, model)
+    teacher, reference = (
+        Teacher(target, head.hidden_layers),
+        Reference("deepseek_v3-2", larger, model),
+    )
     asked: list[torch.Tensor] = []
     add = DepthLosses.add
 
@@ -169,7 +172,7 @@ def test_modules_learn_what_they_draft(tmp_path: Path, monkeypatch: pytest.Monke
     tokens = text[0].tolist()
     for depth, logits in enumerate(asked):
         for place in range(7):
-            root, states = place + 2, batch.states[0, : place + 1].to(torch.float64)
+            root, states = place + 2, batch.hidden_states[0, : place + 1].to(torch.float64)
             drafted = tokens[root : root + depth]
             wanted = reference.logits(tokens[:root], states, drafted)
             assert torch.allclose(logits[0, place].double(), wanted, atol=1e-4)

@@ -14,8 +14,8 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train import state_cache as kept
 from outpace.train.run import TrainingRun
-from outpace.train.state_cache import PROBE, SUFFIX, StateCache
-from outpace.train.teacher import Teacher, origin_of
+from outpace.train.state_cache import PROBE, SUFFIX, HiddenStateCache
+from outpace.train.teacher import Teacher, signature_of
 from targets.families import drafter
 
 from .test_run import full_disk, loaded, settings, text
@@ -23,8 +23,8 @@ from .test_run import full_disk, loaded, settings, text
 MUCH = 10**9
 
 
-def cache_in(folder: Path, most_bytes: int = MUCH) -> StateCache:
-    return StateCache(folder, origin_of(loaded()), most_bytes)
+def cache_in(folder: Path, most_bytes: int = MUCH) -> HiddenStateCache:
+    return HiddenStateCache(folder, signature_of(loaded()), most_bytes)
 
 
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -48,9 +48,9 @@ def test_a_kept_state_is_that_of_a_pass(tmp_path: Path, monkeypatch: pytest.Monk
     first = teacher.read(text()[:4])  # two of them are kept by now
     again = Teacher(loaded(), (1, -1), state_cache=cache_in(tmp_path)).read(text()[:4])
     assert made == [4, 2, 2]
-    assert torch.equal(first.states, again.states)
-    assert first.states.dtype == plain.states.dtype
-    torch.testing.assert_close(again.states, plain.states, rtol=1e-2, atol=1e-6)
+    assert torch.equal(first.hidden_states, again.hidden_states)
+    assert first.hidden_states.dtype == plain.hidden_states.dtype
+    torch.testing.assert_close(again.hidden_states, plain.hidden_states, rtol=1e-2, atol=1e-6)
     assert torch.equal(again.top_tokens, plain.top_tokens)
     torch.testing.assert_close(again.top_chances, plain.top_chances)
 
@@ -60,7 +60,9 @@ def test_a_layer_that_is_read_twice_is_there_twice(tmp_path: Path) -> None:
     plain = Teacher(loaded(), (0, 0, -1)).read(text()[:2])
     for _ in range(2):
         kept_states = Teacher(loaded(), (0, 0, -1), state_cache=cache_in(tmp_path)).read(text()[:2])
-        torch.testing.assert_close(kept_states.states, plain.states, rtol=1e-2, atol=1e-6)
+        torch.testing.assert_close(
+            kept_states.hidden_states, plain.hidden_states, rtol=1e-2, atol=1e-6
+        )
 
 
 def test_drafters_that_read_other_layers_share_a_folder(
@@ -135,7 +137,9 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path, monkeypatch: pytest.M
 def test_a_folder_belongs_to_one_target(tmp_path: Path) -> None:
     cache_in(tmp_path)
     with pytest.raises(ConfigError, match="keeps hidden states of llama"):
-        StateCache(tmp_path, origin_of(LoadedModel(drafter("llama"), None, "changed")), MUCH)
+        HiddenStateCache(
+            tmp_path, signature_of(LoadedModel(drafter("llama"), None, "changed")), MUCH
+        )
     (tmp_path / PROBE).write_bytes(b"cut")
     with pytest.raises(ModelLoadError, match="delete it to begin anew"):
         cache_in(tmp_path)

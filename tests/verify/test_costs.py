@@ -118,23 +118,23 @@ def test_a_verdict_copies_no_distributions(name: str, drawn: DraftSampling) -> N
 )
 def test_distributions_take_little_more_than_themselves(options: dict[str, float]) -> None:
     logits = probs(WIDE)[0].log().mul_(2)
-    maker = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], WIDE)
+    pipeline = LogitsPipeline([RowOptions(SamplingParams(**options).resolve({}))], WIDE)
     tokens = torch.arange(NODES).expand(1, NODES + 1, NODES)
     branches = Branches(tokens, torch.ones(1, NODES + 1, NODES).tril(-1).bool())
     memory = Memory()
     memory.ignore(logits)
     with memory:
-        made = maker(logits, branches, History([[1]], [[2, 3]]))
+        made = pipeline(logits, branches, History([[1]], [[2, 3]]))
     assert memory.peak <= made.nbytes + DISTRIBUTION_LIMIT
 
 
 def test_the_greedy_tokens_take_no_distributions() -> None:
     logits = probs(WIDE)[0]
-    maker = LogitsPipeline([RowOptions(SamplingParams(temperature=0).resolve({}))], WIDE)
+    pipeline = LogitsPipeline([RowOptions(SamplingParams(temperature=0).resolve({}))], WIDE)
     branches = Branches(torch.zeros(1, NODES + 1, 0).long(), torch.zeros(1, NODES + 1, 0).bool())
     memory = Memory()
     memory.ignore(logits)
     with memory:
-        best = maker.argmax_tokens(logits, branches, History([[1]], [[2, 3]]))
+        best = pipeline.argmax_tokens(logits, branches, History([[1]], [[2, 3]]))
     assert memory.peak <= 100_000
     assert best.equal(logits.argmax(-1))

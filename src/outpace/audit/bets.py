@@ -66,9 +66,9 @@ class PlainProbs:
     ) -> Step:
         history = History([prompt] * len(rows), [texts[row][:position] for row in rows])
         root = Branches.root(len(rows), logits.device)
-        maker = LogitsPipeline([self.options] * len(rows), self.vocabulary, logits.device)
-        probs = maker(logits, root, history)[:, 0].double().cpu()
-        scores = maker.process_logits(logits, root, history)[:, 0]
+        pipeline = LogitsPipeline([self.options] * len(rows), self.vocabulary, logits.device)
+        probs = pipeline(logits, root, history)[:, 0].double().cpu()
+        scores = pipeline.process_logits(logits, root, history)[:, 0]
         return Step(position, rows, probs, scores.isneginf().cpu())
 
 

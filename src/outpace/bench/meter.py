@@ -22,7 +22,7 @@ from outpace.core.stats import Seconds
 from outpace.core.transfer import synchronise
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Round, Rows
-from outpace.engine.rounds import deliver_prompt_states, deliver_round_states
+from outpace.engine.round_parts import deliver_prompt_states, deliver_round_states
 from outpace.engine.verifier import to_host
 from outpace.errors import ConfigError
 from outpace.llm import LLM
@@ -166,7 +166,7 @@ def prefill(
             ScoreInputs([left], nothing, Tree.chain(1, 0, target.device), layers=layers)
         )
         target.commit([[]])
-        chunks.append(PrefillChunk([0], [left], scores.states))
+        chunks.append(PrefillChunk([0], [left], scores.hidden_states))
     for _ in range(rows - 1):
         target.fork(0)
     return chunks

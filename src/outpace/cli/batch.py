@@ -25,7 +25,7 @@ from outpace.errors import ConfigError
 from outpace.serve.settings import Settings
 
 if TYPE_CHECKING:
-    from outpace.serve.batch import Answers, Requests
+    from outpace.serve.batch_files import Answers, Requests
 
 FILES = "Files"
 SOME_FAILED = 4
@@ -77,7 +77,7 @@ def batch(
     Example: `outpace batch requests.jsonl answers.jsonl -m big-model --draft small-model`
     """
     check_installed("batch")
-    from outpace.serve.batch import Answers, Requests, run
+    from outpace.serve.batch_files import Answers, Requests, run
     from outpace.serve.in_process import InProcess
 
     ray = with_ray("--ray") if lines.ray else None

@@ -19,7 +19,7 @@ from outpace.core.stats import Metrics
 from outpace.errors import ConfigError, ParamsError, PromptError, did_you_mean
 
 if TYPE_CHECKING:
-    from outpace.engine.request import Request
+    from outpace.engine.request import EngineRequest
     from outpace.llm import LLM
 
 ANSWER_TOKENS = 1024
@@ -148,7 +148,7 @@ class Session:
         reason = None if stopped else request.finish_reason
         return Answer("".join(pieces), request.metrics, reason)
 
-    def _reading(self, request: Request) -> str:
+    def _reading(self, request: EngineRequest) -> str:
         """What to say while a long prompt is read; nothing once there is a token."""
         read, length = self.llm.engine.num_computed_tokens(request), len(request.prompt_ids)
         if request.output_ids or length <= READ_AT_ONCE:

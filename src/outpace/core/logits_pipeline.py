@@ -68,9 +68,9 @@ class LogitsPipeline:
 
     >>> from outpace.core.params import SamplingParams
     >>> options = RowOptions(SamplingParams(temperature=0).resolve({}))
-    >>> maker = LogitsPipeline([options], vocabulary=3)
+    >>> pipeline = LogitsPipeline([options], vocabulary=3)
     >>> history = History([[0]], [[]])
-    >>> maker(torch.tensor([[[0.1, 0.9, 0.0]]]), Branches.root(1), history).tolist()
+    >>> pipeline(torch.tensor([[[0.1, 0.9, 0.0]]]), Branches.root(1), history).tolist()
     [[[0.0, 1.0, 0.0]]]
     """
 

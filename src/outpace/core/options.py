@@ -39,13 +39,13 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from outpace.core.values import (
     flag,
+    integer,
     interval,
     number,
     plain_entries,
     shown,
     texts,
     token_ids,
-    whole,
 )
 from outpace.errors import ConfigError, OutpaceError, ParamsError, did_you_mean
 
@@ -143,7 +143,7 @@ class Option:
         if kind is bool:
             return flag(name, value, error=error)
         if kind is int:
-            return whole(name, value, *self._whole_bounds(), error=error)
+            return integer(name, value, *self._integer_bounds(), error=error)
         if kind is float:
             low, high, closed, below = self._bounds()
             return number(name, value, low, high, closed=closed, below=below, error=error)
@@ -162,7 +162,7 @@ class Option:
         found = ["True", "False"] if bool in kinds else []
         found += map(repr, words)
         if int in kinds:
-            low, high = self._whole_bounds()
+            low, high = self._integer_bounds()
             upward = "" if low is None else f" from {low}" + ("" if high is None else f" to {high}")
             found.append(f"a whole number{upward}")
         if float in kinds:
@@ -207,7 +207,7 @@ class Option:
                 high, below = bound.lt, True  # type: ignore[assignment]
         return low, high, closed, below
 
-    def _whole_bounds(self) -> tuple[int | None, int | None]:
+    def _integer_bounds(self) -> tuple[int | None, int | None]:
         low: Any = None
         high: Any = None
         for bound in self.bounds:

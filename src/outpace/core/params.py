@@ -16,13 +16,13 @@ from outpace.core.trees.tree_shape import MAX_TREE_NODES
 from outpace.core.unicode import check_unicode
 from outpace.core.values import (
     flag,
+    integer,
     items,
     number,
     plain,
     shown,
     texts,
     token_ids,
-    whole,
 )
 from outpace.errors import ParamsError, UnknownOption, names_checked
 
@@ -273,9 +273,9 @@ class SamplingParams(TextParams):
         found["min_tokens"] = found.pop("min_new_tokens")
         names = {f.name for f in dataclasses.fields(self)}
         unset = {k: v for k, v in found.items() if k in names and getattr(self, k) is None}
-        most = whole("max_tokens", unset.get("max_tokens", self.max_tokens), least=1)
+        most = integer("max_tokens", unset.get("max_tokens", self.max_tokens), least=1)
         if self.min_tokens is None:
-            least = whole("min_tokens", unset["min_tokens"], least=0)
+            least = integer("min_tokens", unset["min_tokens"], least=0)
             unset["min_tokens"] = min(least, most)
         elif self.min_tokens > most:
             raise ParamsError(

@@ -90,7 +90,7 @@ class Precomputed:
     """
 
     layers: int
-    states: Tensor  # [B, C, H], C up to the pending tokens and the nodes
+    hidden_states: Tensor  # [B, C, H], C up to the pending tokens and the nodes
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +132,7 @@ class Proposal:
         tokens = self.tokens[:, None, :].expand(-1, self.tree.size + 1, -1)
         return Branches(tokens, self.tree.ancestors[:, :, 1:])
 
-    def within(self, vocabulary: int) -> Proposal:
+    def cut_to_vocabulary_(self, vocabulary: int) -> Proposal:
         """Returns the proposal with each row cut before its first token outside the vocabulary;
         such tokens become 0, in place. Look-ups copy them from prompts. The target never writes
         them, and no distribution has a place for them."""
@@ -189,7 +189,7 @@ class Verdict:
 
     node: Tensor  # [B] last accepted node; 0 if none was
     next_token: Tensor  # [B]
-    host: Sequence[int] | None = None
+    node_on_host: Sequence[int] | None = None
     """``node`` on the host, once it has been asked for."""
     p: Tensor | None = None
     """``[B, M, V]``: the target's distributions that entered the rule. None where the rule was not
@@ -201,7 +201,7 @@ class Verdict:
     @property
     def nodes(self) -> Sequence[int]:
         """``node`` on the host: no transfer in a round that has made one already."""
-        return self.node.tolist() if self.host is None else self.host
+        return self.node.tolist() if self.node_on_host is None else self.node_on_host
 
     def path(self, tree: Tree) -> Tensor:
         """Returns ``[B, N]``, the accepted nodes from the root down, then -1."""
@@ -220,7 +220,7 @@ class Needs:
     """The target's distribution before any argmax at every node, delivered by `Drafter.observe`."""
     images: bool = False
     """A prompt's images as they were given, besides what the target's processor makes of them."""
-    prompts: bool = False
+    full_prefill: bool = False
     """Whether the target must have read a prompt, but for its last token, before the first draft.
     Otherwise the pass that scores the first draft may read a short prompt, too."""
 
@@ -294,7 +294,7 @@ class DraftingTerms:
     """End a chain that this says no to, before its next token is drawn: from the drafter's last
     hidden states ``[B, H]`` at the token before, at first at the root, to bool ``[B]``. It is asked
     once for each token, in order. All that it looks at follows from tokens that stay in the draft,
-    as with ``make_stopping_fn``. Only a drafter with an `origin` has such states."""
+    as with ``make_stopping_fn``. Only a drafter with a `model_signature` has such states."""
 
     @property
     def wants_probs(self) -> bool:

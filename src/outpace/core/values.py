@@ -58,16 +58,16 @@ def plain_entries(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Returns whether this is a whole number; True and False are not.
 
-    >>> is_whole(np.int64(7)), is_whole(7.0), is_whole(True)
+    >>> is_integer(np.int64(7)), is_integer(7.0), is_integer(True)
     (True, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def whole(
+def integer(
     name: str,
     value: Any,
     least: int | None = None,
@@ -76,7 +76,7 @@ def whole(
     error: type[OutpaceError] = ParamsError,
 ) -> int:
     """Returns a whole number with least <= value <= most, either bound open where it is None."""
-    if not is_whole(value):
+    if not is_integer(value):
         raise error(f"{name} must be a whole number, not {shown(value)}.").about(name)
     number = int(value)
     if least is not None and number < least:
@@ -159,7 +159,7 @@ def _token(name: str, value: Any, error: type[OutpaceError]) -> int:
     if type(value) is int and value >= 0:  # the common case, of which there may be thousands
         return value
     token = plain(value)
-    if not is_whole(token) or token < 0:
+    if not is_integer(token) or token < 0:
         raise error(f"{name} must hold token ids (0 or positive), not {shown(value)}.")
     return int(token)
 

@@ -38,12 +38,12 @@ from outpace.core.proposal import Capabilities, DraftSampling, Needs, Proposal
 from outpace.core.request import Request
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.registry import find_drafter
-from outpace.draft.rounds import LookupDraft
-from outpace.draft.rounds import Round as Round
-from outpace.draft.rounds import Rows as Rows
+from outpace.draft.round import LookupDraft
+from outpace.draft.round import Round as Round
+from outpace.draft.round import Rows as Rows
 from outpace.draft.state import StateFile
 from outpace.errors import ConfigError
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.targets.base import Target
 
 if TYPE_CHECKING:  # only a drafter that runs a model of its own knows more than `targets.base`
@@ -182,7 +182,7 @@ class Drafter(ABC):
         """Returns the drafter for a target."""
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """Returns the options of a tiny instance for this target, which the gate and the contract
         tests build: one that drafts something, of which some is accepted and some is not."""
         return {}
@@ -239,7 +239,7 @@ class Drafter(ABC):
         Zeros stand in the others and where it cannot tell; None where there is no other row."""
         return None
 
-    def origin(self) -> Origin | None:
+    def model_signature(self) -> ModelSignature | None:
         """Returns what tells the model apart whose last hidden states it shows to
         `DraftingTerms.continue_on_hidden`; None if it shows none. Takes a pass."""
         return None

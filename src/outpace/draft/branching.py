@@ -12,7 +12,7 @@ from annotated_types import Ge, Le
 
 from outpace.core.options import Options
 from outpace.core.trees.tree_shape import MAX_TREE_NODES, TreeShape
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_integer, shown
 from outpace.draft.dynamic import DynamicTrees
 from outpace.errors import ConfigError, did_you_mean
 
@@ -70,7 +70,7 @@ def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | N
     listed = list(branching) if isinstance(branching, (list, tuple)) else []
     if listed and all(isinstance(each, (list, tuple)) for each in listed):
         return _of_paths(listed)
-    if not listed or any(not is_whole(count) or count < 1 for count in listed):
+    if not listed or any(not is_integer(count) or count < 1 for count in listed):
         named = ", ".join(repr(word) for word in words)
         hint = did_you_mean(branching, words) if isinstance(branching, str) else ""
         raise ConfigError(
@@ -91,7 +91,7 @@ def shape_of(branching: object, words: Sequence[str] = (AUTO,)) -> TreeShape | N
 
 def _of_paths(paths: Sequence[Sequence[Any]]) -> TreeShape:
     """The shape of nodes that are named by their paths, in plain numbers."""
-    if any(not path or any(not is_whole(rank) or rank < 0 for rank in path) for path in paths):
+    if any(not path or any(not is_integer(rank) or rank < 0 for rank in path) for path in paths):
         raise ConfigError(
             "a path in branching lists ranks among siblings from the root on, 0 for the eldest, "
             f"such as [0, 1], and {shown(list(paths))} holds something else."

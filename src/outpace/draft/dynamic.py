@@ -79,7 +79,7 @@ class _Candidates:
 
     tokens: Tensor  # [B, C]
     parents: Tensor  # [B, C], 0 for the root, 1..C
-    worth: Tensor  # [B, C]
+    path_probs: Tensor  # [B, C]
 
     @classmethod
     def none(cls, logits: Tensor) -> _Candidates:
@@ -89,19 +89,19 @@ class _Candidates:
     def joined(self, frontier: _Frontier, tokens: Tensor, chances: Tensor) -> _Candidates:
         """Returns them with the children ``[B, W, k]`` of the frontier's nodes."""
         parents = frontier.nodes[..., None].expand_as(tokens)
-        worth = frontier.worth[..., None] * chances.float()
+        path_probs = frontier.path_probs[..., None] * chances.float()
         return _Candidates(
             torch.cat([self.tokens, tokens.flatten(1)], 1),
             torch.cat([self.parents, parents.flatten(1)], 1),
-            torch.cat([self.worth, worth.flatten(1)], 1),
+            torch.cat([self.path_probs, path_probs.flatten(1)], 1),
         )
 
     def kept(self, wanted: Tensor) -> Tensor:
         """``[B, C]`` bool: the best nodes of each row; of equal ones those nearer to the root."""
-        order = self.worth.sort(dim=1, descending=True, stable=True).indices
+        order = self.path_probs.sort(dim=1, descending=True, stable=True).indices
         rank = torch.empty_like(order)
         rank.scatter_(1, order, torch.arange(order.shape[1], device=order.device).expand_as(order))
-        return (rank < wanted[:, None]) & (self.worth > 0)
+        return (rank < wanted[:, None]) & (self.path_probs > 0)
 
     def proposal(self, wanted: Tensor, most: int) -> Proposal:
         """Returns the trees of the best nodes."""
@@ -121,7 +121,7 @@ class _Frontier:
     """The W nodes of a level that are expanded, and all F nodes that were fed to get there."""
 
     nodes: Tensor  # [B, W] their numbers among the candidates; 0 is the root
-    worth: Tensor  # [B, W]
+    path_probs: Tensor  # [B, W]
     logits: Tensor  # [B, W, V']
     fed: Tensor  # [B, F] tokens
     tree: Tree
@@ -141,11 +141,13 @@ class _Frontier:
         children: of each node; width: nodes of the new frontier, at most.
         """
         newest = children * self.nodes.shape[1]
-        before = found.worth.shape[1] - newest
-        worth, place = found.worth[:, before:].sort(dim=1, descending=True, stable=True)
-        worth, place = worth[:, :width], place[:, :width]
+        before = found.path_probs.shape[1] - newest
+        path_probs, place = found.path_probs[:, before:].sort(dim=1, descending=True, stable=True)
+        path_probs, place = path_probs[:, :width], place[:, :width]
         parents = place // children  # of this frontier
         above = self.fed.shape[1] - self.nodes.shape[1] if self.fed.shape[1] else -1
         fed = torch.cat([self.fed, found.tokens[:, before:].gather(1, place)], 1)
         tree = Tree(torch.cat([self.tree.parents, parents + (above + 1)], 1))
-        return _Frontier(place + (before + 1), worth, next_logits(fed, tree, parents), fed, tree)
+        return _Frontier(
+            place + (before + 1), path_probs, next_logits(fed, tree, parents), fed, tree
+        )

@@ -80,14 +80,14 @@ class ExitThreshold:
     """Accepted tokens by drafted ones, smoothed; None before the first draft."""
 
     def after(
-        self, rule: ThresholdRule, drafted: int, accepted: int, whole: bool = False
+        self, rule: ThresholdRule, drafted: int, accepted: int, full_length: bool = False
     ) -> ExitThreshold:
         """Returns what it is after one more draft, of at least one token.
 
-        whole: the draft was as long as it could be. That says nothing against the threshold, which
-        is then not lowered.
+        full_length: the draft was as long as it could be. That says nothing against the
+        threshold, which is then not lowered.
         """
-        moved = rule.moved(self.threshold, self.rate, drafted, accepted, lowers=not whole)
+        moved = rule.moved(self.threshold, self.rate, drafted, accepted, lowers=not full_length)
         return ExitThreshold(*moved)
 
 

@@ -18,7 +18,7 @@ TOKENS = 1024
 class Cache(Protocol):
     """Keys and values by row, of a draft model (`Runner`) or of a head (`HeadKVCache`)."""
 
-    def reach(self, row: int, length: int) -> int:
+    def restorable_length(self, row: int, length: int) -> int:
         """Returns of how many of a row's first ``length`` tokens something can be saved."""
 
     def save(self, row: int, length: int) -> SavedPrefix:
@@ -45,19 +45,21 @@ class PrefixCache:
         self._cache = cache
         self.limit = TEXTS if texts is None else texts
         self._texts = PrefixStore(self.limit, TOKENS if texts is None else tokens)
-        self._whole = PrefixStore(TEXTS, tokens or max_length) if texts is None else self._texts
+        self._continued = PrefixStore(TEXTS, tokens or max_length) if texts is None else self._texts
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(texts.nbytes for texts in {self._texts, self._whole})
+        return sum(texts.nbytes for texts in {self._texts, self._continued})
 
     def known(self, tokens: Sequence[int]) -> int:
         """Returns how many of a text's tokens, from the first on, are kept."""
         return self._find(tokens)[0]
 
     def _find(self, tokens: Sequence[int]) -> tuple[int, SavedPrefix]:
-        return max((texts.find(tokens) for texts in (self._texts, self._whole)), key=itemgetter(0))
+        return max(
+            (texts.find(tokens) for texts in (self._texts, self._continued)), key=itemgetter(0)
+        )
 
     def restore(self, row: int, tokens: Sequence[int], most: int | None = None) -> int:
         """Lets a row that has cached nothing begin with what is kept of these tokens; returns how
@@ -68,15 +70,15 @@ class PrefixCache:
             self._cache.restore(row, saved, count)
         return count
 
-    def keep(self, row: int, tokens: Sequence[int], whole: bool = False) -> None:
+    def keep(self, row: int, tokens: Sequence[int], continued: bool = False) -> None:
         """Keeps the beginning of a row that is about to leave, if it is long enough to be restored.
-        tokens: those that it has cached. whole: whether a later text will go on from all of it."""
-        texts = self._whole if whole else self._texts
-        count = self._cache.reach(row, min(len(tokens), texts.tokens or len(tokens)))
+        tokens: those that it has cached. continued: whether a later text goes on from all of it."""
+        texts = self._continued if continued else self._texts
+        count = self._cache.restorable_length(row, min(len(tokens), texts.tokens or len(tokens)))
         if count >= WORTHWHILE and self.limit:
             texts.add(tokens[:count], self._cache.save(row, count))
 
     def clear(self) -> None:
         """Forgets all texts."""
         self._texts.clear()
-        self._whole.clear()
+        self._continued.clear()

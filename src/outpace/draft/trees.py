@@ -20,8 +20,8 @@ from outpace.core.trees.tree import Tree
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Rows
 
-PLANS = 64
-"""Plans kept of the shapes that were drafted: a shape that is learned changes now and then."""
+MAX_KEPT = 64
+"""Shapes whose levels are kept: a shape that is learned changes now and then."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Level:
     inner: Tensor  # [W'] which of the C have children themselves
 
 
-class TreePlan:
+class TreeLevels:
     """How a shape is drafted: a pass per depth, over the nodes that have children.
 
     Nodes are drawn level by level; ``order`` puts them where the shape has them.
@@ -142,19 +142,19 @@ class Siblings:
             best = (q.double().log() + noise).topk(level.most, -1).indices
             return best.flatten(1)[:, level.drawn], None
         u = self._u[:, level.node].view(*q.shape[:2], level.most)
-        urn = Categorical.of(q)
-        tokens = urn.draw(u) if self._with_replacement else _one_by_one(urn, u)
+        categorical = Categorical.of(q)
+        tokens = categorical.draw(u) if self._with_replacement else _one_by_one(categorical, u)
         return tokens.flatten(1)[:, level.drawn], q[:, level.parent]
 
 
-def _one_by_one(urn: Categorical, u: Tensor) -> Tensor:
+def _one_by_one(categorical: Categorical, u: Tensor) -> Tensor:
     """``[B, W, count]``, without replacement. Once a distribution has no token left, its further
     children are token 0 with nothing after them: their probability given their elders is 0, so no
     rule accepts them."""
-    drawn = [urn.draw(u[..., :1])]
+    drawn = [categorical.draw(u[..., :1])]
     for child in range(1, u.shape[-1]):
-        urn.remove(drawn[-1])
-        drawn.append(urn.draw(u[..., child : child + 1]))
+        categorical.remove(drawn[-1])
+        drawn.append(categorical.draw(u[..., child : child + 1]))
     return torch.cat(drawn, -1)
 
 
@@ -171,20 +171,20 @@ class NextLogits(Protocol):
         """
 
 
-class TreePlans:
-    """The plans of the shapes that a drafter has drafted lately."""
+class TreeLevelsCache:
+    """The levels of the shapes that a drafter has drafted lately."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._plans: dict[TreeShape, TreePlan] = {}
+        self._levels_of: dict[TreeShape, TreeLevels] = {}
 
-    def of(self, shape: TreeShape) -> TreePlan:
-        """Returns the plan of a shape."""
-        if shape not in self._plans:
-            if len(self._plans) >= PLANS:
-                self._plans.clear()
-            self._plans[shape] = TreePlan(shape, self._device)
-        return self._plans[shape]
+    def of(self, shape: TreeShape) -> TreeLevels:
+        """Returns the levels of a shape."""
+        if shape not in self._levels_of:
+            if len(self._levels_of) >= MAX_KEPT:
+                self._levels_of.clear()
+            self._levels_of[shape] = TreeLevels(shape, self._device)
+        return self._levels_of[shape]
 
     def chain(self, rows: int, nodes: int) -> Tree:
         """Returns the tree of chains of n nodes."""
@@ -192,7 +192,7 @@ class TreePlans:
 
 
 def draw_tree(
-    plan: TreePlan,
+    tree_levels: TreeLevels,
     rows: Rows,
     logits: Tensor,
     next_logits: NextLogits,
@@ -201,16 +201,16 @@ def draw_tree(
     random_stream: int,
     with_replacement: bool,
 ) -> Proposal:
-    """Returns trees of the plan's shape, of which row b has the first ``counts[b]`` nodes.
+    """Returns trees of the shape, of which row b has the first ``counts[b]`` nodes.
 
     logits: ``[B, V]``, at the root.
     """
-    pick = Siblings(rows, plan.shape.size, with_replacement, random_stream)
+    pick = Siblings(rows, tree_levels.shape.size, with_replacement, random_stream)
     here = logits[:, None]  # [B, W, V]
     fed = rows.seeds.new_empty(len(rows), 0)
     drafted, probs, all_softmax_probs = [], [], []
-    for level in plan.levels:
-        tree = plan.tree(len(rows), fed.shape[1])
+    for level in tree_levels.levels:
+        tree = tree_levels.tree(len(rows), fed.shape[1])
         branches = leading_to(fed, tree, here.shape[1])
         tokens, distribution = pick(here, branches, level)
         softmax_probs = pick.softmax_probs(here, branches, level)
@@ -219,16 +219,18 @@ def draw_tree(
         all_softmax_probs += [] if softmax_probs is None else [softmax_probs]
         if len(level.inner):
             fed = torch.cat([fed, tokens[:, level.inner]], 1)
-            tree = plan.tree(len(rows), fed.shape[1])
+            tree = tree_levels.tree(len(rows), fed.shape[1])
             here = next_logits(fed, tree, level.parent[level.inner])
-    drawn = Sampled(plan.ordered(probs), with_replacement) if pick.sampled else Deterministic()
+    drawn = (
+        Sampled(tree_levels.ordered(probs), with_replacement) if pick.sampled else Deterministic()
+    )
     counts = rows.pipeline.limit_draft_counts(counts)
     return Proposal(
-        plan.ordered(drafted),
-        plan.tree(len(rows)),
+        tree_levels.ordered(drafted),
+        tree_levels.tree(len(rows)),
         to_device(counts, fed.device),
         drawn,
-        draft_probs=plan.ordered(all_softmax_probs) if all_softmax_probs else None,
+        draft_probs=tree_levels.ordered(all_softmax_probs) if all_softmax_probs else None,
     )
 
 

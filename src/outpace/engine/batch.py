@@ -11,9 +11,9 @@ from outpace.core.logits_pipeline import History, LogitsPipeline
 from outpace.core.proposal import Proposal
 from outpace.core.transfer import synchronise, to_device
 from outpace.draft.base import Drafter
-from outpace.draft.rounds import Rows
-from outpace.engine.request import Request
-from outpace.engine.rounds import deliver_prompt_states
+from outpace.draft.round import Rows
+from outpace.engine.request import EngineRequest
+from outpace.engine.round_parts import deliver_prompt_states
 from outpace.engine.scheduler import RequestQueue, TokenLimit
 from outpace.errors import ConfigError, ProcessLost, PromptError, UnsupportedModel
 from outpace.policy.base import Controller, RoundPlan
@@ -36,14 +36,14 @@ class Batch:
     ) -> None:
         self.target, self.drafter = target, drafter
         self.waiting = waiting
-        self.running: list[Request] = []
+        self.running: list[EngineRequest] = []
         self._token_limit = token_limit
         self.vocabulary = vocabulary
         self._pipeline: LogitsPipeline | None = None
         self._seeds: Tensor | None = None
-        self._nothing: Proposal | None = None
+        self._empty_proposal: Proposal | None = None
 
-    def rows(self, scheduled: Sequence[Request], plan: RoundPlan) -> Rows:
+    def rows(self, scheduled: Sequence[EngineRequest], plan: RoundPlan) -> Rows:
         """Returns the rows of a round as a drafter sees them."""
         device = self.target.device
         if self._pipeline is None or self._seeds is None:
@@ -63,11 +63,11 @@ class Batch:
             requests=scheduled,
         )
 
-    def nothing(self, rows: int) -> Proposal:
+    def empty_proposal(self, rows: int) -> Proposal:
         """Returns the proposal of a round without drafts."""
-        if self._nothing is None:
-            self._nothing = Proposal.empty(rows, self.target.device)
-        return self._nothing
+        if self._empty_proposal is None:
+            self._empty_proposal = Proposal.empty(rows, self.target.device)
+        return self._empty_proposal
 
     # -- joining -------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Batch:
         self.retain([one for one in self.running if one is ended or not one.finished])
         self.admit(controller)
 
-    def _row_to_fork(self, request: Request) -> int | None:
+    def _row_to_fork(self, request: EngineRequest) -> int | None:
         """A row with the same prompt; one whose text has ended only if there is no other."""
         drafter = self.drafter
         forks = not drafter.needs.hidden_layers or drafter.capabilities.copies_prompts
@@ -119,7 +119,7 @@ class Batch:
         read = self.target.lengths[row] >= len(self.running[row].admitted_token_ids) - 1
         return read and self.target.num_ready_rows == self.target.num_rows
 
-    def _begins(self, request: Request, source: int | None, controller: Controller) -> bool:
+    def _begins(self, request: EngineRequest, source: int | None, controller: Controller) -> bool:
         """Begins a request, or ends it where its prompt cannot be read; returns whether it has a
         row. After a failure that nobody foresees, such as memory that runs out, what target and
         drafter know of their rows may be anything: all other rows begin anew."""
@@ -134,7 +134,7 @@ class Batch:
             self.start_over()
         return not request.finished
 
-    def _begin(self, request: Request, source: int | None, controller: Controller) -> None:
+    def _begin(self, request: EngineRequest, source: int | None, controller: Controller) -> None:
         again, request.admitted_token_ids = bool(request.admitted_token_ids), request.token_ids
         self.drafter.check(request)
         request.forked_from = None if source is None else self.running[source]
@@ -157,8 +157,12 @@ class Batch:
         """Reads about this many tokens of prompts; a step without any takes no time here."""
         if self.target.num_ready_rows == self.target.num_rows:
             return
-        begin, ready, whole = perf_counter(), self.target.num_ready_rows, self.drafter.needs.prompts
-        for part in self.target.prefill(tokens, layers, whole):
+        begin, ready, full = (
+            perf_counter(),
+            self.target.num_ready_rows,
+            self.drafter.needs.full_prefill,
+        )
+        for part in self.target.prefill(tokens, layers, full):
             deliver_prompt_states(self.drafter, self.running, part)
         synchronise(self.target.device)  # or the next round would pay for it
         seconds = perf_counter() - begin
@@ -179,7 +183,7 @@ class Batch:
             self.waiting.preempt(last)
         self.retain(staying)
 
-    def retain(self, staying: Sequence[Request]) -> None:
+    def retain(self, staying: Sequence[EngineRequest]) -> None:
         """Keeps the rows of these requests, which stand in their order."""
         if len(staying) == len(self.running):
             return
@@ -206,7 +210,7 @@ class Batch:
         self._rows_changed()
 
     def _rows_changed(self) -> None:
-        self._pipeline = self._seeds = self._nothing = None
+        self._pipeline = self._seeds = self._empty_proposal = None
 
     def _texts_that_leave(self, keep: Sequence[int]) -> dict[int, list[int]]:
         """The tokens of the rows that leave, by row, for a target that saves what it has cached."""
@@ -217,7 +221,7 @@ class Batch:
         return {row: one.token_ids for row, one in kept}
 
 
-def _forget(requests: Sequence[Request]) -> None:
+def _forget(requests: Sequence[EngineRequest]) -> None:
     """Lets go of what was kept of texts that have ended: nobody looks at it again."""
     for request in requests:
         if request.finished:

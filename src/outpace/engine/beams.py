@@ -16,7 +16,7 @@ from outpace.core.faults import Contradiction, RowFault
 from outpace.core.logits_pipeline import Branches, History, LogitsPipeline
 from outpace.core.proposal import Proposal
 from outpace.core.stats import Metrics
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import PromptError, UnsupportedModel
 from outpace.targets.base import PromptInputs, ScoreInputs, Target
 
@@ -36,7 +36,7 @@ class Beam:
 class FinishedBeam:
     """A text that has ended, and its place among the others."""
 
-    request: Request
+    request: EngineRequest
     logprob: float
     """The sum over its tokens."""
     score: float
@@ -62,7 +62,7 @@ class BeamHypotheses:
         """Whether as many texts have ended as are kept."""
         return len(self.texts) == self._params.beam_width
 
-    def add(self, request: Request, logprob: float) -> None:
+    def add(self, request: EngineRequest, logprob: float) -> None:
         """Adds an ended text, if it is one of the best."""
         score = self._score(logprob, len(request.output_ids))
         self.texts.append(FinishedBeam(request, logprob, score))
@@ -96,7 +96,7 @@ class BeamGroup:
     goes on with the ``beam_width`` best of the others.
     """
 
-    def __init__(self, request: Request, params: BeamSearchParams, vocabulary: int) -> None:
+    def __init__(self, request: EngineRequest, params: BeamSearchParams, vocabulary: int) -> None:
         """request: the prompt and the options of its texts; it is not run itself."""
         self.request = request
         self.beams = [Beam()]
@@ -138,13 +138,13 @@ class BeamGroup:
         are not made to sum to 1 again, as in transformers."""
         wide = logits.dtype if logits.dtype == torch.float64 else torch.float32
         known = logits.to(wide).log_softmax(-1)
-        maker = LogitsPipeline([self.request.options], self._vocabulary, logits.device)
+        pipeline = LogitsPipeline([self.request.options], self._vocabulary, logits.device)
         history = History([self.request.prompt_ids], [list(beam.output_ids)])
         try:
-            scores = maker.process_logits(
+            scores = pipeline.process_logits(
                 known[None, None], Branches.root(1, logits.device), history
             )
-            _ = maker.dead_ends  # on a GPU, this is what raises a fault
+            _ = pipeline.dead_ends  # on a GPU, this is what raises a fault
         except Contradiction:
             return torch.full_like(known[: self._vocabulary], -torch.inf)  # the others go on
         return scores[0, 0]
@@ -181,7 +181,7 @@ class BeamGroup:
         self.beams = going if on else []
         return None
 
-    def _ended(self, beam: Beam) -> Request | None:
+    def _ended(self, beam: Beam) -> EngineRequest | None:
         """The text of a beam, if it has ended."""
         ids = beam.output_ids
         ended = ids[-1] in self._ends or len(ids) >= self.request.max_tokens
@@ -293,5 +293,5 @@ class BeamSearch:
         self._rows = [heirs[row][0] for row in staying]
         for number, row in enumerate(staying):
             for heir in heirs[row][1:]:
-                self._target.fork(number, whole=True)
+                self._target.fork(number, with_output=True)
                 self._rows.append(heir)

@@ -14,15 +14,15 @@ import torch
 from outpace.core.logits_pipeline import RowFault, static_bias
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Drafter
-from outpace.draft.rounds import Round, Rows
+from outpace.draft.round import Round, Rows
 from outpace.engine.batch import Batch
-from outpace.engine.request import Request
-from outpace.engine.rounds import Stopwatch, deliver_round_states, emit, update_metrics
+from outpace.engine.request import EngineRequest
+from outpace.engine.round_parts import Stopwatch, deliver_round_states, emit, update_metrics
 from outpace.engine.scheduler import RequestQueue, TokenLimit
 from outpace.engine.scheduling_policies import SchedulingPolicy
 from outpace.engine.verifier import Verifier, logprobs_of, to_host
 from outpace.errors import ConfigError
-from outpace.policy.base import Controller, affordable, check_requested_budget
+from outpace.policy.base import Controller, cap_budgets, check_requested_budget
 from outpace.targets.base import ScoreInputs, Scores, Target
 
 Done = TypeVar("Done")
@@ -68,7 +68,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.controller = controller
         self.max_batched_tokens = max_batched_tokens
-        self._layers = verifier.layers | frozenset(drafter.needs.hidden_layers)
+        self._layers = verifier.hidden_layers | frozenset(drafter.needs.hidden_layers)
         self._turn = threading.Lock()
         self._interrupted = False
         self._leaving = False  # whether requests have ended that may still wait in the queue
@@ -94,13 +94,13 @@ class Engine:
         return self.batch.waiting
 
     @property
-    def running(self) -> Sequence[Request]:
+    def running(self) -> Sequence[EngineRequest]:
         """The request of each row."""
         return self.batch.running
 
     # -- requests ------------------------------------------------------------------------------
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queues a request; it joins the batch when a row is free.
 
         Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
@@ -113,7 +113,7 @@ class Engine:
         request.id = next(self._ids)
         self.waiting.add(request)
 
-    def remove(self, *requests: Request) -> None:
+    def remove(self, *requests: EngineRequest) -> None:
         """Ends requests where they are. Their rows are free again now or, where another thread is
         running a round, after that round."""
         for request in requests:
@@ -187,7 +187,7 @@ class Engine:
             one.finished for one in self.waiting
         )
 
-    def num_computed_tokens(self, request: Request) -> int:
+    def num_computed_tokens(self, request: EngineRequest) -> int:
         """Returns how many of a request's tokens are cached: as long as its prompt is being read,
         how far that is; 0 for a request that waits or has ended."""
         pairs = zip(self.running, self.target.lengths, strict=True)
@@ -212,7 +212,7 @@ class Engine:
     # -- steps ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def step(self) -> list[Request]:
+    def step(self) -> list[EngineRequest]:
         """Admits what fits, reads prompts, runs one round, and returns the requests that took part
         in it.
 
@@ -245,7 +245,7 @@ class Engine:
         finally:
             self._step_thread = None
 
-    def _step(self) -> list[Request]:
+    def _step(self) -> list[EngineRequest]:
         batch = self.batch
         self._release()
         batch.preempt()
@@ -270,11 +270,11 @@ class Engine:
 
     # -- the round -----------------------------------------------------------------------------
 
-    def _round(self, scheduled: Sequence[Request]) -> None:
+    def _round(self, scheduled: Sequence[EngineRequest]) -> None:
         """Plans, proposes, scores, verifies and commits, and shows everybody what came of it."""
         compiled = self.compile_seconds
         plan = self.controller.plan(scheduled, self.verifier.terms)
-        most = affordable(scheduled, plan.budgets, self.target.max_nodes)
+        most = cap_budgets(scheduled, plan.budgets, self.target.max_nodes)
         rows = self.batch.rows(scheduled, plan)
 
         watch = Stopwatch(self.target.device)
@@ -313,7 +313,7 @@ class Engine:
     def _observe(
         self,
         round: Round,
-        scheduled: Sequence[Request],
+        scheduled: Sequence[EngineRequest],
         scores: Scores,
         pending: Sequence[Sequence[int]],
         steady: bool,
@@ -345,14 +345,18 @@ class Engine:
         """Returns the rows, with the drafter that was picked for each, how many nodes each may
         draft, and what is drafted."""
         if not any(budgets):
-            return rows, budgets, self.batch.nothing(len(rows))
+            return rows, budgets, self.batch.empty_proposal(len(rows))
         with rows.pipeline.drafting():
             if self.drafter.candidate_drafters:
                 found = self.drafter.look_up(rows, budgets)
                 picks = self.controller.pick(rows.requests, found, budgets)
                 rows = replace(rows, picks=picks)  # with the same `Rows.state`
                 budgets = [pick.budget for pick in picks] or budgets
-            return rows, budgets, self.drafter.propose(rows, budgets).within(self.vocabulary)
+            return (
+                rows,
+                budgets,
+                self.drafter.propose(rows, budgets).cut_to_vocabulary_(self.vocabulary),
+            )
 
     def _score(self, rows: Rows, proposal: Proposal) -> tuple[Scores, list[list[int]]]:
         """Returns the scores, and each row's committed tokens that were not cached before."""

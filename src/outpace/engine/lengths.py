@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Values = np.ndarray[Any, np.dtype[np.float64]]
@@ -57,7 +57,7 @@ class LengthEstimator:
         self._errors = [_Error(), _Error()]
         self._texts = 0
 
-    def predict(self, request: Request) -> float:
+    def predict(self, request: EngineRequest) -> float:
         """Returns the predicted tokens of a text, from 1 to its limit."""
         least = max(1, request.params.min_tokens or 0)
         if _never_ends_by_itself(request):
@@ -66,7 +66,7 @@ class LengthEstimator:
         estimate = min(learned if self._trusts() else usual, math.log(request.max_tokens))
         return min(max(math.exp(estimate), least), request.max_tokens)
 
-    def learn(self, request: Request) -> None:
+    def learn(self, request: EngineRequest) -> None:
         """Learns from a text that has ended."""
         if not request.output_ids or _never_ends_by_itself(request):
             return
@@ -82,11 +82,11 @@ class LengthEstimator:
         learned, usual = self._errors
         return self._texts >= ENOUGH and learned.mean <= usual.mean
 
-    def _estimates(self, request: Request) -> tuple[float, float]:
+    def _estimates(self, request: EngineRequest) -> tuple[float, float]:
         return self._learned.estimate(request), self._usual.estimate(request)
 
 
-def _never_ends_by_itself(request: Request) -> bool:
+def _never_ends_by_itself(request: EngineRequest) -> bool:
     """Whether the text will have as many tokens as it may."""
     params = request.params
     ends = bool(params.stop_strings or params.stop_token_ids or request.stop_when)
@@ -124,13 +124,13 @@ class _Linear:
         self._variances: Values = np.ones(BUCKETS)
         self._shift = _Shift()
 
-    def estimate(self, request: Request) -> float:
+    def estimate(self, request: EngineRequest) -> float:
         return self._raw(*_features(request)) + self._shift.value
 
     def _raw(self, at: Indices, features: Values) -> float:
         return float(self._weights[at] @ features)
 
-    def learn(self, request: Request, length: float, own: bool) -> None:
+    def learn(self, request: EngineRequest, length: float, own: bool) -> None:
         at, features = _features(request)
         raw = self._raw(at, features)
         self._shift.learn(_off(length, raw + self._shift.value, own))
@@ -147,11 +147,11 @@ class _Usual:
     def __init__(self) -> None:
         self._shifts: OrderedDict[int, _Shift] = OrderedDict()
 
-    def estimate(self, request: Request) -> float:
+    def estimate(self, request: EngineRequest) -> float:
         shift = self._shifts.get(_class_of(request))
         return math.log(request.max_tokens) + (shift.value if shift else 0.0)
 
-    def learn(self, request: Request, length: float, own: bool) -> None:
+    def learn(self, request: EngineRequest, length: float, own: bool) -> None:
         kind = _class_of(request)
         shift = self._shifts.setdefault(kind, _Shift())
         shift.learn(_off(length, self.estimate(request), own))
@@ -174,12 +174,12 @@ class _Shift:
         self.value += step * (0.5 if off > 0 else -0.5 if off < 0 else 0.0)
 
 
-def _class_of(request: Request) -> int:
+def _class_of(request: EngineRequest) -> int:
     """Returns a number that requests have in common whose limits are within a factor of two."""
     return round(math.log2(request.max_tokens))
 
 
-def _features(request: Request) -> tuple[Indices, Values]:
+def _features(request: EngineRequest) -> tuple[Indices, Values]:
     """Returns which weights count for a request, and how much."""
     prompt = request.prompt_ids
     words = dict.fromkeys([*prompt[:LOOKED_AT], *prompt[-LOOKED_AT:]])
@@ -194,7 +194,7 @@ def _features(request: Request) -> tuple[Indices, Values]:
     )
 
 
-def _options(request: Request) -> Iterator[tuple[int, int]]:
+def _options(request: EngineRequest) -> Iterator[tuple[int, int]]:
     """Yields what else has to do with a text's length, as pairs of a kind and a value."""
     params = request.params
     yield 1, int(params.greedy)

@@ -25,7 +25,7 @@ class Logprob:
 
 
 @dataclass(eq=False)
-class Request(request.Request):
+class EngineRequest(request.Request):
     """A request with its text as it grows, and what ends it.
 
     ``stop_when`` is a caller's own condition: it sees all ids after each token.

@@ -8,10 +8,10 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from threading import Lock
 
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.scheduling_policies import FCFSPolicy, SchedulingPolicy
 
-Entry = tuple[tuple[float, ...], int, int, Request]
+Entry = tuple[tuple[float, ...], int, int, EngineRequest]
 """What a request is sorted by in its line, its number, how many were added before it, itself."""
 
 
@@ -26,38 +26,38 @@ class WaitingQueue:
         self._policy = policy
         self._lock = Lock()
         self._added = count()
-        self._entries: dict[Request, Entry] = {}
+        self._entries: dict[EngineRequest, Entry] = {}
         # Heaps, in which entries of requests that have left may still stand.
         self._lines: dict[Hashable, list[Entry]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[EngineRequest]:
         return iter(list(self._entries))
 
     @property
-    def first(self) -> Request | None:
+    def first(self) -> EngineRequest | None:
         """The request that comes first."""
         with self._lock:
             firsts = ((line, self._first_in(line)) for line in list(self._lines))
             found = [(*self._policy.line_key(line), *entry) for line, entry in firsts if entry]
-            request: Request | None = min(found)[-1] if found else None  # type: ignore[assignment]
+            request: EngineRequest | None = min(found)[-1] if found else None  # type: ignore[assignment]
             return request
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Adds a request, or sorts in anew one that is there."""
         with self._lock:
             entry = self._policy.key(request), request.id, next(self._added), request
             self._entries[request] = entry
             heappush(self._lines.setdefault(self._policy.line_of(request), []), entry)
 
-    def take_out(self, request: Request) -> None:
+    def take_out(self, request: EngineRequest) -> None:
         """Takes out a request; ``KeyError`` where it is not there."""
         with self._lock:
             del self._entries[request]
 
-    def drop(self, requests: Iterable[Request]) -> None:
+    def drop(self, requests: Iterable[EngineRequest]) -> None:
         """Takes out those of the requests that are there, and forgets all that have left."""
         with self._lock:
             for request in requests:
@@ -97,44 +97,44 @@ class RequestQueue:
 
     def __init__(self, policy: SchedulingPolicy | None = None) -> None:
         self.policy = policy or FCFSPolicy()
-        self._back: list[Request] = []  # were in the batch, in the order of their rows
+        self._back: list[EngineRequest] = []  # were in the batch, in the order of their rows
         self._waiting = WaitingQueue(self.policy)
 
     def __len__(self) -> int:
         return len(self._back) + len(self._waiting)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[EngineRequest]:
         return iter([*self._back, *self._waiting])
 
     @property
-    def first(self) -> Request | None:
+    def first(self) -> EngineRequest | None:
         """The request that joins next."""
         return self._back[0] if self._back else self._waiting.first
 
-    def place(self, request: Request) -> tuple[float, ...]:
+    def place(self, request: EngineRequest) -> tuple[float, ...]:
         """Returns what requests are sorted by: their line's key and their own, then the time of
         arrival."""
         policy = self.policy
         return (*policy.line_key(policy.line_of(request)), *policy.key(request), request.id)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Adds a request that has just arrived."""
         self.policy.on_arrival(request)
         self._waiting.add(request)
 
-    def put_back(self, requests: Iterable[Request]) -> None:
+    def put_back(self, requests: Iterable[EngineRequest]) -> None:
         """Adds requests that were in the batch, before all others and in this order. Some of them
         may be here already, if an interruption came while they were joining or leaving it."""
         again = list(requests)
         self._waiting.drop(again)
         self._back = [*again, *(one for one in self._back if one not in again)]
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: EngineRequest) -> None:
         """Adds a request that has to leave the batch, where it would stand had it never joined."""
         request.preemptions += 1
         self._waiting.add(request)
 
-    def join(self, request: Request) -> None:
+    def join(self, request: EngineRequest) -> None:
         """Takes out a request that takes a row."""
         if request in self._back:
             self._back.remove(request)
@@ -159,14 +159,14 @@ class TokenLimit:
         """limit: a single row always has room; None: there is no limit."""
         self._limit = limit
 
-    def admits(self, running: Sequence[Request], request: Request) -> bool:
+    def admits(self, running: Sequence[EngineRequest], request: EngineRequest) -> bool:
         """Whether one more request may join, so that nobody has to leave in the next rounds."""
         together = [*running, request]
         return not running or self._limit is None or self._need(together, HEADROOM) <= self._limit
 
-    def exceeded(self, running: Sequence[Request]) -> bool:
+    def exceeded(self, running: Sequence[EngineRequest]) -> bool:
         """Whether a request has to leave before the next round."""
         return len(running) > 1 and self._limit is not None and self._need(running) > self._limit
 
-    def _need(self, requests: Sequence[Request], spare: int = 0) -> int:
+    def _need(self, requests: Sequence[EngineRequest], spare: int = 0) -> int:
         return sum(request.length + HEADROOM + spare for request in requests)

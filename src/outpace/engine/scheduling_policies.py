@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from outpace.engine.lengths import LengthEstimator
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 
 
 class SchedulingPolicy(ABC):
@@ -24,11 +24,11 @@ class SchedulingPolicy(ABC):
     name: str
 
     @abstractmethod
-    def key(self, request: Request) -> tuple[float, ...]:
+    def key(self, request: EngineRequest) -> tuple[float, ...]:
         """Returns what the request is sorted by in its line, which stays the same while it waits.
         Ties are broken by the time of arrival."""
 
-    def line_of(self, request: Request) -> Hashable:
+    def line_of(self, request: EngineRequest) -> Hashable:
         """Returns the line that the request stands in, for good."""
         return None
 
@@ -36,13 +36,13 @@ class SchedulingPolicy(ABC):
         """Returns what lines are sorted by, which may change at any time."""
         return ()
 
-    def on_arrival(self, request: Request) -> None:
+    def on_arrival(self, request: EngineRequest) -> None:
         """Learns of a request that begins to wait."""
 
-    def on_admission(self, request: Request) -> None:
+    def on_admission(self, request: EngineRequest) -> None:
         """Learns of a request that takes a row; of one that was preempted, each time."""
 
-    def on_round_end(self, requests: Sequence[Request]) -> None:
+    def on_round_end(self, requests: Sequence[EngineRequest]) -> None:
         """Learns of a round. The requests have their new tokens, and some may have ended."""
 
 
@@ -51,7 +51,7 @@ class FCFSPolicy(SchedulingPolicy):
 
     name = "fcfs"
 
-    def key(self, request: Request) -> tuple[float, ...]:
+    def key(self, request: EngineRequest) -> tuple[float, ...]:
         return ()
 
 
@@ -60,7 +60,7 @@ class PriorityPolicy(SchedulingPolicy):
 
     name = "priority"
 
-    def key(self, request: Request) -> tuple[float, ...]:
+    def key(self, request: EngineRequest) -> tuple[float, ...]:
         return (request.priority,)
 
 
@@ -79,7 +79,7 @@ class FairPolicy(SchedulingPolicy):
 
     A client that has been away begins again where the least of the others stands: time away earns
     no credit, by which it would go before everybody until it had caught up. Whoever gives a
-    request no `Request.client` shares one place with all others who do not.
+    request no `EngineRequest.client` shares one place with all others who do not.
     """
 
     name = "fair"
@@ -89,18 +89,18 @@ class FairPolicy(SchedulingPolicy):
         self._lock = threading.Lock()
         self._given: OrderedDict[Hashable, float] = OrderedDict()  # the longest idle one first
         # Of requests that have not ended, the part of their tokens that was counted.
-        self._counted: WeakKeyDictionary[Request, float] = WeakKeyDictionary()
+        self._counted: WeakKeyDictionary[EngineRequest, float] = WeakKeyDictionary()
 
-    def key(self, request: Request) -> tuple[float, ...]:
+    def key(self, request: EngineRequest) -> tuple[float, ...]:
         return ()
 
-    def line_of(self, request: Request) -> Hashable:
+    def line_of(self, request: EngineRequest) -> Hashable:
         return request.client
 
     def line_key(self, line: Hashable) -> tuple[float, ...]:
         return (self._given.get(line, 0.0),)
 
-    def on_arrival(self, request: Request) -> None:
+    def on_arrival(self, request: EngineRequest) -> None:
         with self._lock:
             active = {one.client for one in self._counted if not one.finished}
             if request.client not in active:
@@ -112,18 +112,18 @@ class FairPolicy(SchedulingPolicy):
             self._given.move_to_end(request.client)
             self._forget(active | {request.client})
 
-    def on_admission(self, request: Request) -> None:
+    def on_admission(self, request: EngineRequest) -> None:
         with self._lock:
             self._count(request)
 
-    def on_round_end(self, requests: Sequence[Request]) -> None:
+    def on_round_end(self, requests: Sequence[EngineRequest]) -> None:
         with self._lock:
             for request in requests:
                 self._count(request)
                 if request.finished:
                     self._counted.pop(request, None)
 
-    def _count(self, request: Request) -> None:
+    def _count(self, request: EngineRequest) -> None:
         """Adds what the request has got since it was last counted; its prompt counts once."""
         if request not in self._counted:
             return
@@ -167,19 +167,19 @@ class ShortestFirstPolicy(SchedulingPolicy):
     def __init__(self, estimator: LengthEstimator | None = None) -> None:
         self.estimator = estimator or LengthEstimator()
         self._rounds = 0
-        self._arrivals: WeakKeyDictionary[Request, _Arrival] = WeakKeyDictionary()
+        self._arrivals: WeakKeyDictionary[EngineRequest, _Arrival] = WeakKeyDictionary()
 
-    def key(self, request: Request) -> tuple[float, ...]:
+    def key(self, request: EngineRequest) -> tuple[float, ...]:
         arrival = self._arrivals[request]
         written = len(request.output_ids)
         # A text that is longer than predicted will probably go on for some part of what it has.
         left = max(arrival.predicted - written, written / 2)
         return (left + arrival.round / PATIENCE,)
 
-    def on_arrival(self, request: Request) -> None:
+    def on_arrival(self, request: EngineRequest) -> None:
         self._arrivals[request] = _Arrival(self.estimator.predict(request), self._rounds)
 
-    def on_round_end(self, requests: Sequence[Request]) -> None:
+    def on_round_end(self, requests: Sequence[EngineRequest]) -> None:
         self._rounds += 1
         for request in requests:
             if request.finished:

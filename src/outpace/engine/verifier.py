@@ -16,8 +16,8 @@ from outpace.core.logits_pipeline import Branches
 from outpace.core.proposal import AuxTokens, DraftingTerms, DraftSampling, Proposal, Verdict
 from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter
-from outpace.draft.rounds import Outcome, Rows
-from outpace.engine.request import Logprob, Request
+from outpace.draft.round import Outcome, Rows
+from outpace.engine.request import EngineRequest, Logprob
 from outpace.errors import ConfigError
 from outpace.targets.base import Scores
 from outpace.verify.base import (
@@ -57,7 +57,7 @@ class Verifier:
         return self.rule.needs
 
     @property
-    def layers(self) -> frozenset[int]:
+    def hidden_layers(self) -> frozenset[int]:
         """The layers whose hidden states the rule looks at."""
         return frozenset(self._needs.hidden_layers)
 
@@ -156,7 +156,11 @@ def to_host(
             Outcome(0, 0, method=name, tokens=row[:1])
             for name, row in zip(methods, host_rows, strict=True)
         ]
-        return replace(verdict, host=[0] * rows), outcomes, unread is None or bool(host_rows[0][-1])
+        return (
+            replace(verdict, node_on_host=[0] * rows),
+            outcomes,
+            unread is None or bool(host_rows[0][-1]),
+        )
     depth = torch.where(proposal.valid, tree.depth[:, 1:], 0).amax(1)
     numbers = torch.stack([verdict.node, verdict.next_token, proposal.counts, depth], 1)
     host_rows = torch.cat([numbers, verdict.path(tree), proposal.tokens, *flag], 1).tolist()
@@ -164,7 +168,7 @@ def to_host(
         _outcome(row, tree.size, name, from_prediction)
         for row, name, from_prediction in zip(host_rows, methods, predicted, strict=True)
     ]
-    verdict = replace(verdict, host=[row[0] for row in host_rows])
+    verdict = replace(verdict, node_on_host=[row[0] for row in host_rows])
     return verdict, outcomes, unread is None or bool(host_rows[0][-1])
 
 
@@ -182,7 +186,7 @@ def logprobs_of(
     logits: Tensor,
     proposal: Proposal,
     rows: Rows,
-    requests: Sequence[Request],
+    requests: Sequence[EngineRequest],
     outcomes: Sequence[Outcome],
 ) -> list[list[dict[int, Logprob]]]:
     """Returns, per row and committed token, its log-probability and those of the most probable.

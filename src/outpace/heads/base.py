@@ -131,7 +131,7 @@ class Head(nn.Module, ABC):
         return ()
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers that it reads, as in `Needs.hidden_layers`."""
         return (-1,)
 
@@ -173,7 +173,7 @@ class Head(nn.Module, ABC):
         one.
         """
 
-    def start(self, shared: SharedModules) -> None:
+    def init_from_embeddings(self, shared: SharedModules) -> None:
         """Starts training from the target's embeddings, where that helps."""
 
     @classmethod

@@ -242,7 +242,7 @@ def find_head_kind(folder: object) -> str | None:
     return None if form is None else form.kind_of(about)
 
 
-def fit(head: Head, target: TargetShape, what: str) -> None:
+def check_fits_target(head: Head, target: TargetShape, what: str) -> None:
     """Raises ``ConfigError`` where a head was made for a target of another shape; tells it of the
     target where its file did not."""
     for name in ("hidden_size", "vocab_size", "layers"):
@@ -253,14 +253,14 @@ def fit(head: Head, target: TargetShape, what: str) -> None:
                 f"{name} is {made_for}, and this target's is {here}; train one for this target."
             )
     unsaid = head.target.layers == 0 and bool(head.target.hidden_size)
-    if unsaid and head.before_last_norm and target.layers in head.layers:
+    if unsaid and head.before_last_norm and target.layers in head.hidden_layers:
         raise ConfigError(
             f"{what} reads layer {target.layers}, the last states of this target before its last "
             "norm, which are not kept: use another head."
         )
     if unsaid:  # else it serves targets of any shape
         head.target = replace(target, name=head.target.name)
-    outside = [layer for layer in head.layers if not -1 <= layer <= target.layers]
+    outside = [layer for layer in head.hidden_layers if not -1 <= layer <= target.layers]
     if outside:
         raise ConfigError(
             f"{what} reads layer {outside[0]}, and this target has {target.layers}: train one for "

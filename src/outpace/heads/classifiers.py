@@ -32,7 +32,7 @@ small part of their length; two models that began apart have no direction in com
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class ModelSignature:
     """A model, as far as it can be recognised by what is kept with a classifier."""
 
     shape: TargetShape
@@ -50,7 +50,7 @@ class Origin:
                     "train one for this."
                 )
 
-    def check(self, here: Origin, what: str) -> None:
+    def check(self, here: ModelSignature, what: str) -> None:
         """Raises ``ConfigError`` where ``here`` is another model than this. what: the classifier,
         for the sentence."""
         self.check_shape(here.shape, what)
@@ -85,16 +85,16 @@ class Classifier(nn.Module, ABC):
     Config: ClassVar[type[ClassifierConfig]]
     probe_states: Tensor
 
-    def __init__(self, origin: Origin, config: ClassifierConfig) -> None:
-        """origin: the model whose states it reads."""
+    def __init__(self, model_signature: ModelSignature, config: ClassifierConfig) -> None:
+        """model_signature: the model whose states it reads."""
         super().__init__()
-        self.shape, self.config = origin.shape, config
-        self.register_buffer("probe_states", origin.probe_states.float())
+        self.shape, self.config = model_signature.shape, config
+        self.register_buffer("probe_states", model_signature.probe_states.float())
 
     @property
-    def origin(self) -> Origin:
+    def model_signature(self) -> ModelSignature:
         """The model whose states it reads."""
-        return Origin(self.shape, self.probe_states)
+        return ModelSignature(self.shape, self.probe_states)
 
     @abstractmethod
     def forward(self, states: Tensor) -> Tensor:
@@ -137,8 +137,8 @@ def _built(
     family = find_classifier(kind)
     with place.describing(kind):
         shape = parse_target_shape(about.pop("model"))
-        origin = Origin(shape, torch.empty_like(weights["probe_states"]))
-        network: Classifier = family(origin, parse_config(family.Config, about))
+        model_signature = ModelSignature(shape, torch.empty_like(weights["probe_states"]))
+        network: Classifier = family(model_signature, parse_config(family.Config, about))
     return network
 
 
@@ -167,11 +167,11 @@ class Judge(Classifier):
     kind: ClassVar[str] = "judge"
     Config: ClassVar[type[ClassifierConfig]] = JudgeConfig
 
-    def __init__(self, origin: Origin, config: JudgeConfig) -> None:
-        super().__init__(origin, config)
+    def __init__(self, model_signature: ModelSignature, config: JudgeConfig) -> None:
+        super().__init__(model_signature, config)
         if not config.window:
             raise ValueError("window is 0: the target has to say one word at least")
-        self.linear = nn.Linear(origin.shape.hidden_size, 1)
+        self.linear = nn.Linear(model_signature.shape.hidden_size, 1)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
@@ -187,7 +187,7 @@ class JudgeHead:
 
     weight: Tensor  # [H]
     bias: float = 0.0
-    origin: Origin | None = None
+    model_signature: ModelSignature | None = None
     """The target that it was trained for, where that is known."""
 
     def __post_init__(self) -> None:
@@ -240,7 +240,7 @@ class JudgeHead:
         """Returns a trained judge as it is used."""
         assert isinstance(network, Judge)
         linear = network.linear
-        return cls(linear.weight.detach()[0], float(linear.bias.detach()), network.origin)
+        return cls(linear.weight.detach()[0], float(linear.bias.detach()), network.model_signature)
 
 
 # -- the acceptance prediction head ----------------------------------------------------------------
@@ -274,11 +274,11 @@ class AcceptancePredictionHead(Classifier):
     kind: ClassVar[str] = "stop_head"
     Config: ClassVar[type[ClassifierConfig]] = AcceptancePredictionConfig
 
-    def __init__(self, origin: Origin, config: AcceptancePredictionConfig) -> None:
-        super().__init__(origin, config)
+    def __init__(self, model_signature: ModelSignature, config: AcceptancePredictionConfig) -> None:
+        super().__init__(model_signature, config)
         if not (config.rejection_weight and config.every):
             raise ValueError("rejection_weight and every are whole numbers of at least 1")
-        width = origin.shape.hidden_size
+        width = model_signature.shape.hidden_size
         self.blocks = nn.Sequential(*(ResidualBlock(width) for _ in range(config.blocks)))
         self.linear = nn.Linear(width, 1)
         nn.init.zeros_(self.linear.weight)

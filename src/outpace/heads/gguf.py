@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_integer, shown
 from outpace.errors import ModelLoadError
 from outpace.heads.folder import HeadFolder
 from outpace.targets.cpu.weights.blocks import dequantizes
@@ -142,7 +142,9 @@ class GGUFHeadFile(HeadFolder):
             for name, tensor in self._model.tensors.items()
             if name in ("token_embd.weight", "markov_w1.weight")
         ]
-        found = next((n for n in (*rows, said, tokens and len(tokens)) if is_whole(n) and n), None)
+        found = next(
+            (n for n in (*rows, said, tokens and len(tokens)) if is_integer(n) and n), None
+        )
         if found is None:
             raise ValueError("it says nothing of its target's tokens")
         return int(found)

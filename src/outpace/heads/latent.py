@@ -25,17 +25,17 @@ class LatentAttention(DeepseekAttention):
         self.heads, self.groups, self.head_dim = heads, heads, self.qk_head_dim
         self._rotary = Rotary(config.rope, self.qk_rope_head_dim)
         self._sizes = self.sizes()
-        self.register_buffer("nothing", torch.empty(0), persistent=False)  # as of `Attention`
+        self.register_buffer("like", torch.empty(0), persistent=False)  # as of `Attention`
 
-    nothing: Tensor
+    like: Tensor
 
     def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
-        return KeyValues(*(self.nothing.new_empty(rows, n, 0, width) for n, width in self._sizes))
+        return KeyValues(*(self.like.new_empty(rows, n, 0, width) for n, width in self._sizes))
 
     def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:  # type: ignore[override]
         """As of `Attention`."""
         before = (attn_context.before.keys, attn_context.before.values)
-        turn = self._rotary(attn_context.positions, x.dtype)
-        found, keys, values = self.attend(x, turn, before, attn_context.visible)
+        position_embeddings = self._rotary(attn_context.positions, x.dtype)
+        found, keys, values = self.attend(x, position_embeddings, before, attn_context.visible)
         return found, KeyValues(keys, values)

@@ -152,28 +152,30 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(wide, self.groups * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, size, bias=output_bias)
         # Of the dtype and on the device of the weights, also where these are rounded to integers.
-        self.register_buffer("nothing", torch.empty(0), persistent=False)
+        self.register_buffer("like", torch.empty(0), persistent=False)
         self.q_norm = RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
         self.k_norm = RMSNorm(self.head_dim, eps=config.norm_eps) if normed else None
 
-    nothing: Tensor
+    like: Tensor
 
     def begin(self, rows: int) -> KeyValues:
         """Returns no entries of ``rows`` rows."""
-        none = self.nothing.new_empty(rows, self.groups, 0, self.head_dim)
+        none = self.like.new_empty(rows, self.groups, 0, self.head_dim)
         return KeyValues(none, none)
 
     def entries(self, x: Tensor, positions: Tensor) -> KeyValues:
         """Returns the keys and values of inputs ``[B, W, inputs]`` at positions ``[B, W]``."""
-        return self._entries(x, self._turn(positions, x.dtype))
+        return self._entries(x, self._position_embeddings(positions, x.dtype))
 
     def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
         """x: ``[B, W, inputs]`` -> ``[B, W, H]``, and the keys and values of these."""
-        turn = self._turn(attn_context.positions, x.dtype)
-        own = self._entries(x, turn)
+        position_embeddings = self._position_embeddings(attn_context.positions, x.dtype)
+        own = self._entries(x, position_embeddings)
         together = attn_context.before.then(own)
         found = nn.functional.scaled_dot_product_attention(
-            _apply_rotary(normalised(self._split(self.q_proj(x)), self.q_norm), turn),
+            _apply_rotary(
+                normalised(self._split(self.q_proj(x)), self.q_norm), position_embeddings
+            ),
             together.keys,
             together.values,
             attn_mask=apply_window(attn_context.visible, self.window)[:, None],
@@ -182,8 +184,10 @@ class Attention(nn.Module):
         )  # [B, heads, W, D]
         return self.o_proj(found.transpose(1, 2).flatten(2)), own
 
-    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeyValues:
-        keys = _apply_rotary(normalised(self._split(self.k_proj(x)), self.k_norm), turn)
+    def _entries(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> KeyValues:
+        keys = _apply_rotary(
+            normalised(self._split(self.k_proj(x)), self.k_norm), position_embeddings
+        )
         return KeyValues(keys, self._split(self._values(x)))
 
     def _values(self, x: Tensor) -> Tensor:
@@ -194,7 +198,7 @@ class Attention(nn.Module):
         """``[B, W, heads D]`` -> ``[B, heads, W, D]``."""
         return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
-    def _turn(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _position_embeddings(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The cosines and sines ``[B, 1, W, D']`` by which positions turn the first D' elements of
         queries and keys."""
         cos, sin = self.rotary(positions, dtype)
@@ -265,11 +269,11 @@ def apply_window(visible: Tensor, window: int) -> Tensor:
     return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
 
 
-def _apply_rotary(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    cos, sin = turn
+def _apply_rotary(x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = position_embeddings
     if cos.shape[-1] < x.shape[-1]:
         turned = cos.shape[-1]
-        return torch.cat([_apply_rotary(x[..., :turned], turn), x[..., turned:]], -1)
+        return torch.cat([_apply_rotary(x[..., :turned], position_embeddings), x[..., turned:]], -1)
     left, right = x.chunk(2, -1)
     return x * cos + torch.cat([-right, left], -1) * sin
 

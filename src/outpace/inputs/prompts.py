@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from outpace.core.request import EncoderInputs
 from outpace.core.unicode import check_unicode
-from outpace.core.values import is_whole, plain, shown
+from outpace.core.values import is_integer, plain, shown
 from outpace.errors import ConfigError, PromptError, PromptTooLong
 from outpace.targets.hf.kinds import longest_source
 from outpace.targets.hf.loading.loaded import LoadedModel
@@ -187,7 +187,7 @@ def _is_token(value: Any) -> bool:
 
 def _token(value: Any) -> int:
     number = plain(value)
-    if not is_whole(number):
+    if not is_integer(number):
         raise PromptError(f"prompt token ids must be whole numbers, not {_shown(value)}.")
     return int(number)
 

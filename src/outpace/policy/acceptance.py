@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core.proposal import StoppingFn
 from outpace.core.request import Request
-from outpace.core.trees.tree_shape import Trail
+from outpace.core.trees.tree_shape import AcceptedRanks
 from outpace.draft.exits import probability
 
 PRIOR, PRIOR_OF_LOOK_UPS = 0.7, 0.4
@@ -90,9 +90,9 @@ class Counts:
     prior: float = PRIOR
     ranks: list[_Rank] = field(default_factory=list)
 
-    def add(self, trail: Trail) -> None:
+    def add(self, ranks: AcceptedRanks) -> None:
         """Adds what became of a draft."""
-        for depth, (siblings, accepted) in enumerate(trail):
+        for depth, (siblings, accepted) in enumerate(ranks):
             for rank in range(siblings if accepted is None else accepted + 1):
                 self.rank(rank).add(depth, rank == accepted)
 
@@ -141,10 +141,10 @@ class Acceptance:
         """Returns the empty counts of a new text."""
         return Counts(self._prior)
 
-    def learn(self, text: Counts, trail: Trail) -> None:
+    def learn(self, text: Counts, ranks: AcceptedRanks) -> None:
         """Adds one verified draft. A round in which nothing was drafted teaches nothing."""
         for counts in (self._all, text):
-            counts.add(trail)
+            counts.add(ranks)
         self._typical.clear()
 
     def typical(self, depths: int, siblings: int = 1) -> list[list[float]]:
@@ -225,7 +225,7 @@ class Confidences:
 
     >>> row = object()
     >>> of_round = Confidences([row])
-    >>> ends = of_round.watch([3], [Calibration().chances()], lambda safe: safe < 0.8)
+    >>> ends = of_round.watch([3], [Calibration().chances()], lambda chance: chance < 0.8)
     >>> distribution = torch.tensor([[0.25, 0.75]])
     >>> ends(distribution, torch.tensor([1])), ends(distribution, torch.tensor([0]))
     (tensor([False]), tensor([True]))
@@ -252,7 +252,7 @@ class Confidences:
         ends: takes for each token in order the chances ``[B]`` that all tokens of the chains so far
         are accepted, returns which chains end, ``[B]`` bool.
         """
-        safe: Tensor | None = None
+        joint_acceptance: Tensor | None = None
         drawn: list[Tensor] = []
         tables: list[Tensor] = []  # of the chances, [B, BINS], once it is known where
         for row, count in enumerate(counts):
@@ -260,15 +260,15 @@ class Confidences:
                 self._drawn[row], self._counts[row] = drawn, count
 
         def stopping_fn(distribution: Tensor, token: Tensor) -> Tensor:
-            nonlocal safe
+            nonlocal joint_acceptance
             within = (probability(distribution, token) * BINS).long().clamp(0, BINS - 1)  # [B]
             drawn.append(within)
             if not tables:
                 device = distribution.device
                 tables.append(torch.tensor(chances, dtype=torch.float64, device=device))
             chance = tables[0].gather(1, within[:, None])[:, 0]
-            safe = chance if safe is None else safe * chance
-            return ends(safe)
+            joint_acceptance = chance if joint_acceptance is None else joint_acceptance * chance
+            return ends(joint_acceptance)
 
         return stopping_fn
 

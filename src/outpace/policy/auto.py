@@ -10,13 +10,13 @@ from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
-from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
-from outpace.draft.rounds import DrafterChoice, LookupDraft, Outcome
+from outpace.core.trees.tree_shape import AcceptedRanks, TreeShape, chain_ranks
+from outpace.draft.round import DrafterChoice, LookupDraft, Outcome
 from outpace.draft.state import StateFile
 from outpace.policy.base import (
     Controller,
     RoundPlan,
-    affordable,
+    cap_budgets,
     mode_of,
     requested_budget,
 )
@@ -57,7 +57,7 @@ class _Option:
 
 @dataclass
 class _RoundState:
-    """What is known and decided of the present round, from `Auto.plan` to `Auto.record`."""
+    """What is known and decided of the present round, from its plan to its record."""
 
     chosen: _Option | None = None
     asked: frozenset[Request] = frozenset()
@@ -70,7 +70,7 @@ class _RoundState:
     """By model and request, the round with the model and without it."""
 
 
-class Auto(Controller):
+class AutoController(Controller):
     """Chooses among plain decoding, look-ups and draft models, and how much each drafts, by the
     expected tokens for the expected seconds of each candidate.
 
@@ -137,7 +137,7 @@ class Auto(Controller):
         budgets = [most if budget is None else budget for budget in requested]
         if self._alone is not None:
             budgets = [pick.budget for pick in self._picks(requests, budgets)]
-            within = zip(requests, affordable(requests, budgets), strict=True)
+            within = zip(requests, cap_budgets(requests, budgets), strict=True)
             self._round.asked = frozenset(request for request, budget in within if budget)
         # With several drafters the choice is made when look-ups have been asked (`pick`).
         return RoundPlan(budgets, terms, shape)
@@ -415,7 +415,9 @@ class Auto(Controller):
             one.learn_asking(found, found or 1)
         if not largest and begun:
             missed = self._alone.name if self._alone and asked else next((o.name for o in ran), "")
-            read = [self[name].note_read(request) for request, name in self._round.models.items()]
+            read = [
+                self[name].note_prefilled(request) for request, name in self._round.models.items()
+            ]
             if all(read):  # or it is the time of reading
                 self.costs.add(bucket, missed, MISS if missed else PLAIN, seconds, 0)
         elif largest and largest[drafting[-1].name] == max(largest.values()):
@@ -450,11 +452,11 @@ class Auto(Controller):
             committed = request.output_ids[-outcome.emitted :] if outcome.emitted else ()
             for name, draft in drafts.items():
                 if outcome.drafted and outcome.method == name:
-                    trail = chain_trail(outcome.drafted, outcome.accepted)
+                    ranks = chain_ranks(outcome.drafted, outcome.accepted)
                 else:
-                    trail = trail_if_verified(draft.tokens, committed)
-                    self[name].learn(request, trail)
-                self[name].learn_lookup(draft, trail)
+                    ranks = ranks_if_verified(draft.tokens, committed)
+                    self[name].learn(request, ranks)
+                self[name].learn_lookup(draft, ranks)
 
     # -- accounts ------------------------------------------------------------------------------
 
@@ -484,16 +486,16 @@ def _no_picks(batch: RoundRequests) -> dict[Request, DrafterChoice]:
     return dict.fromkeys(batch.adaptive, DrafterChoice())
 
 
-def trail_if_verified(draft: Sequence[int], committed: Sequence[int]) -> Trail:
+def ranks_if_verified(draft: Sequence[int], committed: Sequence[int]) -> AcceptedRanks:
     """Returns what would have become of a chain, as far as the committed tokens tell.
 
-    >>> trail_if_verified([1, 2, 3], [1, 5])
+    >>> ranks_if_verified([1, 2, 3], [1, 5])
     [(1, 0), (1, None)]
-    >>> trail_if_verified([1, 2, 3], [1, 2])
+    >>> ranks_if_verified([1, 2, 3], [1, 2])
     [(1, 0), (1, 0)]
     """
     pairs = zip(draft, committed, strict=False)
     same = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
     if same is None:
         return [(1, 0)] * min(len(draft), len(committed))
-    return chain_trail(len(draft), same)
+    return chain_ranks(len(draft), same)

@@ -11,7 +11,7 @@ from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import MAX_TREE_NODES, TreeShape
-from outpace.draft.rounds import DrafterChoice, LookupDraft, Outcome
+from outpace.draft.round import DrafterChoice, LookupDraft, Outcome
 from outpace.errors import ParamsError
 
 
@@ -88,7 +88,7 @@ class FrozenController(Controller):
         return self._controller.account(request)
 
 
-def affordable(
+def cap_budgets(
     requests: Sequence[Request], budgets: Sequence[int], most: int = MAX_TREE_NODES
 ) -> list[int]:
     """Returns the budgets, each no larger than what its request may still generate and than

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from outpace.core.account import DrafterAccount, Mode, Reason
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
-from outpace.draft.rounds import LookupDraft, Outcome
+from outpace.draft.round import LookupDraft, Outcome
 from outpace.policy.costs import MIN_SAMPLES, PLAIN, BatchBucket
 from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.exploration import MAX_TRIAL_LOSS, TEXT_TRIAL_SHARE, Backoff, TrialBudget
@@ -101,7 +101,7 @@ class Candidate:
             self._reason = self._reason or Reason.UNMEASURED
             return 0, None, ()  # all others are measured against it
         cheapest = self._cheapest(batch)
-        reading = costs.reading(one.name, one.num_uncomputed_tokens(cheapest), plain)
+        reading = costs.prefill_seconds(one.name, one.num_uncomputed_tokens(cheapest), plain)
         self.forecast = forecast = one.forecast(batch)
         if forecast is None:
             self._reason, self._cost, self._reading = Reason.UNTRIED, None, reading / plain
@@ -114,11 +114,11 @@ class Candidate:
         chosen: list[Request] = []
         waiting, own = False, forecast
         if promising:
-            chosen, waiting = self._worth_reading(batch, forecast.gain, plain, saves)
+            chosen, waiting = self._worth_prefilling(batch, forecast.gain, plain, saves)
         if 0 < len(chosen) < len(batch.adaptive):  # the others get no drafts in this round
             own = one.forecast(replace(batch, adaptive=chosen)) or forecast
             if own.best:  # which may be worth less in fewer rows
-                chosen, waiting = self._worth_reading(batch, own.gain, plain, saves)
+                chosen, waiting = self._worth_prefilling(batch, own.gain, plain, saves)
         if chosen and own.best:
             self._reason, self.forecast = Reason.GAIN, own
             # Chains that are ended are no longer than pays, however long they might be.
@@ -147,7 +147,7 @@ class Candidate:
         allowed = borne and self._budget.allows(trial.loss * plain, plain)
         return (size, trial) if allowed else (0, None)
 
-    def _worth_reading(
+    def _worth_prefilling(
         self, batch: RoundRequests, gain: float, plain: float, saves: SavedPerToken | None
     ) -> tuple[list[Request], bool]:
         """The requests in which drafting is expected to repay what has to be read for it, and
@@ -157,7 +157,7 @@ class Candidate:
         self._left_out.clear()
         for request in batch.adaptive:
             unread = one.num_uncomputed_tokens(request)
-            reading = one.costs.reading(self.name, unread, plain) / plain
+            reading = one.costs.prefill_seconds(self.name, unread, plain) / plain
             saved = 1 - 1 / gain if saves is None else saves(request)
             rows = len(batch.requests)
             repaid = not unread or self._lengths.is_prefill_repaid(reading, rows, request, saved)

@@ -235,7 +235,7 @@ class CostTable:
                 return median_low(seen)
         return None
 
-    def add_reading(self, name: str, seconds: float, tokens: int) -> None:
+    def add_prefill(self, name: str, seconds: float, tokens: int) -> None:
         """Adds what it took a drafter to read tokens that it had not seen: of a prompt, or of what
         was generated without it."""
         seen = self._reading.setdefault(name, deque(maxlen=MAX_SAMPLES))
@@ -273,7 +273,7 @@ class CostTable:
         miss, plain = self.of(bucket, name, MISS), self.plain(bucket)
         return 0.0 if miss is None or plain is None else max(0.0, miss.total - plain)
 
-    def reading(self, name: str, tokens: int, plain: float) -> float:
+    def prefill_seconds(self, name: str, tokens: int, plain: float) -> float:
         """Returns the seconds that reading takes; 0 while nothing is known. plain: of a plain
         round."""
         seen = self._reading.get(name)

@@ -9,9 +9,9 @@ from functools import cached_property
 from outpace.core.proposal import DraftingTerms
 from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
-from outpace.core.trees.tree_shape import Trail, TreeShape, chain_trail
+from outpace.core.trees.tree_shape import AcceptedRanks, TreeShape, chain_ranks
 from outpace.draft.base import CATCH_UP_TOKENS
-from outpace.draft.rounds import LookupDraft, Outcome
+from outpace.draft.round import LookupDraft, Outcome
 from outpace.policy.acceptance import (
     COUNT_DECAY,
     PRIOR,
@@ -25,7 +25,7 @@ from outpace.policy.exploration import TrialBudget
 from outpace.policy.forecast import Forecast
 from outpace.policy.nominal import NominalCosts
 from outpace.policy.shapes import DraftSizes, GrownTrees
-from outpace.policy.stopping import Stopping, expected_seconds
+from outpace.policy.stopping import EarlyStopping, expected_seconds
 from outpace.policy.text import TextState
 
 
@@ -84,7 +84,7 @@ class Estimator:
         self._any_tree = self._grown is None and self.static.shape.is_chain
         self.costs = CostTable()  # until it shares one with others
         self.acceptance = Acceptance(prior)
-        self.stopping = Stopping() if can_stop_early else None
+        self.stopping = EarlyStopping() if can_stop_early else None
         self._calibration = Calibration(memory=COUNT_DECAY)
         self._levels = Ratio()
         self._found = Ratio(prior=1.0)  # of the rounds in which it was asked
@@ -116,7 +116,7 @@ class Estimator:
         along = text.drafted or (text.read and left <= CATCH_UP_TOKENS)
         return 0 if self._needs_no_prefill or along else left
 
-    def note_read(self, request: Request) -> bool:
+    def note_prefilled(self, request: Request) -> bool:
         """Notes that a text was read in which it was asked, in a round that has been run. Returns
         whether it had been read before."""
         text = self.text(request)
@@ -173,7 +173,7 @@ class Estimator:
             curve,
         )
         if self.stopping is not None:
-            self.stopping.plan(forecast.rates[forecast.best], curve)
+            self.stopping.set_thresholds(forecast.rates[forecast.best], curve)
         return forecast
 
     def nominal_forecast(self, request: Request, room: int) -> Forecast:
@@ -196,8 +196,10 @@ class Estimator:
         """The seconds that a round is expected to take, for each size up to this one."""
         if self.stopping is None:
             return [curve[max(size, min_size)] for size in range(largest + 1)]
-        reach = self.stopping.reach([self.text(request).chains for request in adaptive], largest)
-        return expected_seconds(curve, reach, min_size)
+        survival_probs = self.stopping.survival_probs(
+            [self.text(request).chains for request in adaptive], largest
+        )
+        return expected_seconds(curve, survival_probs, min_size)
 
     def _tokens(self, adaptive: Sequence[Request]) -> dict[int, float]:
         """What each size is expected to bring in all adaptive rows together. A look-up finds
@@ -244,18 +246,18 @@ class Estimator:
                 self._levels.add(outcome.depth, outcome.drafted)
         # Of a text that has ended, part of the draft was cut off and says nothing.
         if outcome.depth and not request.finished:
-            self.learn(request, self._trail(request, outcome))
+            self.learn(request, self._ranks(request, outcome))
 
-    def learn(self, request: Request, trail: Trail) -> None:
+    def learn(self, request: Request, ranks: AcceptedRanks) -> None:
         """Learns from what became of a draft, or would have become of one that was not
         verified."""
-        self.acceptance.learn(self.text(request).counts, trail)
+        self.acceptance.learn(self.text(request).counts, ranks)
         self._learned += 1
 
-    def learn_lookup(self, draft: LookupDraft, trail: Trail) -> None:
+    def learn_lookup(self, draft: LookupDraft, ranks: AcceptedRanks) -> None:
         """Learns how often a look-up's tokens of each confidence are accepted."""
-        accepted = sum(rank is not None for _, rank in trail)
-        tested = ranges_of(draft.confidence[: len(trail)])
+        accepted = sum(rank is not None for _, rank in ranks)
+        tested = ranges_of(draft.confidence[: len(ranks)])
         self._calibration = self._calibration.with_draft(tested, accepted)
 
     def learn_asking(self, found: int, asked: int) -> None:
@@ -264,13 +266,13 @@ class Estimator:
         if found:
             self._rows_found.add(found, asked)
 
-    def _trail(self, request: Request, outcome: Outcome) -> Trail:
+    def _ranks(self, request: Request, outcome: Outcome) -> AcceptedRanks:
         if self.stopping is not None:
             return self.stopping.learn(request, self.text(request).chains, outcome)
         shape = self.sizes.shape
         if shape.is_chain or outcome.depth == outcome.drafted:
-            return chain_trail(outcome.depth, outcome.accepted)
-        return shape.extended(outcome.drafted).first(outcome.drafted).trail(outcome.path)
+            return chain_ranks(outcome.depth, outcome.accepted)
+        return shape.extended(outcome.drafted).first(outcome.drafted).accepted_ranks(outcome.path)
 
     def learn_times(
         self,
@@ -297,12 +299,12 @@ class Estimator:
         elif begun and (steady is None or steady.measured < MIN_SAMPLES):
             # Its drafting is mostly catching up, but scoring took as long as ever, and that alone
             # may cost more than drafts bring.
-            known = costs.reading(name, unread, 0.0)
+            known = costs.prefill_seconds(name, unread, 0.0)
             drafting = max(0.0, seconds.draft - known) if known else 0.0
             costs.add(bucket, name, size, replace(seconds, draft=drafting), levels)
         if unread:
             # A drafter that has to catch up first takes longer than it will the next time.
-            costs.add_reading(name, seconds.draft - (steady.draft if steady else 0.0), unread)
+            costs.add_prefill(name, seconds.draft - (steady.draft if steady else 0.0), unread)
 
     def grow(self, bucket: BatchBucket) -> None:
         """Grows the trees anew, if they are due."""

@@ -9,7 +9,7 @@ from outpace.core.trees.tree_shape import MAX_SIBLINGS, TreeShape
 from outpace.draft.base import Drafter
 from outpace.errors import ConfigError
 from outpace.policy.acceptance import PRIOR, PRIOR_OF_LOOK_UPS
-from outpace.policy.auto import Auto
+from outpace.policy.auto import AutoController
 from outpace.policy.base import Controller
 from outpace.policy.estimator import Estimator
 from outpace.policy.lengths.adaptive import Constant
@@ -42,7 +42,7 @@ def make_controller(
         return Constant(count, shape=_shape(drafter, target, count))
     children = drafter.candidate_drafters.values() or [drafter]
     estimators = [_estimator(child, target) for child in children]
-    return Auto(sorted(estimators, key=lambda one: not one.look_up), drafter.file)
+    return AutoController(sorted(estimators, key=lambda one: not one.look_up), drafter.file)
 
 
 def _nominal(drafter: Drafter, target: Target) -> NominalCosts:

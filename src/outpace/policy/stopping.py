@@ -11,13 +11,13 @@ from torch import Tensor
 
 from outpace.core.proposal import DraftingTerms, StoppingFn
 from outpace.core.request import Request
-from outpace.core.trees.tree_shape import Trail, chain_trail
-from outpace.draft.rounds import Outcome
+from outpace.core.trees.tree_shape import AcceptedRanks, chain_ranks
+from outpace.draft.round import Outcome
 from outpace.policy.acceptance import COUNT_DECAY, Acceptance, Calibration, Confidences, Counts
 from outpace.policy.costs import MIN_SAMPLES
 
 
-class Stopping:
+class EarlyStopping:
     """Watches the chains of the rows for which "auto" chooses how much to draft.
 
     The chance that all tokens of a chain so far are accepted is the product of the tokens' chances,
@@ -45,7 +45,7 @@ class Stopping:
 
     # -- before a round ------------------------------------------------------------------------
 
-    def reach(self, rows: Sequence[Counts], largest: int) -> list[float]:
+    def survival_probs(self, rows: Sequence[Counts], largest: int) -> list[float]:
         """Returns the chance that a chain comes to have 1, 2, ... ``largest`` tokens, if nothing
         else ends it, on average over these rows."""
         reached = [0.0] * largest
@@ -61,7 +61,7 @@ class Stopping:
         where that pays."""
         self._adaptive, self._least = adaptive, ()
 
-    def plan(self, rate: float, curve: Sequence[float]) -> None:
+    def set_thresholds(self, rate: float, curve: Sequence[float]) -> None:
         """Sets how likely the chains of the coming round must be, at each length, to go on.
 
         rate: tokens per second that rounds bring, all rows together. curve: the seconds of a round
@@ -97,36 +97,38 @@ class Stopping:
         """Returns what ends the chains of the ``live`` rows. end: takes the length at which."""
         length = 0
 
-        def ends(safe: Tensor) -> Tensor:
+        def ends(joint_acceptance: Tensor) -> Tensor:
             nonlocal length
             length += 1
-            hope = sum(chance for chance, on in zip(safe.tolist(), live, strict=True) if on)
+            hope = sum(
+                chance for chance, on in zip(joint_acceptance.tolist(), live, strict=True) if on
+            )
             if length > len(self._least) or hope >= self._least[length - 1]:
-                return torch.zeros_like(safe, dtype=torch.bool)
+                return torch.zeros_like(joint_acceptance, dtype=torch.bool)
             end(length)
-            return torch.tensor(live, device=safe.device)
+            return torch.tensor(live, device=joint_acceptance.device)
 
         return ends
 
     # -- after a round ------------------------------------------------------------------------
 
-    def learn(self, request: Request, own: Counts, outcome: Outcome) -> Trail:
-        """Learns from what became of a chain, and returns that as a trail. In the trail the first
-        token that was not drafted, because the chain was ended, counts as rejected.
+    def learn(self, request: Request, own: Counts, outcome: Outcome) -> AcceptedRanks:
+        """Learns from what became of a chain, and returns the ranks of its accepted tokens. There
+        the first token that was not drafted, because the chain was ended, counts as rejected.
 
         own: the request's counts, from `new`.
         """
-        trail = chain_trail(outcome.depth, outcome.accepted)
+        ranks = chain_ranks(outcome.depth, outcome.accepted)
         ranges = self._confidences.ranges(request, outcome.depth)
         if request not in self._watched or ranges is None:
-            return trail
+            return ranks
         self._calibration = self._calibration.with_draft(ranges, outcome.accepted)
-        for _, accepted in trail[1:]:
+        for _, accepted in ranks[1:]:
             self._next.add([(1, accepted)])
-        end: Trail = [(1, None)] if self._watched[request] else []
-        drafted: Trail = [(1, 0)] * (outcome.depth - 1)
+        end: AcceptedRanks = [(1, None)] if self._watched[request] else []
+        drafted: AcceptedRanks = [(1, 0)] * (outcome.depth - 1)
         self._going.learn(own, [*drafted, *end])
-        return [*trail, *end] if outcome.accepted == outcome.depth else trail
+        return [*ranks, *end] if outcome.accepted == outcome.depth else ranks
 
 
 def costs_of_one_more(curve: Sequence[float]) -> list[float]:
@@ -141,16 +143,20 @@ def costs_of_one_more(curve: Sequence[float]) -> list[float]:
     return [(curve[high] - curve[low]) / (high - low) for low, high in around]
 
 
-def expected_seconds(curve: Sequence[float], reach: Sequence[float], min_size: int) -> list[float]:
+def expected_seconds(
+    curve: Sequence[float], survival_probs: Sequence[float], min_size: int
+) -> list[float]:
     """Returns the seconds that a round takes on average, for each number of tokens 0, 1, ... that
     chains may have.
 
-    reach: the chance of each number of tokens 1, 2, ... to be drafted. min_size: tokens that some
-    other row drafts in any case.
+    survival_probs: the chance of each number of tokens 1, 2, ... to be drafted. min_size: tokens
+    that some other row drafts in any case.
 
-    >>> expected_seconds([10.0, 12.0, 16.0], reach=[1.0, 0.5], min_size=0)
+    >>> expected_seconds([10.0, 12.0, 16.0], survival_probs=[1.0, 0.5], min_size=0)
     [10.0, 12.0, 14.0]
     """
-    padded = [curve[max(size, min_size)] for size in range(len(reach) + 1)]
-    more = (chance * (b - a) for chance, (a, b) in zip(reach, pairwise(padded), strict=True))
+    padded = [curve[max(size, min_size)] for size in range(len(survival_probs) + 1)]
+    more = (
+        chance * (b - a) for chance, (a, b) in zip(survival_probs, pairwise(padded), strict=True)
+    )
     return list(accumulate(more, initial=padded[0]))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core.account import DrafterAccount, Reason
-from outpace.draft.rounds import Outcome
+from outpace.draft.round import Outcome
 from outpace.policy.acceptance import Counts, Ratio
 from outpace.policy.exploration import TrialBudget
 

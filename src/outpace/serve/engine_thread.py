@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from outpace.engine.engine import Engine
-from outpace.engine.request import FinishReason, Logprob, Request
+from outpace.engine.request import EngineRequest, FinishReason, Logprob
 from outpace.errors import ProcessLost
 
 log = logging.getLogger("outpace.serve")
@@ -41,7 +41,7 @@ class Job:
     bring several. ended: when the engine let go of the job.
     """
 
-    requests: Sequence[Request]
+    requests: Sequence[EngineRequest]
     deliver: Callable[[list[Delta]], None]
     seconds: float
     client: Hashable = None
@@ -94,7 +94,7 @@ class Job:
         deltas = (self._delta(index, one) for index, one in enumerate(self.requests))
         return [delta for delta in deltas if delta is not None]
 
-    def _delta(self, index: int, request: Request) -> Delta | None:
+    def _delta(self, index: int, request: EngineRequest) -> Delta | None:
         if self._done[index] or not (request.streaming or request.finished):
             return None
         text = request.new_text()

@@ -155,7 +155,7 @@ CLOSING_SECONDS = 2
 """Seconds in which answers can still be sent once their texts have ended."""
 
 
-class Runner(uvicorn.Server):
+class ServerRunner(uvicorn.Server):
     """Uvicorn, which refuses new requests as soon as a signal asks it to stop.
 
     Its first signal (SIGTERM, Ctrl-C) drains: open requests go on, and within moments uvicorn
@@ -194,7 +194,7 @@ class Runner(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def make_runner(llm: LLM, settings: Settings) -> Runner:
+def make_runner(llm: LLM, settings: Settings) -> ServerRunner:
     """Returns a server that is ready to be run with sockets from `listen`."""
     from outpace.serve.app import Server  # it takes seconds to import
 
@@ -208,12 +208,12 @@ def make_runner(llm: LLM, settings: Settings) -> Runner:
         lifespan="on",
         timeout_graceful_shutdown=int(settings.drain_seconds) + CLOSING_SECONDS,
     )
-    return Runner(
+    return ServerRunner(
         config, server.drain, server.thread.end_all, lambda: llm.engine.target.failure_reason
     )
 
 
-def run_until_stopped(runner: Runner, listening: socket.socket) -> None:
+def run_until_stopped(runner: ServerRunner, listening: socket.socket) -> None:
     """Serves until SIGTERM or Ctrl-C, and until open requests have ended. After Ctrl-C it returns;
     SIGTERM then ends the process, as the signal would have. Raises ``ProcessLost`` where it ended
     because nothing can be computed any more."""

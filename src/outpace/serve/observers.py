@@ -11,7 +11,7 @@ from typing import Any, Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from outpace.core.request import Request
-from outpace.draft.rounds import Outcome, Round
+from outpace.draft.round import Outcome, Round
 from outpace.serve.engine_thread import Job
 
 log = logging.getLogger("outpace.serve")

@@ -51,7 +51,7 @@ class PrefillChunk:
     rows: Sequence[int]
     tokens: Sequence[Sequence[int]]
     """The tokens that were read of each of these rows, in order and for the first time."""
-    states: HiddenStates = field(default_factory=dict)
+    hidden_states: HiddenStates = field(default_factory=dict)
     """Their hidden states, of the layers that were asked for. A row's tokens come first, then
     padding."""
 
@@ -79,14 +79,14 @@ class Scores:
     """What a pass over `ScoreInputs` says."""
 
     logits: Tensor  # [B, M, V], at the root and at each node
-    states: HiddenStates = field(default_factory=dict)
+    hidden_states: HiddenStates = field(default_factory=dict)
     """Hidden states of the pending tokens and the nodes, ``[B, P + N, H]`` by layer."""
     aux_logits: Tensor | None = None  # [B, R, V]
 
     def node_hidden_states(self, layers: Iterable[int]) -> Tensor:
         """Returns ``[B, M, H]``: the states of root and nodes, the layers side by side."""
         nodes = self.logits.shape[1]
-        return torch.cat([self.states[layer][:, -nodes:] for layer in layers], -1)
+        return torch.cat([self.hidden_states[layer][:, -nodes:] for layer in layers], -1)
 
 
 class Target(ABC):
@@ -147,21 +147,21 @@ class Target(ABC):
 
     @abstractmethod
     def prefill(
-        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+        self, token_budget: int, layers: frozenset[int] = frozenset(), full: bool = False
     ) -> list[PrefillChunk]:
         """Reads up to about ``token_budget`` tokens of the prompts that are not read yet, row after
         row, and returns what was read.
 
         The last token of a prompt stays pending: it is the root of the row's first round. So may
-        more of it, if the first pass can read it as well and ``whole`` does not forbid that.
+        more of it, if the first pass can read it as well and ``full`` does not forbid that.
         """
 
     @abstractmethod
-    def fork(self, row: int, whole: bool = False) -> int:
+    def fork(self, row: int, with_output: bool = False) -> int:
         """Adds a row with the same prompt as a ready one, which is not read again; returns its
         number. All rows must be ready.
 
-        whole: with all that the other row has cached, its text included, as beams need it.
+        with_output: with all that the other row has cached, its text included, as beams need it.
         """
 
     @abstractmethod
@@ -285,13 +285,13 @@ class SubLayers:
     mlp: frozenset[int] = frozenset()
 
     @classmethod
-    def whole(cls, layers: Iterable[int]) -> SubLayers:
+    def of_layers(cls, layers: Iterable[int]) -> SubLayers:
         """Returns both parts of these layers."""
         numbers = frozenset(layers)
         return cls(numbers, numbers)
 
     @property
-    def wholes(self) -> frozenset[int]:
+    def complete_layers(self) -> frozenset[int]:
         """The layers of which both parts are named."""
         return self.attention & self.mlp
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.draft_model import PRUNED
 from outpace.train.settings import TrainSettings
 from outpace.train.students import check_begin
-from outpace.train.teacher import origin_of
+from outpace.train.teacher import signature_of
 
 STATE, LOG = "training.pt", "training.jsonl"
 
@@ -32,7 +32,7 @@ def check_goes_on(out: Path, settings: TrainSettings, loaded: LoadedModel) -> No
     if path.exists():
         with reading(path):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            check_same(out, state, settings, origin_of(loaded))
+            check_same(out, state, settings, signature_of(loaded))
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def check_same(
     out: Path,
     state: Mapping[str, Any],
     settings: TrainSettings,
-    target: Origin,
+    target: ModelSignature,
     tokens: Tensor | None = None,
 ) -> None:
     """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
@@ -67,7 +67,7 @@ def check_same(
         other = [] if text["digest"] == digest(tokens[: text["blocks"]]) else ["text"]
     shape = TargetShape(**state["target"]["shape"])
     try:
-        Origin(shape, state["target"]["probe_states"]).check(target, "the run")
+        ModelSignature(shape, state["target"]["probe_states"]).check(target, "the run")
     except ConfigError:
         other = ["target"]
     if "start" in other or os.path.exists(settings.start):

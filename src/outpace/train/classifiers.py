@@ -31,7 +31,7 @@ from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
 from outpace.train.metrics import BalancedAccuracy
 from outpace.train.recipe import LossOutput, Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
-from outpace.train.teacher import Teacher, origin_of
+from outpace.train.teacher import Teacher, signature_of
 
 
 class DraftedTokens:
@@ -58,7 +58,7 @@ class DraftedTokens:
                 f"{self.model.vocabulary} tokens: leave out texts with tokens that it lacks, such "
                 "as placeholders of images, or name a draft model with all of them."
             )
-        probs = self.probs(self.model.read(tokens).states[:, places - 1])  # [B, P, V']
+        probs = self.probs(self.model.read(tokens).hidden_states[:, places - 1])  # [B, P, V']
         if self._greedy:
             own = probs.argmax(-1)
         else:
@@ -93,7 +93,7 @@ class JudgeStudent(ClassifierStudent):
     metric = BalancedAccuracy(("right", "wrong"))
 
     def __init__(self, loaded: LoadedModel, draft: LoadedModel, config: JudgeConfig) -> None:
-        self.network = Judge(origin_of(loaded), config).to(loaded.device)
+        self.network = Judge(signature_of(loaded), config).to(loaded.device)
         self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
         self._window = config.window
         self.depths = 2 * config.window
@@ -110,7 +110,7 @@ class JudgeStudent(ClassifierStudent):
         right = (agreed | (changed == tokens)[:, places]).flatten().float()
         count = right.sum().clamp_min(1)
         others = (1 - right).sum().clamp_min(1)
-        states = theirs.states[:, places].flatten(0, 1)
+        states = theirs.hidden_states[:, places].flatten(0, 1)
         return Examples(states, right, 0.5 / float(count), 0.5 / float(others))
 
 
@@ -124,7 +124,7 @@ class AcceptancePredictionStudent(ClassifierStudent):
     def __init__(
         self, loaded: LoadedModel, draft: LoadedModel, config: AcceptancePredictionConfig
     ) -> None:
-        self.network = AcceptancePredictionHead(origin_of(draft), config).to(loaded.device)
+        self.network = AcceptancePredictionHead(signature_of(draft), config).to(loaded.device)
         self._drafted = DraftedTokens(draft, loaded.vocabulary, config.greedy)
         self._config = config
         self.depths = config.every
@@ -133,8 +133,8 @@ class AcceptancePredictionStudent(ClassifierStudent):
         every = self._config.every
         places = torch.arange(every, tokens.shape[1], every, device=teacher.device)
         changed = self._drafted.insert_into(tokens.to(teacher.device), places)
-        states = self._drafted.model.read(changed).states
-        target = teacher.logits(teacher.read(changed).states[:, places - 1])  # [B, P, V]
+        states = self._drafted.model.read(changed).hidden_states
+        target = teacher.logits(teacher.read(changed).hidden_states[:, places - 1])  # [B, P, V]
         token = changed[:, places, None]
         if self._config.greedy:
             right = (target.argmax(-1, keepdim=True) == token).float()
@@ -170,7 +170,7 @@ def classifier_student(loaded: LoadedModel, settings: TrainSettings) -> Classifi
 class Examples:
     """P drafted tokens, and how right each of them is."""
 
-    states: Tensor  # [P, H], the last hidden states at them
+    hidden_states: Tensor  # [P, H], the last hidden states at them
     right: Tensor  # [P] in [0, 1]
     if_right: float
     """How much a token that is right counts."""
@@ -184,7 +184,7 @@ class ClassifierRecipe(Recipe):
         self._network = network
 
     def compute_loss(self, batch: Examples) -> LossOutput:
-        odds = self._network(batch.states.float())  # [P]
+        odds = self._network(batch.hidden_states.float())  # [P]
         right = batch.right
         gained = batch.if_right * right * logsigmoid(odds)
         lost = batch.if_wrong * (1 - right) * logsigmoid(-odds)

@@ -33,7 +33,7 @@ from outpace.train.draft_model import (
 from outpace.train.losses import FORWARD_KL, chunked_loss, find_loss
 from outpace.train.recipe import LossOutput, Recipe, Student
 from outpace.train.settings import TrainSettings, sizes_of
-from outpace.train.teacher import AT_ONCE, Batch, LMHead, Teacher
+from outpace.train.teacher import AT_ONCE, LMHead, Teacher, TeacherBatch
 
 
 class ModelRecipe(Recipe):
@@ -51,13 +51,13 @@ class ModelRecipe(Recipe):
         self._distance = find_loss(loss)
         self._lm_head = LMHead(model, _text_config(model), "the drafter")
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         output = self._model(
             input_ids=batch.tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1
         )
         places = torch.ones_like(batch.tokens, dtype=torch.bool)
         places = places if batch.learned is None else batch.learned
-        own, theirs = output.hidden_states[-1][places], batch.states[places]  # [P, H]
+        own, theirs = output.hidden_states[-1][places], batch.hidden_states[places]  # [P, H]
         loss, same = chunked_loss(self._chunk_loss, own, theirs, AT_ONCE, self._lm_head.learns)
         right = torch.zeros_like(places)
         right[places] = same
@@ -87,7 +87,7 @@ class LikeliestRecipe(Recipe):
         self._model: Any = model
         self._vocabulary = vocabulary
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         own = batch.top_tokens < self._vocabulary
         chances = torch.where(own, batch.top_chances, 0.0)
         known = (
@@ -156,7 +156,7 @@ class ModelStudent(Student):
         self._start = self._start.to_trainable(kept, self._device)
         self.network = self._start.model
 
-    def _chosen(self, teacher: Teacher, batch: Batch) -> list[int]:
+    def _chosen(self, teacher: Teacher, batch: TeacherBatch) -> list[int]:
         """The layers with which it is close to the target from the beginning."""
         whole = self._start.model.to(self._device)  # a target's layers may be read anew, on the CPU
         recipe = ModelRecipe(whole, teacher, FORWARD_KL, self.depths)
@@ -206,7 +206,7 @@ def closest_layers(
     while len(out) < count - wanted:
         found = {}
         for layer in set(range(count)) - out:
-            with skip_sublayers(model, SubLayers.whole({*out, layer})):
+            with skip_sublayers(model, SubLayers.of_layers({*out, layer})):
                 found[layer] = distance()
             done += 1
             report("which layers to keep", done / trials)
@@ -214,7 +214,7 @@ def closest_layers(
     return sorted(set(range(count)) - out)
 
 
-def subsample_batch(batch: Batch) -> Batch:
+def subsample_batch(batch: TeacherBatch) -> TeacherBatch:
     """Returns a batch of which only `PLACES` places count, evenly spaced: distributions over a
     large vocabulary take longer than the layers do."""
     rows, length = batch.tokens.shape
@@ -222,7 +222,7 @@ def subsample_batch(batch: Batch) -> Batch:
     learned = torch.zeros(rows * length, dtype=torch.bool)
     learned[numbers] = True
     own: Tensor = learned.view(rows, length).to(batch.tokens.device)
-    return Batch(batch.tokens, batch.states, batch.top_tokens, batch.top_chances, own)
+    return TeacherBatch(batch.tokens, batch.hidden_states, batch.top_tokens, batch.top_chances, own)
 
 
 def load_kept_layers(out: Path, start: str, wanted: int) -> list[int] | None:

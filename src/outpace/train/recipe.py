@@ -16,7 +16,7 @@ from torch.nn import functional
 from outpace.core.proposal import AuxTokens
 from outpace.heads.base import Head, SharedModules
 from outpace.train.metrics import AcceptanceLength, Metric
-from outpace.train.teacher import TOP, Batch, Teacher
+from outpace.train.teacher import TOP, Teacher, TeacherBatch
 
 DECAY = 0.8
 """The weight of each depth's loss, as a share of the depth above it (Medusa's and EAGLE-3's)."""
@@ -61,8 +61,8 @@ class Recipe(ABC):
 
     @abstractmethod
     def compute_loss(self, batch: Any) -> LossOutput:
-        """Returns the loss on a batch, which is what `Student.read` makes of a text: a `Batch` for
-        all that draft."""
+        """Returns the loss on a batch, which is what `Student.read` makes of a text: a
+        `TeacherBatch` for all that draft."""
 
 
 class AuxTarget(SharedModules, Protocol):
@@ -79,7 +79,7 @@ class DepthLosses:
     def __init__(
         self,
         head: Head,
-        batch: Batch,
+        batch: TeacherBatch,
         places: int | Tensor,
         decay: float = DECAY,
     ) -> None:
@@ -157,7 +157,7 @@ class Student(ABC):
     network: nn.Module
     depths: int
     """Tokens after the root that its loss counts."""
-    layers: tuple[int, ...] = (-1,)
+    hidden_layers: tuple[int, ...] = (-1,)
     """The target's layers whose states it is shown."""
     top: int = TOP
     """How many of the target's likeliest tokens it is shown."""

@@ -25,13 +25,13 @@ from outpace.train.metrics import Progress
 from outpace.train.quantization import REROUND_EVERY, QuantizedWeights
 from outpace.train.recipe import LossOutput
 from outpace.train.settings import TrainSettings
-from outpace.train.state_cache import StateCache
+from outpace.train.state_cache import HiddenStateCache
 from outpace.train.students import (
     check_block,
     check_depths,
     student_for,
 )
-from outpace.train.teacher import Teacher, loss_mask_of, origin_of
+from outpace.train.teacher import Teacher, loss_mask_of, signature_of
 
 Report = Callable[[Progress], None]
 
@@ -47,7 +47,7 @@ class TrainingRun:
         out: Path,
         *,
         own: Tensor | None = None,
-        state_cache: StateCache | None = None,
+        state_cache: HiddenStateCache | None = None,
         ranks: Ranks | None = None,
         preparing: Callable[[str, float], None] = silent,
     ) -> None:
@@ -64,7 +64,7 @@ class TrainingRun:
         torch.manual_seed(settings.seed)
         begun = (out / STATE).exists()
         self._student = student_for(loaded, tokens, settings, out, preparing, own, begun)
-        self._teacher = Teacher(loaded, self._student.layers, self._student.top, state_cache)
+        self._teacher = Teacher(loaded, self._student.hidden_layers, self._student.top, state_cache)
         self._recipe = self._student.recipe(self._teacher)
         self.network = self._student.network
         """What learns."""
@@ -90,7 +90,7 @@ class TrainingRun:
         """Where the run was with these weights; None before the first report."""
         self.stale = 0
         """Reports since the score rose, also in earlier sittings."""
-        self._target = origin_of(loaded)
+        self._target = signature_of(loaded)
         self._resume()
         self._held, self._tokens = tokens.tensor_split([self._held_blocks])
         self._held_own: Tensor | None = None

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.files import PART, replacing
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.heads.folder import saving
 
 HEADER, PROBE, SUFFIX = "states.json", "probe_states.safetensors", ".states"
@@ -44,7 +44,7 @@ class CachedBlock:
     top_chances: Tensor  # [T, TOP]
 
 
-class StateCache:
+class HiddenStateCache:
     """A folder with a file for each block of text, named by its tokens.
 
     A file holds each layer by itself, so that drafters which read other layers can share it: what
@@ -53,8 +53,8 @@ class StateCache:
     an hour later: until then another process might be writing it.
     """
 
-    def __init__(self, folder: Path, origin: Origin, most_bytes: int) -> None:
-        """origin: the target. most_bytes: nothing is added to a folder that has as many.
+    def __init__(self, folder: Path, model_signature: ModelSignature, most_bytes: int) -> None:
+        """model_signature: the target. most_bytes: nothing is added to a folder that has as many.
 
         Raises ``ConfigError`` for a folder that belongs to another target, or to the same one in
         another precision.
@@ -62,9 +62,9 @@ class StateCache:
         self._folder, self._most_bytes = folder, most_bytes
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / HEADER).exists():
-            self._check(origin)
+            self._check(model_signature)
         else:
-            self._begin(origin)
+            self._begin(model_signature)
         self._bytes = _swept(folder)
 
     @property
@@ -121,13 +121,13 @@ class StateCache:
         digest = hashlib.sha256(tokens.to("cpu", torch.int64).numpy().tobytes())
         return self._folder / (digest.hexdigest()[:32] + SUFFIX)
 
-    def _begin(self, origin: Origin) -> None:
-        _write(self._folder / PROBE, {"probe_states": origin.probe_states.cpu()})
-        header = json.dumps({"target": origin.shape.name}) + "\n"
+    def _begin(self, model_signature: ModelSignature) -> None:
+        _write(self._folder / PROBE, {"probe_states": model_signature.probe_states.cpu()})
+        header = json.dumps({"target": model_signature.shape.name}) + "\n"
         with saving(self._folder / HEADER), replacing(self._folder / HEADER) as part:
             part.write_text(header, encoding="utf-8")
 
-    def _check(self, origin: Origin) -> None:
+    def _check(self, model_signature: ModelSignature) -> None:
         try:
             name = json.loads((self._folder / HEADER).read_text(encoding="utf-8"))["target"]
             then = load_file(self._folder / PROBE)["probe_states"].double()
@@ -136,11 +136,11 @@ class StateCache:
                 f"{self._folder} keeps no hidden states that can be read: name another folder, or "
                 "delete it to begin anew."
             ) from error
-        now = origin.probe_states.double().cpu()
+        now = model_signature.probe_states.double().cpu()
         if then.shape != now.shape or float((then - now).norm()) > MAX_DISTANCE * float(now.norm()):
             raise ConfigError(
                 f"{self._folder} keeps hidden states of {name}, which are others than those of "
-                f"{origin.shape.name} as it is loaded here: name another folder."
+                f"{model_signature.shape.name} as it is loaded here: name another folder."
             )
 
 

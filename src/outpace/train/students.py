@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.errors import ConfigError, did_you_mean
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, load_head, read_head_kind, save_head
+from outpace.heads.checkpoint import check_fits_target, load_head, read_head_kind, save_head
 from outpace.heads.classifiers import find_classifier
 from outpace.heads.registry import CLASSIFIERS, find_head, head_names
 from outpace.targets.hf.loading.loaded import LoadedModel
@@ -51,14 +51,14 @@ class HeadStudent(Student):
             if few := head.config.draft_vocab_size:
                 head.d2t.copy_(frequent(tokens, few, loaded.vocabulary))
         self.network = self._head = head.to(loaded.device)
-        self.depths, self.layers = head.config.depths, head.layers
+        self.depths, self.hidden_layers = head.config.depths, head.hidden_layers
 
     def recipe(self, teacher: Teacher) -> Recipe:
         if self.is_pretrained:
             self._head.unfreeze()
         else:
             self._head.init_from_lm_head(teacher.head_rows(self._head.d2t))
-            self._head.start(teacher)
+            self._head.init_from_embeddings(teacher)
         recipe: type[Recipe] = self._head.recipe()
         return recipe(self._head, teacher)
 
@@ -96,7 +96,9 @@ def load_start_head(
         return kind.load_from_target(loaded, settings.start).float()
     head = load_head(folder)
     _check_kind(settings, head.kind)
-    fit(head, TargetShape.of(loaded.config, loaded.name), f"the head in {str(folder)!r}")
+    check_fits_target(
+        head, TargetShape.of(loaded.config, loaded.name), f"the head in {str(folder)!r}"
+    )
     return head.float()
 
 

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
 from outpace.heads.base import TargetShape
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows
 from outpace.targets.hf.partial.aux_tokens import AuxForward, frozen
 from outpace.targets.hf.plain import forward_mask
 from outpace.targets.hf.recurrent.families import from_the_embedding
-from outpace.train.state_cache import CachedBlock, StateCache
+from outpace.train.state_cache import CachedBlock, HiddenStateCache
 
 TOP = 16
 """Most probable tokens that are kept of each distribution: the rest of it is left out of the
@@ -31,11 +31,11 @@ AT_ONCE = 256
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class TeacherBatch:
     """What the target makes of B texts of T tokens."""
 
     tokens: Tensor  # [B, T]
-    states: Tensor  # [B, T, H], the layers that were asked for side by side
+    hidden_states: Tensor  # [B, T, H], the layers that were asked for side by side
     top_tokens: Tensor  # [B, T, TOP], the likeliest next tokens, the likeliest first
     top_chances: Tensor  # [B, T, TOP]; 0 where nothing is to be learned
     learned: Tensor | None = None
@@ -44,7 +44,7 @@ class Batch:
     """``learned`` of all texts of a step, where other processes read some; None: of these. Losses
     are means over the places in all of them: each counts alike, whichever process reads it."""
 
-    def of(self, own: Tensor, all_own: Tensor | None = None) -> Batch:
+    def of(self, own: Tensor, all_own: Tensor | None = None) -> TeacherBatch:
         """Returns what is to be learned of texts of which some tokens are the target's own,
         ``[B, T]`` bool: the distributions that these were drawn from. A drafter never drafts the
         others. all_own: the same of all texts of a step; None: of these."""
@@ -93,7 +93,7 @@ class Teacher:
         loaded: LoadedModel,
         layers: Sequence[int],
         top: int = TOP,
-        state_cache: StateCache | None = None,
+        state_cache: HiddenStateCache | None = None,
     ) -> None:
         """layers: whose states are wanted, numbered as in `Needs.hidden_layers`. top: how many of
         the likeliest tokens a batch holds; 0 for a student that makes whole distributions from the
@@ -122,7 +122,7 @@ class Teacher:
         return device
 
     @torch.no_grad()
-    def read(self, tokens: Tensor) -> Batch:
+    def read(self, tokens: Tensor) -> TeacherBatch:
         """Returns the batch of blocks ``[B, T]``, which are read in one pass, as far as they are
         not kept."""
         tokens = tokens.to(self._model.device)
@@ -131,16 +131,16 @@ class Teacher:
             states = [found.states[layer] for layer in self._layers]
             empty = found.top_chances.new_empty(*tokens.shape, 0)
             joined = torch.cat(states, -1) if states else empty
-            return Batch(tokens, joined, found.top_tokens, found.top_chances)
+            return TeacherBatch(tokens, joined, found.top_tokens, found.top_chances)
         kept = self._looked_up(tokens, self._cache)
-        return Batch(
+        return TeacherBatch(
             tokens,
             torch.stack([each.states for each in kept]).to(tokens.device, self._dtype),
             torch.stack([each.top_tokens for each in kept]).to(tokens.device),
             torch.stack([each.top_chances for each in kept]).to(tokens.device),
         )
 
-    def _looked_up(self, tokens: Tensor, state_cache: StateCache) -> list[CachedBlock]:
+    def _looked_up(self, tokens: Tensor, state_cache: HiddenStateCache) -> list[CachedBlock]:
         """What is kept of blocks ``[B, T]``; those of which it is not are read."""
         found = [state_cache.find(block, self._layers, self._limit) for block in tokens]
         missing = [at for at, each in enumerate(found) if each is None]
@@ -283,6 +283,6 @@ class LMHead:
 # -- which model a head or a classifier belongs to -------------------------------------------------
 
 
-def origin_of(loaded: LoadedModel) -> Origin:
+def signature_of(loaded: LoadedModel) -> ModelSignature:
     """Returns what a model is recognised by; takes one pass over a few tokens."""
-    return Origin(TargetShape.of(loaded.config, loaded.name), probe_states(loaded))
+    return ModelSignature(TargetShape.of(loaded.config, loaded.name), probe_states(loaded))

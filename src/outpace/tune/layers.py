@@ -316,7 +316,7 @@ class LayerSearch:
         skipped = self._suggested(trial)
         prediction = None
         # Without any part left out the drafter would be the target, and without all there is none.
-        if skipped != NO_SUBLAYERS and len(skipped.wholes) < self._model.layers:
+        if skipped != NO_SUBLAYERS and len(skipped.complete_layers) < self._model.layers:
             for step, prediction in enumerate(self._trials.play(skipped), 1):
                 trial.report(prediction.tokens_per_second / self.plain, step)
                 if step < self._trials.prompts and trial.should_prune():

@@ -143,7 +143,7 @@ class TreeTrials:
             self._seconds[outcome.drafted].append(round.seconds)
             if shape is not None:
                 self._levels.append(round.seconds.draft / shape.height)
-                self._acceptance.learn(request, shape.trail(outcome.path))
+                self._acceptance.learn(request, shape.accepted_ranks(outcome.path))
 
         with engine.override_parts(controller=Constant(size, shape=shape)), engine.observing(note):
             for number in range(len(self._prompts)):

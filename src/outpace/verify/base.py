@@ -26,7 +26,7 @@ from outpace.verify.probs import (
 )
 
 if TYPE_CHECKING:
-    from outpace.heads.classifiers import Origin
+    from outpace.heads.classifiers import ModelSignature
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Rule(ABC):
         object.__setattr__(informed, name, value)  # options are frozen, the copy is ours
         return informed
 
-    def check_target(self, model: Callable[[], Origin]) -> None:
+    def check_target(self, model: Callable[[], ModelSignature]) -> None:
         """Raises ``ConfigError`` where the rule was trained for another target; most rules are not
         trained. model: says which target it is, which takes a pass."""
 

@@ -35,7 +35,7 @@ from outpace.core.proposal import ONE_DISTRIBUTION, DraftSampling, Proposal, Sam
 from outpace.core.trees.tree import Tree
 from outpace.core.values import shown
 from outpace.errors import ConfigError
-from outpace.heads.classifiers import JudgeHead, Origin
+from outpace.heads.classifiers import JudgeHead, ModelSignature
 from outpace.verify.base import Rule, RuleNeeds
 from outpace.verify.lossless.token import residual_next
 from outpace.verify.probs import (
@@ -168,10 +168,10 @@ class JudgeRule(_WithResidual):
     def needs(self) -> RuleNeeds:
         return RuleNeeds(hidden_layers=(-1,))
 
-    def check_target(self, model: Callable[[], Origin]) -> None:
+    def check_target(self, model: Callable[[], ModelSignature]) -> None:
         assert isinstance(self.head, JudgeHead)
-        if self.head.origin is not None:
-            self.head.origin.check(model(), "the judge")
+        if self.head.model_signature is not None:
+            self.head.model_signature.check(model(), "the judge")
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
         assert isinstance(self.head, JudgeHead)

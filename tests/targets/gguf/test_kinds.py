@@ -204,7 +204,7 @@ def test_without_blocks_it_is_a_model_like_others(tmp_path: Path) -> None:
 
 
 def test_a_noisy_copy_is_off(path: Path) -> None:
-    """The draft model of the audit's specimens differs from its target in blocks too."""
+    """The draft model of the audit's dummy options differs from its target in blocks too."""
     model: Any = load(path).model
     with torch.no_grad():
         assert not torch.allclose(noisy_copy(model)(IDS).logits, model(IDS).logits, atol=1e-2)

@@ -13,7 +13,7 @@ from torch import Tensor
 from outpace.audit.gate.world import World
 from outpace.core.proposal import Deterministic, DraftDistribution, DraftingTerms, Sampled
 from outpace.heads.base import TargetShape
-from outpace.heads.classifiers import Classifier, ClassifierConfig, Origin
+from outpace.heads.classifiers import Classifier, ClassifierConfig, ModelSignature
 from outpace.policy.lengths.base import LengthPolicy
 from outpace.policy.lengths.registry import find_length, length_options
 
@@ -139,7 +139,7 @@ class _Sureness(Classifier):
 def _stop_head(width: int) -> LengthPolicy:
     """The policy itself, with a head that was not trained. width: H."""
     shape = TargetShape(width, vocab_size=1, layers=1)
-    head = _Sureness(Origin(shape, torch.zeros(1, width)), ClassifierConfig())
+    head = _Sureness(ModelSignature(shape, torch.zeros(1, width)), ClassifierConfig())
     options = length_options("stop_head", {"head": head})
     return find_length("stop_head")(1, options)
 

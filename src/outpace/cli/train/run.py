@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from outpace.train.metrics import Metric, Progress
     from outpace.train.run import TrainingRun
     from outpace.train.settings import TrainSettings
-    from outpace.train.state_cache import StateCache
+    from outpace.train.state_cache import HiddenStateCache
 
 
 @dataclass(frozen=True)
@@ -139,14 +139,16 @@ class Training:
         self.curves.draw(name, log, reached.metric)  # also where there was nothing left to learn
         return reached
 
-    def _state_cache(self, text: TextFlags) -> StateCache | None:
+    def _state_cache(self, text: TextFlags) -> HiddenStateCache | None:
         """Where the target's hidden states are kept, if they are."""
         if text.hidden_states is None:
             return None
-        from outpace.train.state_cache import StateCache
-        from outpace.train.teacher import origin_of
+        from outpace.train.state_cache import HiddenStateCache
+        from outpace.train.teacher import signature_of
 
-        return StateCache(text.hidden_states, origin_of(self.target), int(text.cache * GIGABYTE))
+        return HiddenStateCache(
+            text.hidden_states, signature_of(self.target), int(text.cache * GIGABYTE)
+        )
 
 
 def load_target(console: Console, model: ModelFlags, sharing: Ranks | None) -> LoadedModel:

@@ -20,7 +20,7 @@ AcceptanceProbs = Sequence[Sequence[float]]
 """``chances[d][r]``: how likely the child of rank r (0: the eldest) of an accepted node at depth d
 is to be accepted once its elder siblings are rejected."""
 
-Trail = list[tuple[int, int | None]]
+AcceptedRanks = list[tuple[int, int | None]]
 """What became of a draft, by depth: how many siblings stood there, and the accepted one's rank."""
 
 
@@ -229,16 +229,16 @@ class TreeShape:
         deepest = max(range(len(self.depth)), key=self.depth.__getitem__)
         return TreeShape((*self.parents, deepest, *range(self.size + 1, size)))
 
-    def trail(self, path: Sequence[int]) -> Trail:
+    def accepted_ranks(self, path: Sequence[int]) -> AcceptedRanks:
         """Returns what became of a draft of this shape of which ``path`` was accepted, as far as
         the path lies in it: a draft that was cut has other numbers.
 
-        >>> TreeShape((0, 0, 1)).trail([1])
+        >>> TreeShape((0, 0, 1)).accepted_ranks([1])
         [(2, 0), (1, None)]
-        >>> TreeShape((0, 0)).trail([1, 2])
+        >>> TreeShape((0, 0)).accepted_ranks([1, 2])
         [(2, 0)]
         """
-        found: Trail = []
+        found: AcceptedRanks = []
         node = 0
         for accepted in path:
             siblings = self.children[node]
@@ -251,7 +251,7 @@ class TreeShape:
         return found
 
 
-def chain_trail(drafted: int, accepted: int) -> Trail:
+def chain_ranks(drafted: int, accepted: int) -> AcceptedRanks:
     """Returns what became of a chain of which n tokens were accepted."""
     return [(1, 0)] * accepted + [(1, None)] * (accepted < drafted)
 

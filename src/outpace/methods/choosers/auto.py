@@ -12,7 +12,7 @@ from outpace.core.options import options_of
 from outpace.core.proposal import DraftSampling, Proposal
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.registry import drafter_names, find_drafter
-from outpace.draft.rounds import DrafterChoice, LookupDraft
+from outpace.draft.round import DrafterChoice, LookupDraft
 from outpace.draft.state import FileName
 from outpace.errors import ConfigError, ModelLoadError, UnsupportedModel
 from outpace.heads.base import Head
@@ -201,17 +201,17 @@ class AutoDrafter(CompositeDrafter):
         return made
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        model = find_drafter("draft_model").specimen(loaded)["model"]
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        model = find_drafter("draft_model").dummy_options(loaded)["model"]
         return {"model": model, "lookups": [{"method": "ngram", "prompt_lookup_min": 1}]}
 
     def look_up(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[LookupDraft]]:
-        found = self.turn(rows).found = [self.ask(n, rows, budgets) for n in self._look_ups]
+        found = self.round_state(rows).found = [self.ask(n, rows, budgets) for n in self._look_ups]
         return {self.names[each.child]: _lookup_drafts(each) for each in found}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         picks = rows.picks or self._first(self.look_up(rows, budgets), budgets)
-        asked = {self.names[each.child]: each for each in self.turn(rows).found}
+        asked = {self.names[each.child]: each for each in self.round_state(rows).found}
         for n in self._models:
             name = self.names[n]
             asked[name] = self.ask(n, rows, [p.budget if p.name == name else 0 for p in picks])

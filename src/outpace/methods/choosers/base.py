@@ -50,7 +50,7 @@ class ChildProposal:
 
 
 @dataclass
-class ChildrenRound:
+class CompositeRound:
     """What children were asked in one round."""
 
     asked: list[ChildProposal] = field(default_factory=list)
@@ -148,8 +148,8 @@ class CompositeDrafter(Drafter):
         layers = sorted({layer for child in children for layer in child.needs.hidden_layers})
         softmax_probs = any(child.needs.softmax_probs for child in children)
         images = any(child.needs.images for child in children)
-        prompts = any(child.needs.prompts for child in children)
-        self.needs = Needs(tuple(layers), softmax_probs, images, prompts)
+        full_prefill = any(child.needs.full_prefill for child in children)
+        self.needs = Needs(tuple(layers), softmax_probs, images, full_prefill)
         self.max_draft_tokens = max(child.max_draft_tokens for child in children)
         own = {id(child.loaded.model if child.loaded else child): child for child in children}
         self.weight_bytes = sum(child.weight_bytes for child in own.values())
@@ -258,21 +258,21 @@ class CompositeDrafter(Drafter):
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def turn(self, rows: Rows) -> ChildrenRound:
+    def round_state(self, rows: Rows) -> CompositeRound:
         """Returns what children were asked in this round so far."""
-        turn: ChildrenRound = rows.state.setdefault(self, ChildrenRound())
-        return turn
+        round_state: CompositeRound = rows.state.setdefault(self, CompositeRound())
+        return round_state
 
     def ask(self, child: int, rows: Rows, budgets: Sequence[int]) -> ChildProposal:
         """Returns what a child proposes, and keeps it until the round is over."""
-        made, nodes = self.made(child, rows, budgets)
-        asked, turn = ChildProposal(child, made, nodes), self.turn(rows)
-        turn.aux_tokens[child] = made.aux_tokens
+        made, nodes = self.propose_child(child, rows, budgets)
+        asked, round_state = ChildProposal(child, made, nodes), self.round_state(rows)
+        round_state.aux_tokens[child] = made.aux_tokens
         if any(asked.counts):
-            turn.asked.append(asked)
+            round_state.asked.append(asked)
         return asked
 
-    def made(
+    def propose_child(
         self, child: int, rows: Rows, budgets: Sequence[int]
     ) -> tuple[Proposal, list[TokenTree]]:
         """Returns what a child proposes, and its nodes by row.
@@ -285,7 +285,11 @@ class CompositeDrafter(Drafter):
             budgets = rows.without_reproducible(budgets)
         if any(budgets):
             with rows.pipeline.drafting():  # what one child lacks, another one may have
-                made = self.children[child].propose(rows, budgets).within(rows.pipeline.vocabulary)
+                made = (
+                    self.children[child]
+                    .propose(rows, budgets)
+                    .cut_to_vocabulary_(rows.pipeline.vocabulary)
+                )
         else:
             made = Proposal.empty(len(rows), rows.seeds.device)
         nodes = token_trees_of(made)
@@ -308,11 +312,11 @@ class CompositeDrafter(Drafter):
         return replace(made, methods=names)
 
     def observe(self, round: Round) -> None:
-        turn = self.turn(round.rows)
+        round_state = self.round_state(round.rows)
         for number, child in enumerate(self.children):
-            own = turn.of(number)
+            own = round_state.of(number)
             if own is None or own.proposal.tokens is round.proposal.tokens:
-                rode = turn.aux_tokens.get(number) is round.proposal.aux_tokens
+                rode = round_state.aux_tokens.get(number) is round.proposal.aux_tokens
                 child.observe(round if rode else replace(round, aux_logits=None))
             else:
                 child.observe(_as_its_own(own, round))
@@ -410,6 +414,6 @@ def rule_of(configs: Sequence[Mapping[str, Any]]) -> str:
     return "match" if fixed and "match" in rules else "token"
 
 
-def specimen_configs(loaded: LoadedModel, *methods: str) -> list[dict[str, Any]]:
+def dummy_configs(loaded: LoadedModel, *methods: str) -> list[dict[str, Any]]:
     """Returns configs of tiny instances of these drafters, for gate and contract tests."""
-    return [{"method": name, **find_drafter(name).specimen(loaded)} for name in methods]
+    return [{"method": name, **find_drafter(name).dummy_options(loaded)} for name in methods]

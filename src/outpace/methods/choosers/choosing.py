@@ -14,7 +14,7 @@ from outpace.methods.choosers.base import (
     ChildProposal,
     CompositeDrafter,
     check_configs,
-    specimen_configs,
+    dummy_configs,
 )
 from outpace.targets.hf.loading.loaded import LoadedModel
 
@@ -42,12 +42,12 @@ class SelectingDrafter(CompositeDrafter):
         """Returns the number of each row's child."""
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {"drafters": specimen_configs(loaded, "draft_model", "ngram")}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {"drafters": dummy_configs(loaded, "draft_model", "ngram")}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        turn, chosen = self.turn(rows), self.choice(rows)
-        turn.budgets, turn.chosen = list(budgets), chosen
+        round_state, chosen = self.round_state(rows), self.choice(rows)
+        round_state.budgets, round_state.chosen = list(budgets), chosen
         numbers = sorted(set(chosen))
         asked = [self.ask_as(number, chosen, rows, budgets) for number in numbers]
         return self.join(asked, [numbers.index(number) for number in chosen])

@@ -20,8 +20,8 @@ from outpace.methods.choosers.base import (
     ChildProposal,
     Children,
     CompositeDrafter,
+    dummy_configs,
     rule_of,
-    specimen_configs,
 )
 from outpace.methods.choosers.choosing import DraftersOptions
 from outpace.methods.choosers.joining import side_by_side
@@ -92,8 +92,8 @@ class Ensemble(CompositeDrafter):
         return cls(given, setup.options.combine, alike)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {"drafters": specimen_configs(loaded, "ngram", "draft_model")}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {"drafters": dummy_configs(loaded, "ngram", "draft_model")}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if self._combine == "precedence":
@@ -103,11 +103,11 @@ class Ensemble(CompositeDrafter):
         return self._voted(rows, budgets)
 
     def observe(self, round: Round) -> None:
-        turn = self.turn(round.rows)
-        if self._combine == "vote" and turn.asked and self.learns:
+        round_state = self.round_state(round.rows)
+        if self._combine == "vote" and round_state.asked and self.learns:
             for row, outcome in enumerate(round.scored.outcomes):
                 weights = self._votes[round.requests[row]]
-                for asked in turn.asked:
+                for asked in round_state.asked:
                     if nodes := asked.nodes[row]:
                         committed = outcome.tokens
                         said = len(nodes.follow(committed)) / min(len(nodes), len(committed))

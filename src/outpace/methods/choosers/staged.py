@@ -21,7 +21,7 @@ from outpace.draft.chains import Chains
 from outpace.draft.state import StateFile
 from outpace.draft.token_trees import token_trees_of
 from outpace.errors import ConfigError
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.methods.choosers.base import check_config, check_look_up
 from outpace.methods.models.draft_model import DraftModel
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
@@ -78,8 +78,11 @@ class Staged(DraftModel):
         return drafter
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {**super().specimen(loaded), "lookup": {"method": "ngram", "prompt_lookup_min": 1}}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {
+            **super().dummy_options(loaded),
+            "lookup": {"method": "ngram", "prompt_lookup_min": 1},
+        }
 
     def check(self, request: Request) -> None:
         super().check(request)
@@ -114,11 +117,11 @@ class Staged(DraftModel):
         super().observe(round)
         self.lookup.observe(round)
 
-    def origin(self) -> Origin | None:
+    def model_signature(self) -> ModelSignature | None:
         return None
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        counts = self._affordable(rows, budgets)
+        counts = self._draft_counts(rows, budgets)
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
@@ -136,7 +139,7 @@ class Staged(DraftModel):
             else:
                 logits = self._score(self._readable(drawn[:, None]), keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
-        return chains.proposal(self._plans.chain(len(rows), chains.length))
+        return chains.proposal(self._tree_levels.chain(len(rows), chains.length))
 
     def _guesses(self, rows: Rows, budgets: Sequence[int]) -> list[list[int]]:
         if not any(budgets):

@@ -16,7 +16,7 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
 from outpace.draft.base import Rows, Setup
 from outpace.errors import ConfigError
-from outpace.methods.choosers.base import Children, check_config, rule_of, specimen_configs
+from outpace.methods.choosers.base import Children, check_config, dummy_configs, rule_of
 from outpace.methods.choosers.choosing import SelectingDrafter
 from outpace.targets.hf.loading.loaded import LoadedModel
 
@@ -74,8 +74,8 @@ class Tagged(SelectingDrafter):
         return cls(Children.of(setup, setup.options.configs), list(setup.options.routes))
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        model, ngram = specimen_configs(loaded, "draft_model", "ngram")
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        model, ngram = dummy_configs(loaded, "draft_model", "ngram")
         return {"routes": {"copying": ngram}, "default": model}
 
     def route(self, request: Request) -> int:

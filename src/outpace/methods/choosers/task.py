@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from outpace.core.request import Request
 from outpace.draft.base import Setup
 from outpace.errors import ConfigError, PromptError
-from outpace.methods.choosers.base import Children, specimen_configs
+from outpace.methods.choosers.base import Children, dummy_configs
 from outpace.methods.choosers.classifier import TaskClassifier
 from outpace.methods.choosers.tagged import RoutesOptions, Tagged
 from outpace.targets.hf.loading.loaded import LoadedModel
@@ -76,8 +76,8 @@ class Task(Tagged):
         return cls(given, list(options.routes), router, options.threshold)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        model, ngram = specimen_configs(loaded, "draft_model", "ngram")
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        model, ngram = dummy_configs(loaded, "draft_model", "ngram")
         routes = {"copying": ngram, "else": model}
         return {"routes": routes, "default": ngram, "router": _by_repetition}
 
@@ -115,5 +115,5 @@ def _reader(classifier: TaskClassifier, loaded: LoadedModel) -> TaskRouter:
 
 
 def _by_repetition(prompt: Sequence[int]) -> tuple[str, float]:
-    """The router of the specimen."""
+    """The router of the dummy options."""
     return ("copying" if len(set(prompt)) < len(prompt) else "else"), 1.0

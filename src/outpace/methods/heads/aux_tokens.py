@@ -23,7 +23,7 @@ from outpace.heads.base import Head
 from outpace.methods.heads.base import HeadDrafter, ParallelDraftSteps
 from outpace.targets.base import Target
 from outpace.train.recipe import AuxTarget, DepthLosses, LossOutput, Recipe, joined
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ class AuxHead(Head):
         return AuxRecipe
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def hidden_layers(self) -> tuple[int, ...]:
         """None: it reads no states that were there before the pass."""
         return ()
 
@@ -96,7 +96,7 @@ class AuxRecipe(Recipe):
     def __init__(self, head: AuxHead, target: AuxTarget) -> None:
         self._head, self._target = head, target
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         count = batch.tokens.shape[1] - self._head.config.depths
         at = torch.arange(count, device=batch.tokens.device)
         if torch.is_grad_enabled():
@@ -107,7 +107,7 @@ class AuxRecipe(Recipe):
         output = joined([self._after(batch, places) for places in drafted])
         return replace(output, first=first)
 
-    def _after(self, batch: Batch, places: Tensor) -> LossOutput:
+    def _after(self, batch: TeacherBatch, places: Tensor) -> LossOutput:
         """The loss of columns after these places ``[P]``."""
         depths, (rows, length) = self._head.config.depths, batch.tokens.shape
         aux_tokens = self._head.aux_tokens(places, length, rows)
@@ -233,7 +233,7 @@ class AuxHeadDrafter(HeadDrafter):
         """The target's logits ``[..., V]`` as far as the head's own tokens go."""
         known = self.head.d2t
         own = logits[..., known] if len(known) < logits.shape[-1] else logits
-        return self._vocabulary.logits(own)
+        return self._vocab_mapping.to_target_logits(own)
 
     def _recover(self, rows: Rows, row: int) -> None:
         """Makes the guesses of a row that were lost, where its text asks for it."""

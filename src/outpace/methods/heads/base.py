@@ -20,11 +20,11 @@ from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.branching import DYNAMIC, TreeOptions, shape_of
 from outpace.draft.dynamic import MAX_DYNAMIC_NODES, DynamicTrees
 from outpace.draft.prefix_cache import PrefixCache
-from outpace.draft.trees import TreePlan, TreePlans, draw_tree
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.trees import TreeLevels, TreeLevelsCache, draw_tree
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.errors import ConfigError
 from outpace.heads.base import Head, TargetShape
-from outpace.heads.checkpoint import fit, load_head
+from outpace.heads.checkpoint import check_fits_target, load_head
 from outpace.heads.native import NativeLayers
 from outpace.heads.registry import find_head
 from outpace.methods.heads.head_kv_cache import HeadKVCache
@@ -41,7 +41,7 @@ from outpace.targets.hf.logits import output_rows
 from outpace.targets.hf.weights import pass_bytes, weight_bytes
 
 NOISE = 0.02
-"""What is added to the weights of a specimen."""
+"""What is added to a dummy head's weights."""
 
 
 def trained_head(name: str, value: Any) -> Any:
@@ -94,7 +94,7 @@ class TrainedDrafter(Drafter):
     Options: ClassVar[type[Any]] = HeadOptions
     capabilities: Capabilities = Capabilities(copies_prompts=True, needs_no_prefill=True)
     dummy_sizes: ClassVar[Mapping[str, Any]] = {"depths": 3}
-    """The sizes of the head that its `specimen` has."""
+    """The sizes of the head of its `dummy_options`."""
     _cache: HeadKVCache | None = None
     """What it keeps of the texts in the batch; None where nothing but their latest states."""
     _prefixes: PrefixCache | None = None
@@ -104,10 +104,10 @@ class TrainedDrafter(Drafter):
         """vocabulary: tokens that the target can generate."""
         self._head = head.to(target.device)
         self._target = target
-        self._vocabulary = _known(head.d2t, vocabulary)
-        self._plans = TreePlans(target.device)
+        self._vocab_mapping = _known(head.d2t, vocabulary)
+        self._tree_levels = TreeLevelsCache(target.device)
         self._rows = RowNumbers()
-        self.needs = Needs(hidden_layers=head.layers)
+        self.needs = Needs(hidden_layers=head.hidden_layers)
         self.weight_bytes = weight_bytes(head)
         output = target.lm_head_bytes if head.shares_lm_head else 0
         self.pass_bytes = (pass_bytes(head) + output) // head.num_parallel_depths
@@ -128,7 +128,7 @@ class TrainedDrafter(Drafter):
         else:
             dequantize_blocks(head, head.dtype)
         drafter = cls(head, setup.target, setup.loaded.vocabulary)
-        drafter.take(setup.options)
+        drafter.apply_options(setup.options)
         if drafter._cache is not None:
             if setup.cpu_kernels in NATIVE and setup.target.device.type == "cpu":
                 drafter._cache.native = NativeLayers.of(head.decoder_layers)
@@ -144,7 +144,7 @@ class TrainedDrafter(Drafter):
         from outpace.methods.online.online import Online
         from outpace.methods.online.student import OnlineHead
 
-        width = len(head.layers) * head.target.hidden_size
+        width = len(head.hidden_layers) * head.target.hidden_size
         return Online(drafter, OnlineHead(head, setup), online, width)
 
     @classmethod
@@ -155,21 +155,21 @@ class TrainedDrafter(Drafter):
         what = named(given)
         if head.kind != cls.name:
             raise ConfigError(f"{what} is of the kind {head.kind!r}: use that as the method.")
-        fit(head, TargetShape.of(setup.loaded.config), what)
+        check_fits_target(head, TargetShape.of(setup.loaded.config), what)
         return head if isinstance(given, Head) else head.to(setup.target.dtype)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         kind = find_head(cls.name)
         torch.manual_seed(0)
-        head = kind(TargetShape.of(loaded.config, "a specimen"), kind.Config(**cls.dummy_sizes))
+        head = kind(TargetShape.of(loaded.config, "a dummy"), kind.Config(**cls.dummy_sizes))
         head = head.to(loaded.dtype).eval().requires_grad_(False)
         head.init_from_lm_head(output_rows(loaded.model, head.d2t))
         for parameter in head.parameters():  # so that all parts of it matter
             parameter.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head}
 
-    def take(self, options: Any) -> None:
+    def apply_options(self, options: Any) -> None:
         """Takes over what the options say of how it drafts."""
 
     def networks(self) -> Iterator[nn.Module]:
@@ -222,11 +222,11 @@ class TrainedDrafter(Drafter):
 
     def _keep(self, leaving: Sequence[Request], prefixes: PrefixCache) -> None:
         leaving = leaving[max(0, len(leaving) - prefixes.limit) :]
-        self.flush_pending(leaving)
+        self.compute_entries(leaving)
         for request in leaving:
-            prefixes.keep(self._rows[request], request.token_ids, whole=True)
+            prefixes.keep(self._rows[request], request.token_ids, continued=True)
 
-    def flush_pending(self, requests: Sequence[Request]) -> None:
+    def compute_entries(self, requests: Sequence[Request]) -> None:
         """Puts what still waits of some texts into the cache."""
 
     def forget_texts(self) -> None:
@@ -250,7 +250,7 @@ class HeadDrafter(TrainedDrafter):
     _dynamic_trees: DynamicTrees | None = None
     """How trees grow that hold the most probable nodes, if they do."""
 
-    def take(self, options: Any) -> None:
+    def apply_options(self, options: Any) -> None:
         if not isinstance(options, TreeHeadOptions):
             return
         self._dynamic_trees = options.dynamic_trees
@@ -285,10 +285,10 @@ class HeadDrafter(TrainedDrafter):
         if self.max_depth is not None:
             shape = shape.up_to(self.max_depth)
         counts = [min(budget, shape.size) for budget in budgets]
-        plan = self._plans.of(shape.first(max(counts)))
+        tree_levels = self._tree_levels.of(shape.first(max(counts)))
         steps = self.draft_steps(rows)
         drawn = draw_tree(
-            plan,
+            tree_levels,
             rows,
             steps.first(),
             steps.next_logits,
@@ -296,9 +296,9 @@ class HeadDrafter(TrainedDrafter):
             random_stream=self.random_stream,
             with_replacement=False,
         )
-        return self.ended(drawn, plan, steps)
+        return self.ended(drawn, tree_levels, steps)
 
-    def ended(self, drawn: Proposal, plan: TreePlan, steps: DraftSteps) -> Proposal:
+    def ended(self, drawn: Proposal, tree_levels: TreeLevels, steps: DraftSteps) -> Proposal:
         """Returns what stays of a draft where the head ends it by itself."""
         return drawn
 
@@ -319,13 +319,13 @@ def named(given: Any) -> str:
     return "the head" if isinstance(given, Head) else f"the head in {str(given)!r}"
 
 
-def _known(d2t: Tensor, vocabulary: int) -> Vocabulary:
+def _known(d2t: Tensor, vocabulary: int) -> VocabMapping:
     """The map of a head's own tokens, without those that are padding in the target."""
     if bool((d2t >= vocabulary).any()):
         if not torch.equal(d2t, torch.arange(len(d2t), device=d2t.device)):
             raise ConfigError("the head guesses tokens that the target's tokenizer does not have.")
         d2t = d2t[:vocabulary]
-    return Vocabulary(d2t, vocabulary)
+    return VocabMapping(d2t, vocabulary)
 
 
 def gather_parents(columns: Tensor, parents: Tensor) -> Tensor:
@@ -341,9 +341,9 @@ def gather_parents(columns: Tensor, parents: Tensor) -> Tensor:
 class SequentialDraftSteps(ABC):
     """The `DraftSteps` of a head whose guesses follow from the tokens before them."""
 
-    def __init__(self, vocabulary: Vocabulary, roots: Tensor, memory: Tensor) -> None:
+    def __init__(self, vocabulary: VocabMapping, roots: Tensor, memory: Tensor) -> None:
         """roots: ``[B, 1]``; memory: ``[B, 1, M]``, what is known at the roots besides."""
-        self._vocabulary, self._roots, self._memory = vocabulary, roots, memory
+        self._vocab_mapping, self._roots, self._memory = vocabulary, roots, memory
         self._depth = 0
         """Depth of the tokens that the next guesses follow; that of the roots is 0."""
 
@@ -361,7 +361,7 @@ class SequentialDraftSteps(ABC):
     def _after(self, tokens: Tensor) -> Tensor:
         logits, self._memory = self.step(tokens, self._memory, self._depth)
         self._depth += 1
-        return self._vocabulary.logits(logits)
+        return self._vocab_mapping.to_target_logits(logits)
 
     @abstractmethod
     def step(self, tokens: Tensor, memory: Tensor, depth: int) -> tuple[Tensor, Tensor]:

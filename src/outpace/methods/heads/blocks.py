@@ -26,7 +26,7 @@ from outpace.methods.heads.base import DraftSteps, HeadDrafter, ParallelDraftSte
 from outpace.methods.heads.head_kv_cache import HeadKVCache
 from outpace.targets.base import Target
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe, joined
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -110,11 +110,11 @@ class BlockRecipe(Recipe):
         wide = head.config.depths + 1
         self._decay = math.exp(-1 / min(wide / 2, 7))
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         rows, length = batch.tokens.shape
         device = batch.tokens.device
         at = torch.arange(length, device=device)
-        before = self._head.entries(batch.states.float(), at.expand(rows, -1))
+        before = self._head.entries(batch.hidden_states.float(), at.expand(rows, -1))
         count = length - self._head.config.depths
         if torch.is_grad_enabled():
             chosen = [torch.randperm(count)[:BLOCKS].to(device)]
@@ -182,7 +182,7 @@ class BlockHeadDrafter(HeadDrafter):
         return self._cache.lengths[row] > 0
 
     def draft_steps(self, rows: Rows) -> DraftSteps:
-        return ParallelDraftSteps(self._vocabulary.logits(self._blocks(rows)[2]))
+        return ParallelDraftSteps(self._vocab_mapping.to_target_logits(self._blocks(rows)[2]))
 
     @torch.inference_mode()
     def _blocks(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:

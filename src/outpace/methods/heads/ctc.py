@@ -25,7 +25,7 @@ from outpace.methods.heads.base import HeadOptions
 from outpace.methods.heads.steps import PrefixConfig, StateDrafter, StateHead
 from outpace.targets.base import Target
 from outpace.train.recipe import LossOutput, Recipe
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -223,11 +223,11 @@ class CtcRecipe(Recipe):
     def __init__(self, head: Ctc, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         head, tokens = self._head, batch.tokens
         depths, rows = head.config.depths, len(tokens)
         places = tokens.shape[1] - depths - 1
-        states = head.begin_at(batch.states[:, :places].to(head.dtype))
+        states = head.begin_at(batch.hidden_states[:, :places].to(head.dtype))
         logits = head.guess(states, tokens[:, 1 : 1 + places], self._shared).float().flatten(0, 1)
         # [B P, depths]: the text after the roots, and what the target says there.
         text = tokens[:, 2:].unfold(1, depths, 1)[:, :places].flatten(0, 1)
@@ -303,8 +303,8 @@ class CtcDrafter(StateDrafter):
         self.head = cast(Ctc, self._head)
         self._top_k = 1
 
-    def take(self, options: CtcOptions) -> None:
-        self._top_k = min(options.top_k, len(self._vocabulary))
+    def apply_options(self, options: CtcOptions) -> None:
+        self._top_k = min(options.top_k, len(self._vocab_mapping))
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         live = [budget if self.can_draft(rows, row) else 0 for row, budget in enumerate(budgets)]
@@ -321,7 +321,7 @@ class CtcDrafter(StateDrafter):
     def _frames(self, rows: Rows) -> list[list[Frame]]:
         """The frames of each row: one transfer from the device."""
         logits = self.head.guess(*self.starts(rows), self._target)[:, 0]  # [B, F, V' + 1]
-        known = len(self._vocabulary)  # the rest is padding
+        known = len(self._vocab_mapping)  # the rest is padding
         logits = torch.cat([logits[..., :-1][..., :known], logits[..., -1:]], -1)
         return frames_of(logits, self.head.d2t, self._top_k)
 

@@ -21,15 +21,15 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import padded, to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Rows
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.heads.base import Head, SharedModules
 from outpace.heads.decoder import merge_projections
 from outpace.heads.layers import AttentionContext, KeyValues
 from outpace.methods.heads.base import HeadDrafter, TreeHeadOptions, gather_parents
-from outpace.methods.heads.head_kv_cache import MAX_PENDING, HeadKVCache
+from outpace.methods.heads.head_kv_cache import MAX_UNCOMPUTED, HeadKVCache
 from outpace.targets.base import Target
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -93,10 +93,10 @@ class DecoderHeadRecipe(Recipe):
     def __init__(self, head: DecoderHead, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         depths = self._head.config.depths
         losses = DepthLosses(self._head, batch, batch.tokens.shape[1] - depths)
-        for outputs in self._unrolled(batch.tokens, batch.states.float(), depths):
+        for outputs in self._unrolled(batch.tokens, batch.hidden_states.float(), depths):
             losses.add(self._head.logits(outputs, self._shared))
         return losses.output()
 
@@ -125,7 +125,7 @@ class DecoderHeadRecipe(Recipe):
 
 
 @dataclass
-class PendingText:
+class UncomputedEntries:
     """The entries of a row that are not computed yet, after those in the cache."""
 
     unread: int
@@ -133,7 +133,7 @@ class PendingText:
     states: list[Tensor] = field(default_factory=list)  # [layers * H] each
     tokens: list[int] = field(default_factory=list)
     """The token after each, the last one apart: that is the root, or not read yet."""
-    after_prompt: PendingText | None = None
+    after_prompt: UncomputedEntries | None = None
     """What this was before the first round."""
     cached: int = 0
     """Entries in the cache before the first round, if this is before it."""
@@ -150,7 +150,7 @@ class PendingText:
         """Drops the first ``count`` entries."""
         del self.states[:count], self.tokens[:count]
 
-    def copy(self) -> PendingText:
+    def copy(self) -> UncomputedEntries:
         return replace(self, states=list(self.states), tokens=list(self.tokens))
 
     def compact(self) -> None:
@@ -178,14 +178,14 @@ class DecoderHeadDrafter(HeadDrafter):
         self.head = cast(DecoderHead, self._head)
         merge_projections(self.head)
         self._cache: HeadKVCache = HeadKVCache(self.head, target.max_rows, ahead=1)
-        self._texts = PerRequest(lambda request: PendingText(request.length - 1))
+        self._texts = PerRequest(lambda request: UncomputedEntries(request.length - 1))
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             parent = request.forked_from
             before = None if parent is None else self._texts[parent].after_prompt
             if before is None:
-                self._texts[request] = PendingText(request.length - 1 - request.cached_prefix)
+                self._texts[request] = UncomputedEntries(request.length - 1 - request.cached_prefix)
             else:
                 self._texts[request] = replace(before.copy(), after_prompt=before)
             self.begin_row(request, 0 if before is None else before.cached)
@@ -195,7 +195,9 @@ class DecoderHeadDrafter(HeadDrafter):
     ) -> None:
         for place, request in enumerate(requests):
             self._texts[request].read(tokens[place], states[place, : len(tokens[place])])
-        many = [request for request in requests if len(self._texts[request].tokens) > MAX_PENDING]
+        many = [
+            request for request in requests if len(self._texts[request].tokens) > MAX_UNCOMPUTED
+        ]
         if many:
             self._compute(many, [self._texts[request].tokens for request in many])
             for request in many:
@@ -211,7 +213,7 @@ class DecoderHeadDrafter(HeadDrafter):
         super().end(requests, interrupted)
         self._texts.forget(requests)  # of one that joins again all is read again
 
-    def flush_pending(self, requests: Sequence[Request]) -> None:
+    def compute_entries(self, requests: Sequence[Request]) -> None:
         waiting: dict[Request, list[int]] = {}
         for request in requests:
             known = self._cache.lengths[self._rows[request]]
@@ -236,7 +238,7 @@ class DecoderHeadDrafter(HeadDrafter):
         outputs = self._compute(rows.requests, tokens, dropped=1)
         last = to_device([max(0, len(each) - 1) for each in tokens], outputs.device)
         outputs = outputs.gather(1, last[:, None, None].expand(-1, 1, outputs.shape[-1]))
-        steps = self.steps_type(self.head, self._target, self._vocabulary, self._cache, outputs)
+        steps = self.steps_type(self.head, self._target, self._vocab_mapping, self._cache, outputs)
         for row, text in enumerate(texts):
             if text.states:
                 text.forget(len(text.tokens))
@@ -273,7 +275,7 @@ class DecoderHeadDrafter(HeadDrafter):
 
     def _step(
         self,
-        texts: Sequence[PendingText],
+        texts: Sequence[UncomputedEntries],
         features: Tensor,
         tokens: Tensor,
         attn_context: AttentionContext,
@@ -281,7 +283,7 @@ class DecoderHeadDrafter(HeadDrafter):
         """Returns the outputs of the next entries of some texts, and the entries themselves."""
         return self.head.step(features, tokens, attn_context, self._target)
 
-    def _no_states(self, texts: Sequence[PendingText]) -> Tensor:
+    def _no_states(self, texts: Sequence[UncomputedEntries]) -> Tensor:
         """Returns what stands for the states of a text that has none, ``[1, layers * H]``."""
         for text in texts:
             for one in text.states:
@@ -297,19 +299,21 @@ class DecoderDraftSteps:
         self,
         head: DecoderHead,
         target: Target,
-        vocabulary: Vocabulary,
+        vocabulary: VocabMapping,
         cache: HeadKVCache,
         outputs: Tensor,
     ) -> None:
         """cache: with the entries of the roots; outputs: ``[B, 1, H]``, theirs."""
-        self._head, self._target, self._vocabulary = head, target, vocabulary
+        self._head, self._target, self._vocab_mapping = head, target, vocabulary
         self._drafts = cache.drafts_of(range(outputs.shape[0]))
         self._outputs = outputs
 
     @torch.inference_mode()
     def first(self) -> Tensor:
         """Returns the logits ``[B, V]`` after the roots."""
-        return self._vocabulary.logits(self._head.logits(self._outputs, self._target))[:, 0]
+        return self._vocab_mapping.to_target_logits(self._head.logits(self._outputs, self._target))[
+            :, 0
+        ]
 
     @torch.inference_mode()
     def next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
@@ -323,7 +327,7 @@ class DecoderDraftSteps:
         )
         self._outputs, entries = self._head.step(features, tokens, attn_context, self._target)
         self._drafts.add(entries)
-        return self._vocabulary.logits(self._head.logits(self._outputs, self._target))
+        return self._vocab_mapping.to_target_logits(self._head.logits(self._outputs, self._target))
 
     @torch.inference_mode()
     def ahead(self, depths: int) -> Tensor:
@@ -339,4 +343,4 @@ class DecoderDraftSteps:
             features, tokens = self._head.draft_inputs(outputs.expand(-1, masks, -1), nothing)
             more, _ = self._head.step(features, tokens, attn_context, self._target)
             outputs = torch.cat([outputs, more], 1)
-        return self._vocabulary.logits(self._head.logits(outputs, self._target))
+        return self._vocab_mapping.to_target_logits(self._head.logits(outputs, self._target))

@@ -47,7 +47,7 @@ class DFlashConfig(LayerConfig):
     layers: int = 5
     """Its own decoder layers."""
     reads: list[int] = field(default_factory=list)
-    """The target's layers that it reads; none: as `DFlash.layers` says."""
+    """The target's layers that it reads; none: as `DFlash.hidden_layers` says."""
     own_mask: bool = True
     """Whether masks have an embedding of their own, and not that of a token of the target."""
     mask_token: int = 0
@@ -123,7 +123,7 @@ class DFlash(SharedLMHeadMixin, BlockHead):
         return DecoderLayer(size, config, bias=bias, output_bias=bias, normed=True)
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def hidden_layers(self) -> tuple[int, ...]:
         return self._reads
 
     def begin(self, rows: int) -> KeyValues:
@@ -238,10 +238,10 @@ class DFlashDrafter(BlockHeadDrafter):
     name: ClassVar[str] = "dflash"
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """A head that was never trained guesses nothing right, whatever it is made of. This one
         sees the mean of the text's states in each layer, and so guesses what comes often."""
-        options = super().specimen(loaded)
+        options = super().dummy_options(loaded)
         parts = options["model"].named_parameters()
         for name, weight in parts:
             if name.endswith("q_proj.weight"):

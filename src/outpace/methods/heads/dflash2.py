@@ -219,9 +219,9 @@ class DFlash2Drafter(DFlashDrafter):
 
     @classmethod
     @torch.no_grad()
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         torch.manual_seed(0)
-        target = TargetShape.of(loaded.config, "a specimen")
+        target = TargetShape.of(loaded.config, "a dummy")
         group = target.hidden_size
         config = DFlash2Config(depths=3, layers=1, selector_rank=8, conv_group_size=group)
         head = DFlash2(target, config).to(loaded.dtype).eval().requires_grad_(False)
@@ -234,7 +234,9 @@ class DFlash2Drafter(DFlashDrafter):
         head: ConditionalBlock = self.head
         if self.head.lilicorr is not None:
             head = self._lattice(rows, outputs, logits, self.head.lilicorr)
-        return ConditionalDraftSteps(head, self._target, self._vocabulary, roots, outputs, logits)
+        return ConditionalDraftSteps(
+            head, self._target, self._vocab_mapping, roots, outputs, logits
+        )
 
     @torch.inference_mode()
     def _lattice(self, rows: Rows, outputs: Tensor, logits: Tensor, head: LiLiCorr) -> Lattice:

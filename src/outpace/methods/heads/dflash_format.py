@@ -215,7 +215,7 @@ def dflash_config_dict(head: DFlash, form: type[Format]) -> dict[str, Any]:
     if config.family != QWEN3:
         raise form.refuse("holds heads with layers of Qwen3's kind only")
     # The last states are those after the last layer; a file counts layers from 0.
-    taken = [(target.layers if at == -1 else at) - 1 for at in head.layers]
+    taken = [(target.layers if at == -1 else at) - 1 for at in head.hidden_layers]
     inside: dict[str, Any] = {"mask_token_id": config.mask_token, "target_layer_ids": taken}
     if config.input_embedding_scale != 1.0:
         inside["input_embedding_scale"] = config.input_embedding_scale

@@ -25,7 +25,7 @@ from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.plain import forward_uncached
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe, joined
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class Diffusion(Head):
         nn.init.normal_(self.places, std=0.02)
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def hidden_layers(self) -> tuple[int, ...]:
         """None: it reads tokens."""
         return ()
 
@@ -161,14 +161,14 @@ class DiffusionRecipe(Recipe):
         """shared: what other heads are given of the target; this one needs nothing."""
         self._head = head
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         count = batch.tokens.shape[1] - self._head.config.depths
         at = torch.arange(count, device=batch.tokens.device)
         if torch.is_grad_enabled():
             return self._after(batch, at[:: -(-count // PLACES)])
         return joined([self._after(batch, places) for places in torch.split(at, PLACES)])
 
-    def _after(self, batch: Batch, places: Tensor) -> LossOutput:
+    def _after(self, batch: TeacherBatch, places: Tensor) -> LossOutput:
         """The loss of blocks after these places ``[P]``."""
         head, rows = self._head, len(batch.tokens)
         depths = head.config.depths
@@ -212,9 +212,9 @@ class DiffusionDrafter(TrainedDrafter):
 
     @classmethod
     @torch.no_grad()
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """One that prefers what the target says most often; its other weights are random."""
-        options = super().specimen(loaded)
+        options = super().dummy_options(loaded)
         head = cast(Diffusion, options["model"])
         logits = forward_uncached(loaded.model, range(min(64, loaded.vocabulary)))
         often = logits.softmax(-1).mean(0).log().to(head.output.weight.device)
@@ -230,13 +230,13 @@ class DiffusionDrafter(TrainedDrafter):
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         made = self._denoised(rows)
-        logits = self._vocabulary.logits(made.logits)  # [B, D, V]
+        logits = self._vocab_mapping.to_target_logits(made.logits)  # [B, D, V]
         known = self.head.d2t[made.settled.clamp_min(0)]
         given = torch.where(made.settled >= 0, known, -1)
         chains = Chains(rows, counts, self.random_stream)
         while chains.grow(logits[:, chains.length], given[:, chains.length]):
             pass
-        return chains.proposal(self._plans.chain(len(rows), chains.length))
+        return chains.proposal(self._tree_levels.chain(len(rows), chains.length))
 
     @torch.inference_mode()
     def _denoised(self, rows: Rows) -> Denoised:
@@ -244,4 +244,4 @@ class DiffusionDrafter(TrainedDrafter):
         texts = [rows.since(row, max(0, rows.lengths[row] - context)) for row in range(len(rows))]
         padded = [[self.head.mask] * (context - len(text)) + text for text in texts]
         windows = to_device(padded, rows.seeds.device)
-        return self.head.denoise(windows, len(self._vocabulary))[-1]
+        return self.head.denoise(windows, len(self._vocab_mapping))[-1]

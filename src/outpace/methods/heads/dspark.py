@@ -19,8 +19,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
-from outpace.draft.trees import TreePlan, pruned
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.trees import TreeLevels, pruned
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.errors import ConfigError
 from outpace.heads.base import MAX_SIZE, Head, HeadConfig, SharedModules, TargetShape
 from outpace.methods.heads.base import DraftSteps, SequentialDraftSteps, TreeHeadOptions
@@ -237,8 +237,8 @@ class DSparkDrafter(DFlashDrafter):
             depths = head.config.depths
             self.pass_bytes += weight_bytes(markov.projection) * (depths - 1) // depths
 
-    def take(self, options: Any) -> None:
-        super().take(options)
+    def apply_options(self, options: Any) -> None:
+        super().apply_options(options)
         self._least = options.confidence or 0.0
         if self._least and cast(DSpark, self._head).confidence_head is None:
             raise ConfigError("this DSpark head has no confidence head: leave 'confidence' out.")
@@ -247,18 +247,18 @@ class DSparkDrafter(DFlashDrafter):
         roots, outputs, logits = self._blocks(rows)
         head, asked = cast(DSpark, self._head), bool(self._least)
         return ConditionalDraftSteps(
-            head, self._target, self._vocabulary, roots, outputs, logits, asked
+            head, self._target, self._vocab_mapping, roots, outputs, logits, asked
         )
 
-    def ended(self, drawn: Proposal, plan: TreePlan, steps: DraftSteps) -> Proposal:
+    def ended(self, drawn: Proposal, tree_levels: TreeLevels, steps: DraftSteps) -> Proposal:
         if not self._least:
             return drawn
         sure = cast(ConditionalDraftSteps, steps).sure
         levels = [
             (chances >= self._least)[:, level.parent]
-            for chances, level in zip(sure, plan.levels, strict=True)
+            for chances, level in zip(sure, tree_levels.levels, strict=True)
         ]
-        return pruned(drawn, plan.ordered(levels))
+        return pruned(drawn, tree_levels.ordered(levels))
 
 
 class ConditionalDraftSteps(SequentialDraftSteps):
@@ -268,7 +268,7 @@ class ConditionalDraftSteps(SequentialDraftSteps):
         self,
         head: ConditionalBlock,
         shared: SharedModules,
-        vocabulary: Vocabulary,
+        vocabulary: VocabMapping,
         roots: Tensor,
         outputs: Tensor,
         logits: Tensor,

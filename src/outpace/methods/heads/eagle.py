@@ -37,7 +37,7 @@ from outpace.methods.heads.published import (
     rename_prefixes,
 )
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -145,9 +145,9 @@ class EagleRecipe(DecoderHeadRecipe):
 
     _head: Eagle
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         depths, learning = self._head.config.depths, torch.is_grad_enabled()
-        states = batch.states.float()
+        states = batch.hidden_states.float()
         places = states.shape[1] - depths
         losses = DepthLosses(self._head, batch, places)
         read = _noisy(states) if learning else states

@@ -52,7 +52,7 @@ class Eagle3Config(LayerConfig):
     """Tokens after the root that it is trained for; it drafts as far as it is asked to, or as far
     as this if it guesses all depths at once."""
     reads: list[int] = field(default_factory=list)
-    """The target's layers that it reads; none: three, as `Eagle3.layers` says."""
+    """The target's layers that it reads; none: three, as `Eagle3.hidden_layers` says."""
     layers: int = 1
     """Its own decoder layers."""
     hidden_size: int = 0
@@ -153,7 +153,7 @@ class Eagle3(DecoderHead):
         self.mask_hidden = nn.Parameter(torch.randn(wide)) if config.parallel else None
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def hidden_layers(self) -> tuple[int, ...]:
         """After two layers, in the middle, and three before the end. Where that does not make
         three places, a third and two thirds of the way up, and what the target's head reads."""
         count = self.target.layers
@@ -291,7 +291,7 @@ CLEARLY = 0.1
 def find_layers(head: Eagle3, loaded: LoadedModel, what: str) -> None:
     """Has a head whose file names no layers read the usual ones, or their neighbours, if it guesses
     clearly better from these, and warns that it is a guess. what: what errors call the head."""
-    usual, count = head.layers, loaded.config.num_hidden_layers
+    usual, count = head.hidden_layers, loaded.config.num_hidden_layers
     shifted = [tuple(at + step for at in usual) for step in (1, -1)] if -1 not in usual else []
     ways = [usual, *(way for way in shifted if way[0] >= 0 and way[-1] < count)]
     hits, places = _hits(head, loaded, ways)
@@ -325,7 +325,7 @@ def _hits(
         return nothing, 0
     head = head.to(teacher.device)
     batch = teacher.read(torch.tensor([ids]))
-    parts = dict(zip(layers, batch.states.chunk(len(layers), -1), strict=True))
+    parts = dict(zip(layers, batch.hidden_states.chunk(len(layers), -1), strict=True))
     found = []
     with torch.no_grad():
         for way in ways:

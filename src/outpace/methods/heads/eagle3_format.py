@@ -238,7 +238,7 @@ def eagle3_config_dict(head: Eagle3) -> dict[str, Any]:
     if not config.fused:
         about[NESTED] = {"use_aux_hidden_state": False}
     elif head.target.layers or config.reads:
-        about[LAYERS] = list(head.layers)
-        if head.layers[0] == 1:
+        about[LAYERS] = list(head.hidden_layers)
+        if head.hidden_layers[0] == 1:
             about[STATES] = True
     return about

@@ -169,7 +169,7 @@ class Gemma4AssistantDrafter(StepHeadDrafter):
         return head
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         config = loaded.config
         heads, groups, width = _attention_of(config, config.num_hidden_layers - 1)
         text = {
@@ -180,14 +180,16 @@ class Gemma4AssistantDrafter(StepHeadDrafter):
             "vocab_size_per_layer_input": 0,
         }  # fmt: skip
         torch.manual_seed(0)
-        head = Gemma4Assistant(TargetShape.of(config, "a specimen"), {"text_config": text})
+        head = Gemma4Assistant(TargetShape.of(config, "a dummy"), {"text_config": text})
         for parameter in head.parameters():
             parameter.data.add_(torch.randn_like(parameter), alpha=NOISE)
         return {"model": head.to(loaded.dtype).eval().requires_grad_(False)}
 
     def draft_steps(self, rows: Rows) -> DraftSteps:
         memory, roots = self.starts(rows)
-        return StepHeadDraftSteps(self.head, self._context(rows), self._vocabulary, memory, roots)
+        return StepHeadDraftSteps(
+            self.head, self._context(rows), self._vocab_mapping, memory, roots
+        )
 
     def _context(self, rows: Rows) -> Context:
         target, head = self._target, cast(Gemma4Assistant, self._head)

@@ -32,8 +32,8 @@ class Gemma4Attention(Attention):
         if shared_values:
             self.v_proj = cast(nn.Linear, None)
 
-    def _entries(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> KeyValues:
-        found = super()._entries(x, turn)
+    def _entries(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> KeyValues:
+        found = super()._entries(x, position_embeddings)
         return KeyValues(found.keys, rms_norm(found.values, (self.head_dim,), eps=self._eps))
 
     def _values(self, x: Tensor) -> Tensor:

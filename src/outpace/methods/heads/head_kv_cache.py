@@ -74,7 +74,7 @@ class HeadKVCache:
         self._slots.retain(rows)
         self.lengths = [self.lengths[row] for row in rows]
 
-    def reach(self, row: int, length: int) -> int:
+    def restorable_length(self, row: int, length: int) -> int:
         """Returns how many of a row's first ``length`` tokens its entries follow from."""
         return min(length, self.lengths[row] + self._ahead)
 
@@ -112,7 +112,7 @@ class HeadKVCache:
         visible = torch.cat([own[:, None].expand(-1, count, -1), causal], -1)
         return AttentionContext(positions, before, visible)
 
-    def drafts_of(self, rows: Sequence[int]) -> Drafts:
+    def drafts_of(self, rows: Sequence[int]) -> DraftEntries:
         """Returns what will be drafted after some rows."""
         if self.native is None or not self.native.takes(len(rows)):
             return TensorDraftCache(self, rows)
@@ -201,7 +201,7 @@ def _by_slot(lengths: Sequence[int], related: Tensor, view: int) -> Tensor:
     return text | (related.gather(2, at) & drafted)
 
 
-class Drafts(Protocol):
+class DraftEntries(Protocol):
     """Entries after the texts of some rows, in one draft."""
 
     positions: Tensor
@@ -250,7 +250,7 @@ class SlotDraftCache:
         self.positions = self.positions + 1
 
 
-MAX_PENDING = 32
+MAX_UNCOMPUTED = 32
 """States or entries of a row that wait until they are asked for, at most: more are computed as
 they come."""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from outpace.core.proposal import Proposal
 from outpace.core.request import PerRequest, Request
 from outpace.draft.base import Round, Rows
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape
 from outpace.heads.layers import RMSNorm
 from outpace.methods.heads.base import DraftSteps, HeadOptions, SequentialDraftSteps
@@ -153,12 +153,12 @@ class LyannaDrafter(StepHeadDrafter):
         self._lyanna, self._reuse = cast(Lyanna, head), 0
         self._kept: PerRequest[_Kept | None] = PerRequest(lambda request: None)
 
-    def take(self, options: LyannaOptions) -> None:
+    def apply_options(self, options: LyannaOptions) -> None:
         self._reuse = options.reuse
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {**super().specimen(loaded), "reuse": 2}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {**super().dummy_options(loaded), "reuse": 2}
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         super().end(requests, interrupted)
@@ -175,7 +175,13 @@ class LyannaDrafter(StepHeadDrafter):
         kept = [None if one.reproducible else self._kept[one] for one in rows.requests]
         remembered = torch.stack([self._remembered(rows, *each) for each in enumerate(kept)])
         steps = rows.state[self] = _LyannaDraftSteps(
-            self._lyanna, self._target, self._vocabulary, states, remembered[:, None], kept, roots
+            self._lyanna,
+            self._target,
+            self._vocab_mapping,
+            states,
+            remembered[:, None],
+            kept,
+            roots,
         )
         return steps
 
@@ -212,7 +218,7 @@ class _LyannaDraftSteps(SequentialDraftSteps):
         self,
         head: Lyanna,
         shared: SharedModules,
-        vocabulary: Vocabulary,
+        vocabulary: VocabMapping,
         states: Tensor,
         remembered: Tensor,
         kept: Sequence[_Kept | None],

@@ -84,7 +84,7 @@ class MedusaDrafter(StepHeadDrafter):
     name: ClassVar[str] = "medusa"
 
     def draft_steps(self, rows: Rows) -> DraftSteps:
-        return MedusaDraftSteps(self.head, self._target, self._vocabulary, *self.starts(rows))
+        return MedusaDraftSteps(self.head, self._target, self._vocab_mapping, *self.starts(rows))
 
 
 # -- its published format --------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from outpace.methods.heads.decoder_heads import (
     DecoderHead,
     DecoderHeadDrafter,
     DecoderHeadRecipe,
-    PendingText,
+    UncomputedEntries,
 )
 from outpace.methods.heads.mtp_modules import MtpDraftSteps, step_all
 from outpace.targets.base import Target
@@ -48,7 +48,7 @@ from outpace.targets.hf.loading.nextn import decoder_of, read_modules
 from outpace.targets.hf.loading.source import names_gguf
 from outpace.targets.hf.nextn import NextN, NextNLayers
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -224,13 +224,13 @@ class MtpRecipe(DecoderHeadRecipe):
     """The loss of an `Mtp` head: unrolled over its own outputs, or where each depth has a module,
     all of them over the text at once (DeepSeek-V3, equation 24)."""
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         head = cast(Mtp, self._head)
         if not head.later:
             return super().compute_loss(batch)
         depths, (rows, length) = head.config.depths, batch.tokens.shape
         places = length - depths
-        features = head.combine_hidden_states(batch.states[:, :-1].float())
+        features = head.combine_hidden_states(batch.hidden_states[:, :-1].float())
         nothing = features.new_zeros(rows, depths * features.shape[-1])
         attn_context = AttentionContext.causal(head.begin(rows), length - 1)
         modules, tokens = head.modules_in_order, batch.tokens[:, 1:]
@@ -288,7 +288,7 @@ class MtpDrafter(DecoderHeadDrafter):
 
     def _step(
         self,
-        texts: Sequence[PendingText],
+        texts: Sequence[UncomputedEntries],
         features: Tensor,
         tokens: Tensor,
         attn_context: AttentionContext,

@@ -121,7 +121,7 @@ class MtpDraftSteps(DecoderDraftSteps):
     def _logits(self, outputs: Tensor, number: int) -> Tensor:
         modules = self._modules
         own = outputs.chunk(len(modules), -1)[number]
-        return self._vocabulary.logits(modules[number].logits(own, self._target))
+        return self._vocab_mapping.to_target_logits(modules[number].logits(own, self._target))
 
 
 def _blank(like: KeyValues, width: int) -> KeyValues:

@@ -44,7 +44,7 @@ class Pass(AuxHead):
         return self.embeddings.expand(*states.shape[:-1], -1, -1)
 
     @torch.no_grad()
-    def start(self, shared: SharedModules) -> None:
+    def init_from_embeddings(self, shared: SharedModules) -> None:
         """They begin as a mean token, each with a little of its own."""
         count = min(SAMPLE, self.target.vocab_size)
         known = shared.embed(torch.arange(count, device=self.embeddings.device)).float()

@@ -23,7 +23,7 @@ from outpace.methods.heads.base import NOISE, TreeHeadOptions
 from outpace.methods.heads.decoder_heads import DecoderHead, DecoderHeadDrafter
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class S2d(DecoderHead):
         nn.init.normal_(self.embed_tokens.weight, std=width**-0.5)
 
     @property
-    def layers(self) -> tuple[int, ...]:
+    def hidden_layers(self) -> tuple[int, ...]:
         """The target's embeddings, because the tokens come with them; only the tokens are used."""
         return (0,)
 
@@ -174,7 +174,7 @@ class S2dRecipe(Recipe):
     def __init__(self, head: S2d, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         tokens = batch.tokens[:, 1:]  # the first token of a text is no entry
         count = tokens.shape[1]
         learning = torch.is_grad_enabled()
@@ -226,7 +226,7 @@ class S2dDrafter(DecoderHeadDrafter):
         return head
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         """The target itself, if it is a Llama, with weights that are a little off."""
         given, model = loaded.config, cast(Any, loaded.model)
         config = S2dConfig(
@@ -241,7 +241,7 @@ class S2dDrafter(DecoderHeadDrafter):
             inner_size=getattr(given, "intermediate_size", None) or 0,
         )
         torch.manual_seed(0)
-        head = S2d(TargetShape.of(given, "a specimen"), config).to(loaded.dtype).eval()
+        head = S2d(TargetShape.of(given, "a dummy"), config).to(loaded.dtype).eval()
         own = head.requires_grad_(False).state_dict()
         for name, value in model.state_dict().items():
             name = name.removeprefix("model.").replace("layers.", "stack.", 1)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from outpace.core.request import PerRequest, Request
 from outpace.core.transfer import to_device
 from outpace.draft.base import Rows
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.heads.base import Head, HeadConfig, SharedModules, TargetShape, parse_config
 from outpace.heads.decoder import DecoderLayer, NormedLayer
 from outpace.heads.layers import AttentionContext, LayerConfig
@@ -30,11 +30,11 @@ from outpace.methods.heads.base import (
     TrainedDrafter,
     TreeHeadOptions,
 )
-from outpace.methods.heads.head_kv_cache import MAX_PENDING, PrefixLayerCache
+from outpace.methods.heads.head_kv_cache import MAX_UNCOMPUTED, PrefixLayerCache
 from outpace.targets.base import Target
 from outpace.targets.hf.weights import pass_bytes
 from outpace.train.recipe import DepthLosses, LossOutput, Recipe
-from outpace.train.teacher import Batch
+from outpace.train.teacher import TeacherBatch
 
 # -- the network -----------------------------------------------------------------------------------
 
@@ -114,11 +114,11 @@ class StepRecipe(Recipe):
     def __init__(self, head: StepHead, shared: SharedModules) -> None:
         self._head, self._shared = head, shared
 
-    def compute_loss(self, batch: Batch) -> LossOutput:
+    def compute_loss(self, batch: TeacherBatch) -> LossOutput:
         depths = self._head.config.depths
         places = batch.tokens.shape[1] - depths
         losses = DepthLosses(self._head, batch, places)
-        memory = self._head.begin_at(batch.states[:, :places].float())
+        memory = self._head.begin_at(batch.hidden_states[:, :places].float())
         for depth in range(1, depths + 1):
             logits, memory = self._head.step(memory, losses.path(), depth, self._shared)
             losses.add(logits)
@@ -185,13 +185,13 @@ class StateDrafter(TrainedDrafter):
             if self._cache is not None:
                 row = self._rows[request]
                 self._cache.add(row, new)
-                if seen.unread == 0 or self._cache.waiting(row) > MAX_PENDING:
+                if seen.unread == 0 or self._cache.waiting(row) > MAX_UNCOMPUTED:
                     due.append(request)
             elif len(new):
                 seen.take(new[-1].clone())  # a view would keep the states of the whole pass
-        self.flush_pending(due)
+        self.compute_entries(due)
 
-    def flush_pending(self, requests: Sequence[Request]) -> None:
+    def compute_entries(self, requests: Sequence[Request]) -> None:
         waiting = [request for request in requests if self._waits(request)]
         if self._cache is not None and waiting:
             found = self._cache.latest(self._rows.of(waiting))
@@ -211,7 +211,7 @@ class StateDrafter(TrainedDrafter):
 
     def starts(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Returns these states ``[B, 1, H]`` and the roots ``[B, 1]``; some row has a state."""
-        self.flush_pending(rows.requests)
+        self.compute_entries(rows.requests)
         states = [self._seen[request].latest for request in rows.requests]
         blank = torch.zeros_like(next(state for state in states if state is not None))
         found = torch.stack([blank if state is None else state for state in states])
@@ -233,7 +233,7 @@ class StepHeadDrafter(StateDrafter, HeadDrafter):
         return self.head.config.depths
 
     def draft_steps(self, rows: Rows) -> DraftSteps:
-        return StepHeadDraftSteps(self.head, self._target, self._vocabulary, *self.starts(rows))
+        return StepHeadDraftSteps(self.head, self._target, self._vocab_mapping, *self.starts(rows))
 
 
 class StepHeadDraftSteps(SequentialDraftSteps):
@@ -243,7 +243,7 @@ class StepHeadDraftSteps(SequentialDraftSteps):
         self,
         head: StepHead,
         shared: SharedModules,
-        vocabulary: Vocabulary,
+        vocabulary: VocabMapping,
         states: Tensor,
         roots: Tensor,
     ) -> None:

@@ -82,7 +82,7 @@ class ConsensusDrafter(Drafter):
         return cls(setup.options)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"min_token_span": 1}
 
     def begin(self, requests: Sequence[Request]) -> None:

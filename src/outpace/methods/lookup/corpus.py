@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core.unicode import check_unicode
-from outpace.core.values import is_whole
+from outpace.core.values import is_integer
 from outpace.errors import ConfigError, PromptError
 from outpace.files import Record, decoded, holds_records, pieces, question, records
 from outpace.inputs.documents import (
@@ -105,7 +105,7 @@ def _unpacked(file: Path, advance: Advance) -> Iterator[str]:
 
 def _answer(record: Record, vocabulary: int) -> list[int]:
     found = record.value[-1] if isinstance(record.value, list) and record.value else None
-    if not isinstance(found, list) or not all(map(is_whole, found)):
+    if not isinstance(found, list) or not all(map(is_integer, found)):
         raise ConfigError(
             f"{record.where} holds no answer as token ids: give [[prompt], [answer]] per line."
         )

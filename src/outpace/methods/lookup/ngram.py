@@ -14,7 +14,7 @@ from annotated_types import Ge, Le
 from outpace.core.options import Options
 from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.core.request import PerRequest, Request
-from outpace.core.values import is_whole
+from outpace.core.values import is_integer
 from outpace.draft.base import Drafter, Rows, Setup
 from outpace.draft.token_trees import TokenTree, deterministic_trees
 from outpace.errors import ConfigError
@@ -116,10 +116,10 @@ class NgramDrafter(Drafter):
         low: Any = given.get("prompt_lookup_min")
         high: Any = given.get("prompt_lookup_max")
         filled = dict(given)
-        if is_whole(low):
+        if is_integer(low):
             longest = min(max(low, unset.prompt_lookup_max), LONGEST)
             filled.setdefault("prompt_lookup_max", longest)
-        if is_whole(high):
+        if is_integer(high):
             shortest = max(min(high, unset.prompt_lookup_min), 1)
             filled.setdefault("prompt_lookup_min", shortest)
         options: NgramOptions = super().configure(filled)
@@ -130,7 +130,7 @@ class NgramDrafter(Drafter):
         return cls(setup.options)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"prompt_lookup_min": 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

@@ -23,10 +23,10 @@ from outpace.core.trees.tree_shape import MAX_SIBLINGS, TreeShape
 from outpace.draft.base import Drafter, Round, Rows, Setup
 from outpace.draft.branching import checked_branching, shape_of
 from outpace.draft.ngrams import NgramPool
-from outpace.draft.trees import TreePlans
+from outpace.draft.trees import TreeLevelsCache
 from outpace.errors import ConfigError
 from outpace.methods.lookup.datastore import Datastore, identity, read_datastore
-from outpace.methods.lookup.specimen import own_texts
+from outpace.methods.lookup.dummy_datastore import dummy_datastore
 from outpace.methods.lookup.table import NgramTable
 from outpace.targets.hf.loading.loaded import LoadedModel
 
@@ -128,7 +128,7 @@ class RecyclingDrafter(Drafter):
         self._stored = None if table is None else _Matrix(vocabulary, self._candidates, table)
         self._own = PerRequest(lambda request: NgramPool(2, self._candidates))
         """Which tokens follow which in a text."""
-        self._plans = TreePlans(device)
+        self._tree_levels = TreeLevelsCache(device)
 
     @classmethod
     def build(cls, setup: Setup) -> RecyclingDrafter:
@@ -138,8 +138,8 @@ class RecyclingDrafter(Drafter):
         return cls(vocabulary, setup.target.device, shape, datastore, setup.loaded)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {"datastore": own_texts(loaded).without_texts()}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {"datastore": dummy_datastore(loaded).without_texts()}
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -156,7 +156,7 @@ class RecyclingDrafter(Drafter):
             return Proposal.empty(len(rows), rows.seeds.device)
         device = rows.seeds.device
         counts = to_device([len(draft) for draft in drafts], device)
-        tree = self._plans.of(shape.first(width)).tree(len(rows))
+        tree = self._tree_levels.of(shape.first(width)).tree(len(rows))
         return Proposal(padded(drafts, device), tree, counts, Deterministic())
 
     def observe(self, round: Round) -> None:

@@ -18,8 +18,8 @@ from outpace.draft.token_trees import TokenTree, deterministic_trees
 from outpace.errors import ConfigError
 from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.methods.lookup.datastore import DEPTH, Datastore, read_datastore
+from outpace.methods.lookup.dummy_datastore import dummy_datastore
 from outpace.methods.lookup.matching import MatchOptions
-from outpace.methods.lookup.specimen import own_texts
 from outpace.targets.hf.loading.loaded import LoadedModel
 
 MAX_CONTINUATIONS = 256
@@ -71,8 +71,8 @@ class RetrievalDrafter(Drafter):
         return cls(datastore, options)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {"datastore": own_texts(loaded), "min_token_span": 1}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {"datastore": dummy_datastore(loaded), "min_token_span": 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         guesses = [self._guess(rows, row, budget) for row, budget in enumerate(budgets)]

@@ -21,12 +21,12 @@ from outpace.draft.token_trees import TokenTree, deterministic_trees, merged
 from outpace.errors import ConfigError
 from outpace.methods.lookup.continuations import likeliest_chain, likeliest_tree
 from outpace.methods.lookup.datastore import Datastore, identity, read_datastore
+from outpace.methods.lookup.dummy_datastore import dummy_datastore
 from outpace.methods.lookup.growing_text import GrowingText
 from outpace.methods.lookup.matching import DEEPEST
 from outpace.methods.lookup.occurrences import Occurrences
 from outpace.methods.lookup.past import PastTexts
 from outpace.methods.lookup.prediction import Predictions
-from outpace.methods.lookup.specimen import own_texts
 from outpace.methods.lookup.table import NgramTable
 from outpace.targets.hf.loading.loaded import LoadedModel
 
@@ -108,8 +108,8 @@ class SuffixDrafter(Drafter):
         return cls(setup.options, datastore, setup.loaded)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        known = own_texts(loaded).without_texts()
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        known = dummy_datastore(loaded).without_texts()
         return {"tree": True, "suffix_decoding_max_spec_factor": 4.0, "datastore": known}
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.core.proposal import Capabilities
 from outpace.draft.base import Round, Rows
 from outpace.errors import VocabularyMismatch
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.methods.models.draft_model import DraftModel
 from outpace.methods.models.draft_text import DraftText
 from outpace.methods.models.image_feeder import ModelRow
@@ -61,7 +61,7 @@ class CrossTokenizerModel(DraftModel):
     def _new_text(self, goes_on: bool) -> DraftText:
         return RetokenizedText(self._target.tokenizer, self.loaded.tokenizer, goes_on)
 
-    def origin(self) -> Origin | None:
+    def model_signature(self) -> ModelSignature | None:
         return None
 
     def probs_of(
@@ -71,9 +71,9 @@ class CrossTokenizerModel(DraftModel):
 
     def observe(self, round: Round) -> None:
         """Leaves it to the next round to compare what is cached with the text."""
-        self.runner.settle(UNSETTLED)
+        self.runner.drop_checkpoints(UNSETTLED)
 
-    def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
+    def _draft_counts(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts; their texts are translated."""
         return [
             min(budget, self._reserve) if budget and self._translate(rows, number) else 0
@@ -96,7 +96,7 @@ class CrossTokenizerModel(DraftModel):
         if borrowed:
             row.cached = own[:borrowed]
         same = common_prefix_len(row.cached[: lengths[number]], own)
-        lengths[number] = self.runner.reach(number, min(same, len(own) - 1))
+        lengths[number] = self.runner.restorable_length(number, min(same, len(own) - 1))
         row.own = own
         return True
 

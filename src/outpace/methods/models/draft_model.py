@@ -20,10 +20,10 @@ from outpace.core.trees.tree import Tree
 from outpace.draft.base import CATCH_UP_TOKENS, Drafter, Round, Rows, Setup
 from outpace.draft.chains import Chains
 from outpace.draft.prefix_cache import PrefixCache
-from outpace.draft.trees import TreePlans
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.trees import TreeLevelsCache
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.errors import ConfigError, VocabularyMismatch
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.methods.models.draft_text import DraftText, SharedTokensText
 from outpace.methods.models.frequent_tokens import NUM_FREQUENT, FrequentTokens, marks
 from outpace.methods.models.image_feeder import ImageFeeder, ModelRow
@@ -36,7 +36,7 @@ from outpace.targets.hf.fixed import WITH_STATES
 from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
-from outpace.train.teacher import origin_of
+from outpace.train.teacher import signature_of
 
 GO_BACK = 2
 """Tokens by which a row may go back before the end of what is committed: the last one is fed once
@@ -81,14 +81,14 @@ class DraftModel(Drafter):
         self._knows_all = self._own_size >= vocabulary
         self._images, self._image_feeder = images, ImageFeeder(images, runner)
         self.needs = Needs(images=images.prepares)
-        self._vocabulary = Vocabulary.shared(self._own_size, vocabulary, runner.device)
+        self._vocab_mapping = VocabMapping.shared(self._own_size, vocabulary, runner.device)
         self._frequent: FrequentTokens | None = None
         self._rows: list[ModelRow] = []
         self._prefixes = PrefixCache(runner, runner.max_length)
         self._reserve = reserve(runner.max_length)
         self.weight_bytes = drafter.nbytes
         self.pass_bytes = runner.pass_bytes
-        self._plans = TreePlans(runner.device)
+        self._tree_levels = TreeLevelsCache(runner.device)
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
@@ -99,7 +99,7 @@ class DraftModel(Drafter):
             drafter.runner, drafter.runner.max_length, setup.saved_texts, setup.saved_tokens
         )
         if online is None:
-            drafter._say_usual(setup.options.draft_vocab_size)
+            drafter._restrict_vocabulary(setup.options.draft_vocab_size)
             return drafter
         # Not imported above: few drafters learn.
         from outpace.methods.online.online import Online
@@ -130,9 +130,9 @@ class DraftModel(Drafter):
         images = ImageAccess(setup.loaded, loaded, setup.options.images, same_tokens=False)
         return cross_tokenizer_drafter(wanted, setup.loaded, loaded, runner, images)
 
-    def _say_usual(self, size: Any) -> None:
+    def _restrict_vocabulary(self, size: Any) -> None:
         """Lets it score only the usual tokens, where that saves time."""
-        shared, own = self._vocabulary.is_same, self._own_size
+        shared, own = self._vocab_mapping.is_same, self._own_size
         if size not in (AUTO, None) and not shared:
             raise ConfigError(
                 "draft_vocab_size is for a draft model with the target's own tokens: leave it out."
@@ -170,7 +170,7 @@ class DraftModel(Drafter):
         return Runner(drafter.model, setup.rows, drafter.max_length, fixed, kind, device)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {
             "model": LoadedModel(noisy_copy(loaded.model), None, "a noisy copy", same_tokens=True)
         }
@@ -202,11 +202,11 @@ class DraftModel(Drafter):
         row.own = row.text.extend(row.request.token_ids)
         read = max(0, len(row.own) - 1)
         source = self._copied(row, parent)
-        if source is not None and self.runner.reach(source, read) == read:
+        if source is not None and self.runner.restorable_length(source, read) == read:
             self.runner.fork(source, read)
         else:
             self.runner.admit(1, row.request.source)
-            self.runner.pin(self.runner.active - 1, read)
+            self.runner.keep_checkpoint(self.runner.active - 1, read)
 
     def _copied(self, row: ModelRow, parent: ModelRow | None) -> int | None:
         """The number of the parent's row, if it has the prompt's beginning and saw the same."""
@@ -240,13 +240,13 @@ class DraftModel(Drafter):
             if row.keeps and not row.begin:
                 # A later text may go on from all of it.
                 cached = row.own[: self.runner.lengths[number]]
-                self._prefixes.keep(number, cached, whole=row.request.keep_cached)
+                self._prefixes.keep(number, cached, continued=row.request.keep_cached)
         staying = [n for n, row in enumerate(self._rows) if row.request not in requests]
         self.runner.retain(staying)
         self._rows = [self._rows[number] for number in staying]
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        counts = self._affordable(rows, budgets)
+        counts = self._draft_counts(rows, budgets)
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
@@ -258,7 +258,7 @@ class DraftModel(Drafter):
             scored, states = self._score(self._readable(chains.tokens[:, -1:]), keep=1, **asked)
             self.runner.advance([int(row) for row in live])
             logits = scored[:, -1]
-        return chains.proposal(self._plans.chain(len(rows), chains.length))
+        return chains.proposal(self._tree_levels.chain(len(rows), chains.length))
 
     def probs_of(
         self, rows: Rows, tokens: Tensor, wanted: Sequence[bool] | None = None
@@ -296,11 +296,13 @@ class DraftModel(Drafter):
         lengths = self.runner.lengths
         for number, accepted in enumerate(round.verdict.nodes):
             row = self._rows[number]
-            lengths[number] = self.runner.reach(number, len(row.own) - row.begin + accepted)
-        self.runner.settle(GO_BACK)
+            lengths[number] = self.runner.restorable_length(
+                number, len(row.own) - row.begin + accepted
+            )
+        self.runner.drop_checkpoints(GO_BACK)
 
-    def origin(self) -> Origin | None:
-        return origin_of(self.loaded)
+    def model_signature(self) -> ModelSignature | None:
+        return signature_of(self.loaded)
 
     def _next_logits(self, fed: Tensor, tree: Tree, parents: Tensor) -> Tensor:
         """As `draft.trees.NextLogits`, for what drafts trees."""
@@ -311,7 +313,7 @@ class DraftModel(Drafter):
         where the options leave none of its own: whatever follows it does not matter."""
         return tokens if self._knows_all else tokens.clamp(max=self._own_size - 1)
 
-    def _affordable(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
+    def _draft_counts(self, rows: Rows, budgets: Sequence[int]) -> list[int]:
         """How many tokens each row drafts: as many as its budget, but for a small context."""
         counts = [min(budget, self._reserve) for budget in self._update(rows, budgets)]
         self._make_all_room(counts)
@@ -350,7 +352,9 @@ class DraftModel(Drafter):
         nothing is forgotten here; the last token is fed again, if need be, for its logits."""
         row, lengths = self._rows[number], self.runner.lengths
         self._borrow(number, row.own)
-        lengths[number] = self.runner.reach(number, max(0, len(row.own) - row.begin - 1))
+        lengths[number] = self.runner.restorable_length(
+            number, max(0, len(row.own) - row.begin - 1)
+        )
         return row.own[row.begin + lengths[number] :]
 
     def _borrow(self, number: int, own: list[int]) -> int:
@@ -415,11 +419,13 @@ class DraftModel(Drafter):
         states ``[B, T, H]`` if they were asked for. options: as for `Runner.forward`."""
         if self._frequent is None:
             output = self.runner.forward(tokens, keep=keep, **options)
-            return self._vocabulary.logits(output.logits), _last(output)
+            return self._vocab_mapping.to_target_logits(output.logits), _last(output)
         if self.runner.supports_partial_logits and self._frequent.needed is not None:
             options["subset"] = self._frequent.needed
         output = self.runner.forward(tokens, keep=keep, **options)
-        return self._vocabulary.logits(self._frequent.only(output.logits)), _last(output)
+        return self._vocab_mapping.to_target_logits(self._frequent.only(output.logits)), _last(
+            output
+        )
 
 
 def _last(output: Any) -> Tensor | None:

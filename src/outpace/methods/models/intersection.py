@@ -14,7 +14,7 @@ import torch
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import Chains
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.methods.models.cross_tokenizer import CrossTokenizerModel
 from outpace.methods.models.images import ImageAccess
 from outpace.targets.hf.loading.loaded import LoadedModel
@@ -31,13 +31,13 @@ class IntersectionModel(CrossTokenizerModel):
         drafter: LoadedModel,
         runner: Runner,
         images: ImageAccess,
-        shared: Vocabulary,
+        shared: VocabMapping,
     ) -> None:
         super().__init__(target, drafter, runner, images)
-        self._vocabulary = shared
+        self._vocab_mapping = shared
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        counts = self._affordable(rows, budgets)
+        counts = self._draft_counts(rows, budgets)
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]
@@ -45,8 +45,8 @@ class IntersectionModel(CrossTokenizerModel):
         chains, fed = Chains(rows, counts, self.random_stream), [rows.seeds.new_empty(len(rows), 0)]
         while chains.grow(logits):
             # A token that is not shared is only drawn where the options leave none of the others.
-            fed.append(self._vocabulary.to_own(chains.tokens[:, -1:]).clamp(min=0))
+            fed.append(self._vocab_mapping.to_draft(chains.tokens[:, -1:]).clamp(min=0))
             logits = self._score(fed[-1], keep=1)[0][:, -1]
             self.runner.advance([int(row) for row in live])
         self._note_cached(live, torch.cat(fed, 1))
-        return chains.proposal(self._plans.chain(len(rows), chains.length))
+        return chains.proposal(self._tree_levels.chain(len(rows), chains.length))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from outpace.core.token_bytes import byte_level, named_byte
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.targets.hf.loading.loaded import LoadedModel
 
 SPACE_OF_BYTES = "\u0120"
@@ -59,7 +59,7 @@ def _of_pieces(token: str) -> bytes:
     return named_byte(token) or token.replace(SPACE_OF_PIECES, " ").encode()
 
 
-def shared_tokens(target: LoadedModel, drafter: LoadedModel, device: torch.device) -> Vocabulary:
+def shared_tokens(target: LoadedModel, drafter: LoadedModel, device: torch.device) -> VocabMapping:
     """Returns the map between the tokens that spell the same, and those that end a text.
 
     Of several that spell the same in one vocabulary, the first counts that is not the name of a
@@ -73,7 +73,7 @@ def shared_tokens(target: LoadedModel, drafter: LoadedModel, device: torch.devic
         pairs[ends[1][0]] = ends[0][0]
     own_ids = torch.tensor(list(pairs), dtype=torch.long, device=device)
     target_ids = torch.tensor(list(pairs.values()), dtype=torch.long, device=device)
-    return Vocabulary(target_ids, target.vocabulary, own_ids)
+    return VocabMapping(target_ids, target.vocabulary, own_ids)
 
 
 def _by_spelling(model: LoadedModel) -> dict[bytes, int]:
@@ -86,13 +86,13 @@ def _by_spelling(model: LoadedModel) -> dict[bytes, int]:
     return found
 
 
-def coverage(target: LoadedModel, shared: Vocabulary) -> float:
+def coverage(target: LoadedModel, shared: VocabMapping) -> float:
     """Returns about which share of a text's tokens are shared ones.
 
     Tokenizers number their tokens by how frequent they were in training. So the tokens of two
     characters or more are weighed by Zipf's distribution, in the order of their numbers.
     """
     ordinary = [n for n, spelt in spellings(target.tokenizer).items() if len(spelt) > 1]
-    known = shared.to_own(torch.tensor(ordinary, dtype=torch.long, device=shared.device)) >= 0
+    known = shared.to_draft(torch.tensor(ordinary, dtype=torch.long, device=shared.device)) >= 0
     weights = 1 / (torch.arange(len(ordinary), dtype=torch.float64) + OFFSET)
     return float(weights[known.cpu()].sum() / weights.sum()) if ordinary else 0.0

@@ -13,7 +13,7 @@ import torch
 from outpace.core.proposal import Capabilities, DraftSampling, Proposal
 from outpace.draft.base import Rows
 from outpace.draft.chains import deterministic_chains
-from outpace.draft.vocabulary import Vocabulary
+from outpace.draft.vocab_mapping import VocabMapping
 from outpace.methods.models.cross_tokenizer import CrossTokenizerModel
 from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.spelling import special_ids
@@ -42,11 +42,11 @@ class StringMatchModel(CrossTokenizerModel):
         super().__init__(target, drafter, runner, images)
         self.sampling_kinds = frozenset({DraftSampling.DETERMINISTIC})
         own = drafter.vocabulary
-        self._vocabulary = Vocabulary.shared(own, own, runner.device)
+        self._vocab_mapping = VocabMapping.shared(own, own, runner.device)
         self._special = special_ids(target.tokenizer)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        counts = self._affordable(rows, budgets)
+        counts = self._draft_counts(rows, budgets)
         if not any(counts):
             return Proposal.empty(len(rows), rows.seeds.device)
         live = [count > 0 for count in counts]

@@ -18,7 +18,7 @@ from outpace.draft.branching import TreeOptions, shape_of
 from outpace.draft.dynamic import MAX_DYNAMIC_NODES, DynamicTrees
 from outpace.draft.trees import draw_tree
 from outpace.errors import ConfigError
-from outpace.heads.classifiers import Origin
+from outpace.heads.classifiers import ModelSignature
 from outpace.methods.models.draft_model import DraftModel
 from outpace.methods.models.images import ImageAccess
 from outpace.methods.models.options import AUTO, SAME, DraftModelOptions
@@ -109,12 +109,12 @@ class DraftTree(DraftModel):
         how = shape, options.with_replacement, options.dynamic_trees
         return cls(loaded, runner, vocabulary, images, *how)
 
-    def origin(self) -> Origin | None:
+    def model_signature(self) -> ModelSignature | None:
         return None
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
-        return {**super().specimen(loaded), "branching": [2, 1, 1]}
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+        return {**super().dummy_options(loaded), "branching": [2, 1, 1]}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if self._dynamic_trees is not None:
@@ -126,10 +126,10 @@ class DraftTree(DraftModel):
         shape = shape.first(max(counts))
         if shape.is_chain:
             return self._as_siblings(super().propose(rows, counts))
-        plan = self._plans.of(shape)
+        tree_levels = self._tree_levels.of(shape)
         logits = self._catch_up([count > 0 for count in counts])
         return draw_tree(
-            plan,
+            tree_levels,
             rows,
             logits,
             self._next_logits,

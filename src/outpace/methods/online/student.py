@@ -69,7 +69,7 @@ class OnlineHead(OnlineStudent):
             )
         self.network = self._head = in_float32(head)
         self._head.unfreeze()
-        self.recipe = self._head.recipe()(self._head, Teacher(setup.loaded, head.layers))
+        self.recipe = self._head.recipe()(self._head, Teacher(setup.loaded, head.hidden_layers))
         self.depths = head.config.depths
 
     def save(self, folder: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.train.teacher import TOP, Batch
+from outpace.train.teacher import TOP, TeacherBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +80,7 @@ class Trace:
             self._top = {at - gone: top for at, top in self._top.items() if at >= gone}
 
 
-def batch_of(windows: Sequence[Window], size: int, device: torch.device) -> Batch:
+def batch_of(windows: Sequence[Window], size: int, device: torch.device) -> TeacherBatch:
     """Returns windows as one batch of texts of ``size`` tokens. After a shorter one stands what
     nothing is learned from."""
     shape = (len(windows), size)
@@ -101,4 +101,4 @@ def batch_of(windows: Sequence[Window], size: int, device: torch.device) -> Batc
         for at, distribution in window.top_tokens.items():
             top_tokens[row, at] = distribution
             top_chances[row, at] = window.top_chances[at].to(top_chances)
-    return Batch(tokens.to(device), states, top_tokens, top_chances)
+    return TeacherBatch(tokens.to(device), states, top_tokens, top_chances)

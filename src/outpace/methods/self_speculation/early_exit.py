@@ -54,7 +54,7 @@ class EarlyExit(PartialDrafter):
         return cls(setup.target, setup.target.early_exit(wanted), ending)
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         return {"exit_layer": int(loaded.config.num_hidden_layers) - 1}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:

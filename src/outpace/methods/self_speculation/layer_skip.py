@@ -60,7 +60,7 @@ class LayerSkip(PartialDrafter):
 
     name: ClassVar[str] = "layer_skip"
     Options: ClassVar[type[Any]] = LayerSkipOptions
-    needs: Needs = Needs(prompts=True)
+    needs: Needs = Needs(full_prefill=True)
 
     @classmethod
     def build(cls, setup: Setup) -> LayerSkip:
@@ -82,6 +82,6 @@ class LayerSkip(PartialDrafter):
         self.pass_bytes = self.view.pass_bytes
 
     @classmethod
-    def specimen(cls, loaded: LoadedModel) -> Mapping[str, Any]:
+    def dummy_options(cls, loaded: LoadedModel) -> Mapping[str, Any]:
         # The first layer's, so that what is written after it is not what the target writes there.
         return {"layers": {"attention": [], "mlp": [0]}, "draft_exit": 0.05}

@@ -15,7 +15,7 @@ from outpace.core.transfer import to_device
 from outpace.draft.base import Drafter, Round, Rows
 from outpace.draft.chains import Chains
 from outpace.draft.exits import FIRST, PAPER, ExitThreshold, ThresholdRule, below
-from outpace.draft.trees import TreePlans
+from outpace.draft.trees import TreeLevelsCache
 from outpace.targets.base import PartialView, Target
 
 DraftExitOption = Annotated[Literal["adaptive"] | float | None, Ge(0), Lt(1)]
@@ -59,7 +59,7 @@ class PartialDrafter(Drafter):
         if ending is not None:
             first = ExitThreshold(ending.first)
             self._exits = PerRequest(lambda request: first, lasting=True)
-        self._plans = TreePlans(target.device)
+        self._tree_levels = TreeLevelsCache(target.device)
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         if not any(budgets):
@@ -72,7 +72,7 @@ class PartialDrafter(Drafter):
         while chains.grow(logits):
             logits = self.view.forward(chains.tokens[:, -1:])[:, -1]
         rows.state[self] = budgets, chains.counts  # what each row might draft, and what it did
-        return chains.proposal(self._plans.chain(len(rows), chains.length))
+        return chains.proposal(self._tree_levels.chain(len(rows), chains.length))
 
     def observe(self, round: Round) -> None:
         made = round.rows.state.get(self)

@@ -48,7 +48,7 @@ class SkippedLayers:
             raise ConfigError(
                 f"layers names layer {max(numbers)}, and the target has layers 0 to {count - 1}."
             )
-        if len(skipped.wholes) == count:
+        if len(skipped.complete_layers) == count:
             raise ConfigError("layers leaves out all layers of the target: keep some.")
         return skipped
 
@@ -88,7 +88,7 @@ def load_skipped_layers(path: str | os.PathLike[str]) -> SkippedLayers:
 def sub_layers(given: Any) -> SubLayers:
     """Returns the sub-layers that a list or dict names; ``ConfigError`` for anything else."""
     if isinstance(given, (list, tuple)) and _are_layers(given):
-        return SubLayers.whole(given)
+        return SubLayers.of_layers(given)
     known = isinstance(given, Mapping) and set(given) <= {"attention", "mlp"}
     if not known or not all(map(_are_layers, given.values())):
         raise ConfigError(

@@ -12,7 +12,7 @@ from annotated_types import Ge
 from outpace.core.options import Options
 from outpace.core.request import PerRequest, Request
 from outpace.core.trees.tree_shape import TreeShape
-from outpace.draft.rounds import Outcome
+from outpace.draft.round import Outcome
 from outpace.policy.lengths.base import LONGEST, LengthPolicy
 
 

@@ -14,7 +14,7 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.stats import Seconds
 from outpace.core.trees.tree_shape import TreeShape
 from outpace.draft.base import Drafter
-from outpace.draft.rounds import Outcome
+from outpace.draft.round import Outcome
 from outpace.policy.base import Controller, RoundPlan, requested_budget
 from outpace.policy.text import Tally
 

@@ -17,7 +17,7 @@ from outpace.core.request import PerRequest, Request
 from outpace.core.values import shown
 from outpace.draft.base import Drafter
 from outpace.draft.exits import FIRST, PAPER, ExitThreshold, ThresholdRule, below, probability
-from outpace.draft.rounds import Outcome
+from outpace.draft.round import Outcome
 from outpace.errors import ConfigError
 from outpace.heads.classifiers import Classifier, load_classifier
 from outpace.policy.acceptance import Calibration, Confidences
@@ -151,9 +151,9 @@ class DraftExit(StoppingPolicy):
     def learn(self, request: Request, outcome: Outcome) -> None:
         if request not in self._counts:  # a look-up drafted, whose tokens no threshold ends
             return
-        whole = outcome.drafted >= self._counts[request]
+        full_length = outcome.drafted >= self._counts[request]
         exit = self._states[request]
-        moved = exit.after(self._rule, outcome.drafted, outcome.accepted, whole)
+        moved = exit.after(self._rule, outcome.drafted, outcome.accepted, full_length)
         self._states[request] = moved
 
 
@@ -201,8 +201,8 @@ class Risk(StoppingPolicy):
         self._confidences = of_round = Confidences(requests)
         chances = [self.calibration(request).chances() for request in requests]
 
-        def risky(safe: Tensor) -> Tensor:
-            return torch.gt(1 - safe, self.options.threshold)
+        def risky(joint_acceptance: Tensor) -> Tensor:
+            return torch.gt(1 - joint_acceptance, self.options.threshold)
 
         return lambda counts: of_round.watch(counts, chances, risky)
 
@@ -255,14 +255,14 @@ class StopHead(LengthPolicy):
         self._head: Classifier = options.head
 
     def check_drafter(self, drafter: Drafter) -> None:
-        model = drafter.origin()
+        model = drafter.model_signature()
         if model is None:
             raise ConfigError(
                 f"length='stop_head' looks at the hidden states of a draft model, and "
                 f"method={drafter.name!r} shows none: use 'draft_model' with a model that has the "
                 "target's tokenizer and does not learn online, or another length."
             )
-        self._head.origin.check(model, "the stop head")
+        self._head.model_signature.check(model, "the stop head")
         if drafter.loaded is not None:
             self._head = self._head.to(drafter.loaded.device)
 
@@ -275,15 +275,15 @@ class StopHead(LengthPolicy):
     def _watching(self) -> Callable[[Tensor], Tensor]:
         """What decides in one round, from the states of one token after another."""
         least = 1 - self.options.threshold
-        safe: Tensor | None = None  # [B], the chance that nothing was rejected
+        joint_acceptance: Tensor | None = None  # [B], the chance that nothing was rejected
 
         @torch.no_grad()
         def continue_on_hidden(states: Tensor) -> Tensor:
-            nonlocal safe
-            if safe is None:  # at the root, which is no part of the draft
-                safe = torch.ones_like(states[:, 0], dtype=torch.float64)
+            nonlocal joint_acceptance
+            if joint_acceptance is None:  # at the root, which is no part of the draft
+                joint_acceptance = torch.ones_like(states[:, 0], dtype=torch.float64)
             else:
-                safe = safe * self._head(states.float()).double().sigmoid()
-            return torch.ge(safe, least)
+                joint_acceptance = joint_acceptance * self._head(states.float()).double().sigmoid()
+            return torch.ge(joint_acceptance, least)
 
         return continue_on_hidden

@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.core.detokenizer import UNFINISHED, Detokenizer
 from outpace.core.text_decoder import TextDecoder
-from outpace.engine.request import Logprob, Request
+from outpace.engine.request import EngineRequest, Logprob
 from outpace.serve.engine_thread import Delta
 from outpace.serve.openai.calls import Call
 from outpace.serve.openai.tools import ToolCall, ToolParser
@@ -308,7 +308,7 @@ class Answer:
         call: Call,
         model: str,
         texts: TokenTexts,
-        rounds: Callable[[Request], list[dict[str, Any]]] = lambda request: [],
+        rounds: Callable[[EngineRequest], list[dict[str, Any]]] = lambda request: [],
     ) -> None:
         self.call = call
         self.id = ("chatcmpl-" if call.chat else "cmpl-") + secrets.token_hex(12)
@@ -402,7 +402,7 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model}
 
-    def _metrics(self, request: Request) -> dict[str, Any]:
+    def _metrics(self, request: EngineRequest) -> dict[str, Any]:
         return {
             **request.metrics.as_dict(),
             "seed": request.seed if request.reports_seed else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outpace.core.params import SamplingParams
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.errors import OutpaceError, ParamsError, PromptError, PromptTooLong
 from outpace.forms.json_schemas import SchemaChecker
 from outpace.inputs.chats import NO_VARIABLES
@@ -33,7 +33,7 @@ of their own."""
 class Call:
     """What one request asks for, and how it wants to be answered."""
 
-    requests: Sequence[Request]
+    requests: Sequence[EngineRequest]
     """The texts, those of one prompt next to each other."""
     chat: bool
     stream: bool
@@ -294,7 +294,7 @@ class Reader:
         params: SamplingParams,
         form: Any,
         shown: Collection[str] = (),
-    ) -> list[Request]:
+    ) -> list[EngineRequest]:
         priority = given.get("priority", 0)
         if priority and self._llm.engine.waiting.policy.name != "priority":
             raise ApiError(
@@ -323,7 +323,7 @@ class Reader:
     def _call(
         self,
         given: Mapping[str, Any],
-        requests: Sequence[Request],
+        requests: Sequence[EngineRequest],
         params: SamplingParams,
         chat: bool,
         logprobs: int | None,

@@ -13,7 +13,7 @@ from time import perf_counter
 
 import torch
 
-from outpace.core.values import whole
+from outpace.core.values import integer
 from outpace.errors import ConfigError
 
 LOGGER = logging.getLogger("outpace")
@@ -71,7 +71,7 @@ def use_threads(wanted: int | None) -> int:
         if count < present:
             LOGGER.info("%d threads, because this process may use no more processors", count)
     else:
-        count = whole("threads", wanted, 1, error=ConfigError)
+        count = integer("threads", wanted, 1, error=ConfigError)
         most = MAX_THREADS_PER_CPU * processors()
         if count > most:
             raise ConfigError(

@@ -223,15 +223,15 @@ class SlotCache(Cache):
 
     # What a cache with states (`recurrent.states`) has more to do for.
 
-    def reach(self, row: int, length: int) -> int:
+    def restorable_length(self, row: int, length: int) -> int:
         """Returns the greatest length up to ``length`` at which a row can go on: any."""
         return length
 
-    def pin(self, row: int, length: int) -> None:
+    def keep_checkpoint(self, row: int, length: int) -> None:
         """Sees to it that a row can be forked after its first ``length`` tokens, however long it
         grows."""
 
-    def settle(self, lengths: Sequence[int], rollback: int) -> None:
+    def drop_checkpoints(self, lengths: Sequence[int], rollback: int) -> None:
         """Takes the rows' lengths for good: none will go back by more than ``rollback`` tokens."""
 
     def reserve(self, first: int, needed: Sequence[int], shrink: bool = True) -> None:

@@ -49,16 +49,20 @@ class DeepseekAttention(DeepseekV3Attention):
         parts.kv_a_layernorm = nn.RMSNorm(self.kv_lora_rank, eps=eps)
 
     def attend(
-        self, x: Tensor, turn: tuple[Tensor, Tensor], before: tuple[Tensor, Tensor], visible: Tensor
+        self,
+        x: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        before: tuple[Tensor, Tensor],
+        visible: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the outputs ``[B, W, H]``, and both parts of the new entries, ``[B, 1, W, D]``.
 
-        x: ``[B, W, inputs]``; turn: cosines and sines, ``[B, W, D]``; before: the two parts of the
-        entries before; visible: ``[B, W, L + W]`` bool.
+        x: ``[B, W, inputs]``; position_embeddings: cosines and sines, ``[B, W, D]``; before: the
+        two parts of the entries before; visible: ``[B, W, L + W]`` bool.
         """
         cache: Any = EntryCache(dict(zip(((0, "keys"), (0, "values")), before, strict=True)))
         mask = to_attention_mask(visible, "sdpa", x.dtype)
-        found: Tensor = super().forward(x, turn, mask, cache)[0]
+        found: Tensor = super().forward(x, position_embeddings, mask, cache)[0]
         return found, cache.new[0, "keys"], cache.new[0, "values"]
 
     @torch.no_grad()
@@ -67,6 +71,6 @@ class DeepseekAttention(DeepseekV3Attention):
         in other forms."""
         cache: Any = EntryCache({})
         x = self.o_proj.weight.new_zeros(1, 1, self.kv_a_proj_with_mqa.in_features)
-        turn = x.new_zeros(1, 1, self.qk_rope_head_dim)
-        super().forward(x, (turn, turn), None, cache)
+        zeros = x.new_zeros(1, 1, self.qk_rope_head_dim)
+        super().forward(x, (zeros, zeros), None, cache)
         return [(part.shape[1], part.shape[3]) for part in cache.new.values()]

@@ -33,7 +33,7 @@ class SavedPrefix:
         states = (held.values() for held in (self.states or {}).values())
         return sum(part.nbytes for part in (*self.slots, *chain.from_iterable(states)))
 
-    def reach(self, common: int) -> int:
+    def restorable_length(self, common: int) -> int:
         """Returns how many of its first ``common`` tokens a text that begins alike can take."""
         whole = max(0, common - self.ahead)
         if self.states is None:
@@ -87,7 +87,8 @@ class PrefixStore:
         and what it has cached; 0 where it is not worth while."""
         wanted = tuple(tokens)
         lent = (
-            (saved.reach(_common(text, wanted)), text, saved) for text, saved in self._texts.items()
+            (saved.restorable_length(_common(text, wanted)), text, saved)
+            for text, saved in self._texts.items()
         )
         most, best, saved = max(lent, key=itemgetter(0, 1), default=(0, (), SavedPrefix()))
         if most < WORTHWHILE:

@@ -55,7 +55,7 @@ class Prompts:
         self._rows = [self._rows[row] for row in rows]
         self.num_ready_rows = sum(row < self.num_ready_rows for row in rows)
 
-    def prefill(self, token_budget: int, layers: frozenset[int], whole: bool) -> list[PrefillChunk]:
+    def prefill(self, token_budget: int, layers: frozenset[int], full: bool) -> list[PrefillChunk]:
         """As `Target.prefill`. The tokens of sources count as those of prompts do."""
         runner = self._runner
         if runner.sources is not None:
@@ -65,7 +65,7 @@ class Prompts:
             # Their first round, which was to read the rest, came to nothing.
             self.num_ready_rows = 0
         # Where states are wanted they are there before the first round, however prompts are read.
-        first = not (layers or whole)
+        first = not (layers or full)
         if self.num_ready_rows == 0 and first and self._fit_the_first_pass(token_budget):
             self.num_ready_rows = runner.active
             return []
@@ -128,7 +128,9 @@ class Prompts:
             return self._read_images(first, images, budget, layers)
         tokens = self._next_chunk(budget)
         output = self._runner.prefill(first, tokens, **asking_for(layers))
-        return PrefillChunk(range(first, first + len(tokens)), tokens, states_of(output, layers))
+        return PrefillChunk(
+            range(first, first + len(tokens)), tokens, hidden_states_of(output, layers)
+        )
 
     def _read_images(
         self, row: int, images: ImagePrompt, budget: int, layers: frozenset[int]
@@ -142,7 +144,7 @@ class Prompts:
         known = list(prompt[begin : lengths[row]])
         if lengths[row] >= min(last, len(images)):
             self._rows[row].images = None
-        return PrefillChunk([row], [known], states_of(output, layers, len(known)))
+        return PrefillChunk([row], [known], hidden_states_of(output, layers, len(known)))
 
 
 def asking_for(layers: Iterable[int]) -> dict[str, Any]:
@@ -150,6 +152,8 @@ def asking_for(layers: Iterable[int]) -> dict[str, Any]:
     return {"output_hidden_states": True} if layers else {}
 
 
-def states_of(output: Any, layers: Iterable[int], columns: int | None = None) -> HiddenStates:
+def hidden_states_of(
+    output: Any, layers: Iterable[int], columns: int | None = None
+) -> HiddenStates:
     """Returns the hidden states of a pass's first ``columns`` columns, by layer."""
     return {layer: output.hidden_states[layer][:, :columns] for layer in layers}

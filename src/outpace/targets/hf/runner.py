@@ -221,19 +221,19 @@ class Runner:
         self.cache.restore(row, saved, length)
         self.lengths[row] = length
 
-    def reach(self, row: int, length: int) -> int:
+    def restorable_length(self, row: int, length: int) -> int:
         """Returns the greatest length up to ``length`` at which a row can go on from what it has
         cached: any, but where a state is kept after some tokens only."""
-        return self.cache.reach(row, min(length, self.lengths[row]))
+        return self.cache.restorable_length(row, min(length, self.lengths[row]))
 
-    def pin(self, row: int, length: int) -> None:
+    def keep_checkpoint(self, row: int, length: int) -> None:
         """Sees to it that a row can be forked after its first ``length`` tokens, however long it
         grows."""
-        self.cache.pin(row, length)
+        self.cache.keep_checkpoint(row, length)
 
-    def settle(self, rollback: int = 0) -> None:
+    def drop_checkpoints(self, rollback: int = 0) -> None:
         """Takes the rows' lengths for good: none will go back by more than ``rollback`` tokens."""
-        self.cache.settle(self.lengths, rollback)
+        self.cache.drop_checkpoints(self.lengths, rollback)
 
     def advance(self, counts: Sequence[int]) -> None:
         """Commits: the first ``counts[b]`` columns of the last pass become part of row b, for the

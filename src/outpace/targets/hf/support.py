@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_integer, shown
 from outpace.errors import UnsupportedModel
 from outpace.targets.hf import device_map, kinds
 from outpace.targets.hf.attention import BOOLEAN, INDEXED_LAYERS
@@ -86,7 +86,7 @@ def check_config(config: Any) -> None:
             "(architectures): download or save the model again."
         )
     layers = getattr(text, "num_hidden_layers", None)
-    if layers is not None and not (is_whole(layers) and 0 < layers <= MAX_LAYERS):
+    if layers is not None and not (is_integer(layers) and 0 < layers <= MAX_LAYERS):
         raise UnsupportedModel(
             f"{name} has {shown(layers)} layers by its config.json (num_hidden_layers): download "
             "or save the model again."

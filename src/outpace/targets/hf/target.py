@@ -43,7 +43,7 @@ from outpace.targets.hf.partial.parts import (
 )
 from outpace.targets.hf.plain import forward_mask, quantizes_inputs
 from outpace.targets.hf.prefixes import PrefixStore
-from outpace.targets.hf.prompts import Prompts, RowPrompt, asking_for, states_of
+from outpace.targets.hf.prompts import Prompts, RowPrompt, asking_for, hidden_states_of
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.vision.images import Images
 from outpace.targets.hf.weights import experts_in, experts_read, weight_bytes
@@ -145,7 +145,7 @@ class HFTarget(Target):
         self.runner.admit(1, inputs.source)
         self._prompts.admit(RowPrompt(inputs.token_ids, images))
         row = self.num_rows - 1
-        self.runner.pin(row, len(inputs.token_ids) - 1)
+        self.runner.keep_checkpoint(row, len(inputs.token_ids) - 1)
         if images is not None:
             self.runner.offsets[row] = images.offset
         elif inputs.max_cached_prefix and self.has_prefix_cache:
@@ -156,11 +156,11 @@ class HFTarget(Target):
                 self.runner.restore(row, saved, length)
         return row
 
-    def fork(self, row: int, whole: bool = False) -> int:
+    def fork(self, row: int, with_output: bool = False) -> int:
         if self.num_ready_rows < self.num_rows:
             raise AssertionError("a row is forked while prompts are being read")
         read = len(self._prompts[row].tokens) - 1
-        self.runner.fork(row, self.lengths[row] if whole else read)
+        self.runner.fork(row, self.lengths[row] if with_output else read)
         self._prompts.fork(row)
         return self.num_rows - 1
 
@@ -182,9 +182,9 @@ class HFTarget(Target):
         self._prompts.retain(rows)
 
     def prefill(
-        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+        self, token_budget: int, layers: frozenset[int] = frozenset(), full: bool = False
     ) -> list[PrefillChunk]:
-        return self._prompts.prefill(token_budget, layers, whole)
+        return self._prompts.prefill(token_budget, layers, full)
 
     # -- rounds --------------------------------------------------------------------------------
 
@@ -199,14 +199,14 @@ class HFTarget(Target):
         if inputs.precomputed is not None and inputs.tree.is_chain and not inputs.layers:
             return self._score_precomputed(inputs, tokens, inputs.precomputed)
         output = self._pass(inputs, tokens, inputs.tree)
-        return Scores(output.logits, states_of(output, inputs.layers))
+        return Scores(output.logits, hidden_states_of(output, inputs.layers))
 
     def _score_precomputed(
         self, inputs: ScoreInputs, tokens: Tensor, precomputed: Precomputed
     ) -> Scores:
         """Scores a chain whose first columns have been through the first layers already."""
         lower, upper = self._halves[precomputed.layers]
-        states, rest = precomputed.states, tokens[:, precomputed.states.shape[1] :]
+        states, rest = precomputed.hidden_states, tokens[:, precomputed.hidden_states.shape[1] :]
         if rest.shape[1]:
             pass_after(self.runner, states.shape[1], rest, 1, lower)
             states = torch.cat([states, lower.states], 1)
@@ -226,7 +226,7 @@ class HFTarget(Target):
             output = self._pass(
                 inputs, all_tokens, with_aux_tokens(inputs.tree, aux_tokens), **options
             )
-        states = states_of(output, inputs.layers, columns)
+        states = hidden_states_of(output, inputs.layers, columns)
         return Scores(output.logits[:, :nodes], states, output.logits[:, nodes:])
 
     def _pass(self, inputs: ScoreInputs, tokens: Tensor, tree: Tree, **options: Any) -> Any:
@@ -240,7 +240,7 @@ class HFTarget(Target):
             self.runner.advance([pending + len(path) for path in paths])
         else:
             self.runner.advance_paths(pending, paths)
-        self.runner.settle()
+        self.runner.drop_checkpoints()
 
     # -- what it costs -------------------------------------------------------------------------
 

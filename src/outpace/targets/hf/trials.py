@@ -169,7 +169,7 @@ def _score_as_draft(model: nn.Module, text: Sequence[int], nodes: Sequence[int])
     read = [logits[[0, *branch]] for branch in TRIAL_PATHS]
     # A part of a path is accepted, and the text goes on otherwise than it was drafted.
     runner.advance_paths(PENDING, [_ACCEPTED])
-    runner.settle()
+    runner.drop_checkpoints()
     after = torch.tensor([dummy_tokens(model, _AFTER, first=_OTHER)], device=runner.device)
     read.append(runner.forward(after, keep=_AFTER).logits[0])
     return torch.cat(read).double()

@@ -93,8 +93,8 @@ class Leader(Target):
         row: int = self._note("admit", inputs)
         return row
 
-    def fork(self, row: int, whole: bool = False) -> int:
-        number: int = self._note("fork", row, whole)
+    def fork(self, row: int, with_output: bool = False) -> int:
+        number: int = self._note("fork", row, with_output)
         return number
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -117,9 +117,9 @@ class Leader(Target):
     # -- passes ----------------------------------------------------------------------------------
 
     def prefill(
-        self, token_budget: int, layers: frozenset[int] = frozenset(), whole: bool = False
+        self, token_budget: int, layers: frozenset[int] = frozenset(), full: bool = False
     ) -> list[PrefillChunk]:
-        found: list[PrefillChunk] = self._call("prefill", token_budget, layers, whole)
+        found: list[PrefillChunk] = self._call("prefill", token_budget, layers, full)
         return found
 
     def score(self, inputs: ScoreInputs) -> Scores:

@@ -19,10 +19,16 @@ from outpace.core.transfer import padded
 from outpace.draft.base import Round, Rows, Setup
 from outpace.draft.state import numbers
 from outpace.draft.token_trees import TokenTree
-from outpace.methods.choosers.base import ChildProposal, Children, ChildrenRound
+from outpace.methods.choosers.base import ChildProposal, Children, CompositeRound
 from outpace.methods.choosers.feedback import Committed
 from outpace.methods.choosers.learned.base import LearningOptions, LearningSelector
-from outpace.methods.choosers.learned.leader import ALIKE, AT_FIRST, Allowance, HedgeState, Shadow
+from outpace.methods.choosers.learned.hedge_state import (
+    ALIKE,
+    AT_FIRST,
+    Allowance,
+    HedgeState,
+    Shadow,
+)
 
 READ_AT_ONCE = 8
 """Tokens of a text that a model reads for the cost of one pass."""
@@ -154,14 +160,18 @@ class Hedge(LearningSelector[HedgeState]):
     def ask_as(
         self, number: int, chosen: Sequence[int], rows: Rows, budgets: Sequence[int]
     ) -> ChildProposal:
-        return self.ask(number, rows, self.turn(rows).wanted[number])
+        return self.ask(number, rows, self.round_state(rows).wanted[number])
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
         for request in rows.requests:
             self._allowances[request].held = 0.0
-        turn, chosen, every = self.turn(rows), self.choice(rows), range(len(self.children))
-        turn.wanted = [self._asked_for(number, chosen, rows, budgets) for number in every]
-        for number, wanted in enumerate(turn.wanted):
+        round_state, chosen, every = (
+            self.round_state(rows),
+            self.choice(rows),
+            range(len(self.children)),
+        )
+        round_state.wanted = [self._asked_for(number, chosen, rows, budgets) for number in every]
+        for number, wanted in enumerate(round_state.wanted):
             if number not in chosen and any(wanted):
                 self.ask(number, rows, wanted)
         return super().propose(rows, budgets)
@@ -193,11 +203,11 @@ class Hedge(LearningSelector[HedgeState]):
         return asked
 
     def observe(self, round: Round) -> None:
-        turn, rows, committed = self.turn(round.rows), round.rows, Committed.of(round)
-        turn.budgets = turn.budgets or [0] * len(rows)
+        round_state, rows, committed = self.round_state(round.rows), round.rows, Committed.of(round)
+        round_state.budgets = round_state.budgets or [0] * len(rows)
         # This comes before the children observe the round, from which they would know the tokens.
         found = {
-            number: self._found(number, turn, rows, committed)
+            number: self._found(number, round_state, rows, committed)
             for number, child in enumerate(self.children)
             if child.capabilities.stateless
         }
@@ -205,28 +215,28 @@ class Hedge(LearningSelector[HedgeState]):
         if not self.learns:
             return
         chances = [
-            found.get(number) or self._chances(number, turn, rows, committed)
+            found.get(number) or self._chances(number, round_state, rows, committed)
             for number in range(len(self.children))
         ]
         for row, (request, tokens) in enumerate(zip(rows.requests, committed.tokens, strict=True)):
             leader, text = self._learned[request], self._texts[request]
-            self._pay(turn, rows, row)
+            self._pay(round_state, rows, row)
             pairs = zip(text.shadows, (each[row] for each in chances), strict=True)
             ended = [list(map(shadow.ended, own)) if own else None for shadow, own in pairs]
             leader.learn(ended, len(tokens))
             text.rounds, text.tokens = text.rounds + 1, text.tokens + len(tokens)
 
-    def _pay(self, turn: ChildrenRound, rows: Rows, row: int) -> None:
+    def _pay(self, round_state: CompositeRound, rows: Rows, row: int) -> None:
         """Enters what a round has cost in a row, drafts of children that were only asked included.
 
         That waits until the round is over, because a round that fails is run again."""
         request, cost = rows.requests[row], 1.0
         allowance, text = self._allowances[request], self._texts[request]
-        for each in turn.asked:
+        for each in round_state.asked:
             number = each.child
             if not each.nodes[row] or not self.children[number].pass_bytes:
                 continue
-            if turn.chosen[row] == number:
+            if round_state.chosen[row] == number:
                 cost += len(each.nodes[row]) * self._shares[number]
             else:
                 allowance.pay(self._cost_of_asking(number, rows, row))
@@ -234,15 +244,15 @@ class Hedge(LearningSelector[HedgeState]):
         allowance.earned += cost
 
     def _found(
-        self, number: int, turn: ChildrenRound, rows: Rows, committed: Committed
+        self, number: int, round_state: CompositeRound, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """By row, whether a look-up would have drafted each committed token. A round of its own
         ends with the first token that it would not have; then it is asked again."""
-        before, texts, asked = rows.history_before(), committed.tokens, turn.of(number)
+        before, texts, asked = rows.history_before(), committed.tokens, round_state.of(number)
         every = range(len(rows))
         said: list[list[float]] = [[] for _ in every]
         known: list[TokenTree | None] = [
-            asked.nodes[row] if asked and turn.budgets[row] else None for row in every
+            asked.nodes[row] if asked and round_state.budgets[row] else None for row in every
         ]
         while True:
             for row in every:
@@ -259,15 +269,17 @@ class Hedge(LearningSelector[HedgeState]):
                 for row in every
             ]
             then = replace(rows, history=History(before.prompts, outputs))
-            budgets = [(turn.budgets[row] or self._horizon) if missing[row] else 0 for row in every]
-            known = list(self.made(number, then, budgets)[1])
+            budgets = [
+                (round_state.budgets[row] or self._horizon) if missing[row] else 0 for row in every
+            ]
+            known = list(self.propose_child(number, then, budgets)[1])
 
     def _chances(
-        self, number: int, turn: ChildrenRound, rows: Rows, committed: Committed
+        self, number: int, round_state: CompositeRound, rows: Rows, committed: Committed
     ) -> list[list[float]]:
         """By row, a child's chances of acceptance at each committed token; none where it was not
         asked."""
-        child, asked, probs = self.children[number], turn.of(number), None
+        child, asked, probs = self.children[number], round_state.of(number), None
         all_rows = range(len(rows))
         played = [asked is not None and bool(asked.nodes[row]) for row in all_rows]
         due = [
@@ -289,7 +301,7 @@ class Hedge(LearningSelector[HedgeState]):
                 known = due[row] and probs is not None and bool(probs[row].any())
                 found.append(committed.of_probs(probs, row) if probs is not None and known else [])
             else:
-                silent = self._was_silent(number, turn, rows, row)
+                silent = self._was_silent(number, round_state, rows, row)
                 found.append([0.0] * len(committed.tokens[row]) if silent else [])
         return found
 
@@ -311,15 +323,15 @@ class Hedge(LearningSelector[HedgeState]):
         reading = self._cost_of_reading(number, rows.requests[row], rows.lengths[row])
         return passes * self._shares[number] + reading
 
-    def _was_silent(self, number: int, turn: ChildrenRound, rows: Rows, row: int) -> bool:
+    def _was_silent(self, number: int, round_state: CompositeRound, rows: Rows, row: int) -> bool:
         """Whether a child without passes of its own was asked and found nothing. A child whose
         auxiliary tokens were not in the target's last pass could not find anything."""
-        if not turn.budgets[row]:
+        if not round_state.budgets[row]:
             return False
         # Auxiliary tokens are never in the pass of a reproducible row.
         reproducible = rows.is_reproducible(row)
         rides = self.children[number].aux_per_node or (number in self._riding and not reproducible)
-        return not rides or turn.chosen[row] == number
+        return not rides or round_state.chosen[row] == number
 
     @staticmethod
     def _continued(chances: list[float], asked: ChildProposal, row: int) -> list[float]:

@@ -98,14 +98,16 @@ class Ucb(LearningSelector[Bandit]):
 
     def observe(self, round: Round) -> None:
         super().observe(round)
-        turn = self.turn(round.rows)
-        if not (self.learns and turn.chosen):
+        round_state = self.round_state(round.rows)
+        if not (self.learns and round_state.chosen):
             return  # nobody was to draft anywhere
         committed = Committed.of(round)
-        for row, (arm, budget) in enumerate(zip(turn.chosen, turn.budgets, strict=True)):
+        for row, (arm, budget) in enumerate(
+            zip(round_state.chosen, round_state.budgets, strict=True)
+        ):
             if not budget:
                 continue  # nobody was to draft here
-            own = turn.of(arm)
+            own = round_state.of(arm)
             chances = committed.of_draft(own, row) if own is not None else [0.0]
             length = len(own.nodes[row]) if own is not None else 0
             tested = chances[: max(1, min(length, len(chances)))]

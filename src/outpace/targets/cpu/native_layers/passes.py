@@ -43,7 +43,7 @@ class Angles(NamedTuple):
         return Angles(self.cosines, self.sines, self.positions[rows])
 
 
-class Rotary:
+class RotaryTable:
     """The angles of a model, worked out once where that is possible."""
 
     def __init__(self, module: Any, kind: str | None = None) -> None:
@@ -73,12 +73,12 @@ class Rotary:
         return Angles(table[0], table[1], positions)
 
 
-def rotaries_of(module: Any, kinds: Collection[str]) -> list[Rotary]:
+def rotaries_of(module: Any, kinds: Collection[str]) -> list[RotaryTable]:
     """Returns the angles of a model whose layers are of some types: one for each type, or one that
     all share."""
     if kinds and isinstance(getattr(module, "rope_type", None), dict):
-        return [Rotary(module, kind) for kind in kinds]
-    return [Rotary(module)]
+        return [RotaryTable(module, kind) for kind in kinds]
+    return [RotaryTable(module)]
 
 
 def seen_by(mask: Any) -> Tensor | None:

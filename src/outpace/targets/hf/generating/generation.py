@@ -18,7 +18,7 @@ from transformers.generation import logits_process as hf
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from outpace.core.params import LogitsProcessor, SamplingParams
-from outpace.core.values import token_ids, whole
+from outpace.core.values import integer, token_ids
 from outpace.errors import ConfigError, ModelLoadError, reason_of
 
 REMEDY = (
@@ -84,7 +84,7 @@ def check(config: GenerationConfig) -> None:
         _check_tokens("eos_token_id", config.eos_token_id)
         _check_tokens("forced_eos_token_id", config.forced_eos_token_id)
         for name in ("max_length", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
-            whole(name, getattr(config, name) or 0, least=0)
+            integer(name, getattr(config, name) or 0, least=0)
         text = _Text([0], 1, [0], torch.device("cpu"), [0])
         _stop_strings(config)
         _before_penalty(config, text)

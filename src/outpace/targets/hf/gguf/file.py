@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.core.values import is_whole, shown
+from outpace.core.values import is_integer, shown
 from outpace.errors import ModelLoadError, UnsupportedModel
 from outpace.targets.cpu.weights.blocks import KINDS, dequantizes
 from outpace.targets.hf.gguf.header import Header, StoredTensor, begins_as_gguf, read_header
@@ -193,7 +193,7 @@ def read_model(path: Path) -> GGUFModel:
 def _apart(model: GGUFModel) -> GGUFModel:
     """Returns a model with the layers after its last one, which guess further tokens, put apart."""
     more, count = model.number("nextn_predict_layers"), model.number("block_count")
-    if not (is_whole(more) and is_whole(count) and 0 < more < count):
+    if not (is_integer(more) and is_integer(count) and 0 < more < count):
         return model
     last = count - more
     own: dict[str, StoredTensor] = {}
@@ -257,7 +257,7 @@ def _check_parts(path: Path, headers: Sequence[Header]) -> None:
 def _said(header: Header, name: str) -> Any:
     """Returns a whole number that a file says, None if it says none."""
     found = header.values.get(name)
-    if found is None or (is_whole(found) and found >= 0):
+    if found is None or (is_integer(found) and found >= 0):
         return found
     raise ModelLoadError(
         f"{header.path} says that its {name} is {shown(found)}, which counts nothing: download it "

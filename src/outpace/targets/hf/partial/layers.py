@@ -45,7 +45,9 @@ def skip_sublayers(model: nn.Module, skipped: SubLayers) -> Iterator[None]:
     with model_lock(model), ExitStack() as stack:
         for number in skipped.attention | skipped.mlp:
             layer = layers[number]
-            if number in skipped.wholes and (_returns_states(layer) or not _has_parts(layer)):
+            if number in skipped.complete_layers and (
+                _returns_states(layer) or not _has_parts(layer)
+            ):
                 stack.enter_context(patch_attribute(layer, "forward", _unchanged))
                 continue
             if number in skipped.attention:

@@ -79,7 +79,7 @@ class LowerLayers:
                 f"a model of {whole} layers cannot be left after {count}: choose 1 to {whole - 1}."
             )
         self._model, self.count = model, count
-        self._others = SubLayers.whole(range(count, whole))
+        self._others = SubLayers.of_layers(range(count, whole))
         if not stops:
             try_without(model, self._others)
         self._native = _native_part(model, last=count)
@@ -116,7 +116,7 @@ class UpperLayers:
     def __init__(self, model: nn.Module, count: int) -> None:
         """count: of layers that are not these."""
         self._model, self._count = model, count
-        self._others = SubLayers.whole(range(count))
+        self._others = SubLayers.of_layers(range(count))
         self._native = _native_part(model, first=count)
 
     def __call__(self, states: Tensor, **options: Any) -> Any:
@@ -138,7 +138,7 @@ def _native_part(
 
 def _bytes_of(model: nn.Module, skipped: SubLayers) -> int:
     """Bytes of weights that a pass without these parts does not read."""
-    layers, wholes = decoder_layers(model), skipped.wholes
+    layers, wholes = decoder_layers(model), skipped.complete_layers
     partly = SubLayers(skipped.attention - wholes, skipped.mlp - wholes)
     left_out = [*(layers[number] for number in wholes), *parts_of(model, partly)]
     return sum(map(pass_bytes, left_out))

@@ -266,15 +266,15 @@ class StateCache(SlotCache):
         for history in self._histories.values():
             kept = history.rows[source]
             history.rows[row] = {length - 1: kept[length - 1]} if length - 1 in kept else {}
-        self.pin(row, length)
+        self.keep_checkpoint(row, length)
         return row
 
-    def pin(self, row: int, length: int) -> None:
+    def keep_checkpoint(self, row: int, length: int) -> None:
         """Sees to it that the states of the first ``length`` tokens of a row, once they are there,
         stay as long as the row. After no token there are none."""
         self._pinned[row] = length - 1 if length else None
 
-    def reach(self, row: int, length: int) -> int:
+    def restorable_length(self, row: int, length: int) -> int:
         """Returns the greatest length up to ``length`` at which a row can go on."""
         # A layer that a pass left out has no state there, and cannot go on.
         held = [set(history.rows[row]) for history in self._histories.values()]
@@ -282,7 +282,7 @@ class StateCache(SlotCache):
         return max((slot + 1 for slot in slots if slot < length), default=0)
 
     @torch.inference_mode()
-    def settle(self, lengths: Sequence[int], rollback: int) -> None:
+    def drop_checkpoints(self, lengths: Sequence[int], rollback: int) -> None:
         """Drops the states after tokens that the rows do not have, and those that are further back
         than ``rollback`` tokens."""
         for history in self._histories.values():
@@ -318,7 +318,7 @@ class StateCache(SlotCache):
                 for name, history in self._histories.items()
             }
             for slot in slots
-            if slot < length and self.reach(row, slot + 1) == slot + 1
+            if slot < length and self.restorable_length(row, slot + 1) == slot + 1
         }
 
     def restore_states(self, row: int, saved: SavedStates, slots: Iterable[int]) -> None:

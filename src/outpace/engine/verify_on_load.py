@@ -15,7 +15,7 @@ from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 from outpace.draft.base import Drafter, Round
 from outpace.engine.engine import Engine
-from outpace.engine.request import Request
+from outpace.engine.request import EngineRequest
 from outpace.engine.verifier import Verifier
 from outpace.errors import ConfigError
 from outpace.policy.lengths.adaptive import Constant
@@ -60,7 +60,7 @@ class _Record:
         return self.accepted >= MIN_ACCEPTED or self.drafted >= MAX_DRAFTED
 
 
-def verify_drafter(engine: Engine, drafter: Drafter, requests: Sequence[Request]) -> None:
+def verify_drafter(engine: Engine, drafter: Drafter, requests: Sequence[EngineRequest]) -> None:
     """Finds out whether a drafter was made for the target at all.
 
     A head that was trained for another model of the same shape drafts as quickly as any, and next

@@ -58,7 +58,7 @@ def test_a_quantised_target_has_one(
     config = {
         "method": method,
         "num_speculative_tokens": 3,
-        **find_drafter(method).specimen(target),
+        **find_drafter(method).dummy_options(target),
     }
     llm = LLM(target, speculative_config=config, max_model_len=CONTEXT)
     outputs = llm.generate(PROMPTS, greedy(20))

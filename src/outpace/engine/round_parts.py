@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from outpace.core.faults import RowFault
-from outpace.core.request import Request as AnyRequest
+from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.core.transfer import padded
 from outpace.draft.base import Drafter
-from outpace.draft.rounds import Outcome, Round
-from outpace.engine.request import Logprob, Request
+from outpace.draft.round import Outcome, Round
+from outpace.engine.request import EngineRequest, Logprob
 from outpace.targets.base import HiddenStates, PrefillChunk, Scores
 
 
@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 def emit(
-    requests: Sequence[Request],
+    requests: Sequence[EngineRequest],
     outcomes: Sequence[Outcome],
     reported: Sequence[list[dict[int, Logprob]]],
     dead_ends: Mapping[int, Mapping[int, RowFault]],
@@ -76,7 +76,7 @@ def emit(
             request.fail(dead[outcome.path[end - 1]])
 
 
-def update_metrics(requests: Sequence[Request], round: Round) -> None:
+def update_metrics(requests: Sequence[EngineRequest], round: Round) -> None:
     """Adds a round to the metrics of its requests."""
     seconds = round.seconds
     for request, outcome in zip(requests, round.outcomes, strict=True):
@@ -92,17 +92,17 @@ def update_metrics(requests: Sequence[Request], round: Round) -> None:
 
 
 def deliver_prompt_states(
-    drafter: Drafter, requests: Sequence[AnyRequest], part: PrefillChunk
+    drafter: Drafter, requests: Sequence[Request], part: PrefillChunk
 ) -> None:
     """Gives a drafter what it needs of a part of the prompts. requests: by row."""
     if drafter.needs.hidden_layers:
         read = [requests[row] for row in part.rows]
-        drafter.read(read, part.tokens, _side_by_side(part.states, drafter))
+        drafter.read(read, part.tokens, _side_by_side(part.hidden_states, drafter))
 
 
 def deliver_round_states(
     drafter: Drafter,
-    requests: Sequence[AnyRequest],
+    requests: Sequence[Request],
     scores: Scores,
     pending: Sequence[Sequence[int]],
     outcomes: Sequence[Outcome],
@@ -112,7 +112,7 @@ def deliver_round_states(
     if not drafter.needs.hidden_layers:
         return
     root = len(pending[0]) - 1
-    states = _side_by_side(scores.states, drafter)  # [B, P + N, H]
+    states = _side_by_side(scores.hidden_states, drafter)  # [B, P + N, H]
     columns = [[*range(root + 1), *(root + node for node in one.path)] for one in outcomes]
     longest = max(map(len, columns))
     if longest > root + 1:

@@ -13,13 +13,13 @@ from torch import Tensor
 from outpace.core.logits.truncation import NEG_INF
 
 
-class Vocabulary:
+class VocabMapping:
     """Which token of the target each of a drafter's own tokens is.
 
-    >>> some = Vocabulary(torch.tensor([4, 1]), size=5)
-    >>> some.to_own(torch.tensor([4, 3])).tolist()
+    >>> some = VocabMapping(torch.tensor([4, 1]), size=5)
+    >>> some.to_draft(torch.tensor([4, 3])).tolist()
     [0, -1]
-    >>> some.logits(torch.tensor([2.0, 3.0])).tolist()
+    >>> some.to_target_logits(torch.tensor([2.0, 3.0])).tolist()
     [-inf, 3.0, -inf, -inf, 2.0]
     """
 
@@ -38,7 +38,7 @@ class Vocabulary:
         """Whether each token has the same number in both."""
 
     @classmethod
-    def shared(cls, own: int, size: int, device: torch.device | str = "cpu") -> Vocabulary:
+    def shared(cls, own: int, size: int, device: torch.device | str = "cpu") -> VocabMapping:
         """Returns the map for a drafter with the target's tokens and a head of its own width."""
         return cls(torch.arange(min(own, size), device=device), size)
 
@@ -51,11 +51,11 @@ class Vocabulary:
         """How many tokens both know."""
         return len(self._target_ids)
 
-    def to_own(self, tokens: Tensor) -> Tensor:
+    def to_draft(self, tokens: Tensor) -> Tensor:
         """Returns the drafter's own tokens for the target's, of any shape; -1 where it has none."""
         return self._own[tokens]
 
-    def logits(self, own: Tensor) -> Tensor:
+    def to_target_logits(self, own: Tensor) -> Tensor:
         """Returns logits ``[..., V]`` over the target's tokens from logits ``[..., V']`` over the
         drafter's own (further ones are padding); -inf where it has none. Where its tokens are the
         target's own (`is_same`), only the first of them need be given."""

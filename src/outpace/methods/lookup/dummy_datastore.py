@@ -9,7 +9,7 @@ from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.plain import of_texts
 
 
-def own_texts(loaded: LoadedModel) -> Datastore:
+def dummy_datastore(loaded: LoadedModel) -> Datastore:
     """Returns a datastore of what the target itself writes after two tokens."""
     vocabulary = loaded.vocabulary
     first = torch.arange(min(64, vocabulary), device=loaded.device)
