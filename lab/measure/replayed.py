@@ -91,7 +91,7 @@ def what_is_drafted(
     before it, and the probability of the token that it would have drafted."""
     params = SamplingParams(temperature=0).resolve({})
     pipeline = LogitsPipeline([RowOptions(params, ())], drafter.loaded.vocabulary)
-    request = requests.EngineRequest(prompt, RowOptions(params, ()), 0, len(answer))
+    request = requests.Request(prompt, RowOptions(params, ()), 0, len(answer))
     seeds = torch.zeros(1, dtype=torch.long)
     rows = Rows(History([prompt], [[]]), pipeline, seeds, requests=[request])
     drafter.begin([request])

@@ -126,7 +126,7 @@ def _worths(method: str, prompt: list[int]) -> dict[tuple[int, ...], float]:
     head = dummy_options(method)["model"]
     teacher = Teacher(LoadedModel(target("llama"), None, "llama"), head.hidden_layers)
     count = len(prompt) - 1  # the last token of a prompt is the first root
-    states = teacher.read(on_device([prompt])).states[:, :-1]
+    states = teacher.read(on_device([prompt])).hidden_states[:, :-1]
     attn_context = AttentionContext.causal(head.begin(1), count)
     outputs, before = head.step(
         head.combine_hidden_states(states), on_device([prompt[1:]]), attn_context, teacher

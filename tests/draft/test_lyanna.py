@@ -46,7 +46,7 @@ def test_a_draft_from_kept_states_is_the_guess_behind_the_right_tokens(
             one = kept[row]
             root = text.shape[1] - 1 if one is None else one.begin
             again += one is not None
-            memory = teacher.read(text).states[:, root - 1 : root]
+            memory = teacher.read(text).hidden_states[:, root - 1 : root]
             for depth, token in enumerate(text[0, root:], 1):
                 logits, memory = head.step(memory, token.view(1, 1), depth, teacher)
             assert torch.allclose(found[row], logits[0, 0], atol=1e-9)

@@ -143,7 +143,7 @@ def test_a_drafter_that_learns_refuses_it() -> None:
 
 def test_a_drafter_with_other_tokens_refuses_it() -> None:
     model = decoder(CONFIGS["a chain"], None).engine.drafter
-    model._vocabulary.is_same = False
+    model._vocab_mapping.is_same = False
     model._restrict_vocabulary("auto")
     with pytest.raises(ConfigError, match="with the target's own tokens"):
         model._restrict_vocabulary(FEW)

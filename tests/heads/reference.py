@@ -42,9 +42,9 @@ class Reference:
         self.positions: list[int] = []
 
     def reads(self, layers: int) -> list[int]:
-        """Which of transformers' hidden states of a target with these layers."""
+        """Which of the hidden states (`heads.runs.hidden_states`) of a target with these layers."""
         if not self.about.get("use_aux_hidden_state", True):
-            return [layers]
+            return [-1]
         given = self.about.get(LAYERS) or [2, layers // 2, layers - 3]
         return [at + 1 for at in given] if given[0] == 1 else given
 

@@ -29,6 +29,10 @@ class Model:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.embeddings[tokens]
 
+    @property
+    def embedding_scale(self) -> float:
+        return 1.0
+
     def compute_logits(self, states: Tensor) -> Tensor:
         return states @ self.output.T
 
@@ -58,14 +62,31 @@ def plain_texts() -> list[list[int]]:
     return ids(decoder(target(), None).generate(PROMPTS, greedy(8)))
 
 
+@torch.no_grad()
+def hidden_states(model: Any, text: Sequence[int]) -> dict[int, Tensor]:
+    """Returns the embeddings of a text, 0, what each layer puts out, from 1, and what the output
+    matrix reads, -1: ``[T, H]`` each."""
+    found: dict[int, Tensor] = {}
+
+    def note(number: int) -> Any:
+        return lambda _, __, output: found.update({number: output[0]})
+
+    modules = [model.model.embed_tokens, *model.model.layers]
+    handles = [module.register_forward_hook(note(at)) for at, module in enumerate(modules)]
+    handles.append(model.model.norm.register_forward_hook(note(-1)))
+    model(torch.tensor([text]))
+    for handle in handles:
+        handle.remove()
+    return found
+
+
 def referred(made: Callable[..., Any], folder: Path, text: Sequence[int]) -> Any:
     """Returns the reference of a head, made of a folder and the target's embeddings and output
     matrix, which has read a text of the target."""
     model = target()
     reference = made(folder, model.get_input_embeddings().weight, model.lm_head.weight)
-    with torch.no_grad():
-        states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-    reference.block(torch.cat([states[at][0, :-1] for at in (2, 6, 11)], -1), text[-1], 4)
+    states = hidden_states(model, text)
+    reference.block(torch.cat([states[at][:-1] for at in (2, 6, 11)], -1), text[-1], 4)
     return reference
 
 

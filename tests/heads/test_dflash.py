@@ -23,14 +23,15 @@ from heads.published import (
     put,
 )
 from heads.reference import BlockReference
-from heads.runs import PROMPTS, Model, plain_texts, target
+from heads.runs import PROMPTS, Model, hidden_states, plain_texts, target
 from heads.variants import say
 from outpace import LLM
 from outpace.core.proposal import Proposal
 from outpace.draft.base import Rows
 from outpace.errors import ConfigError, ModelLoadError
+from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import load_head, save_head
-from outpace.methods.heads.dflash import DFlash
+from outpace.methods.heads.dflash import DFlash, DFlashConfig
 from outpace.methods.heads.dflash_format import MASK_FILE
 from targets.generating import greedy, ids
 
@@ -56,6 +57,7 @@ BIASES = {
 Change = Callable[[dict[str, Any], Weights], object]
 CHANGES: Mapping[str, Change] = {
     "full": say(dflash_config=INSIDE),
+    "the last layer": say(dflash_config={**INSIDE, "target_layer_ids": [1, 5, 11]}),
     "flat": flat,
     "windows": say(
         dflash_config=INSIDE, layer_types=SLIDING, sliding_window=5, use_sliding_window=True
@@ -97,6 +99,34 @@ def test_a_block_is_what_its_makers_code_computes(name: str, tmp_path: Path) -> 
         reference = BlockReference(tmp_path, model.embeddings, model.output)
         expected = reference.block(states[0, :place], root, 4)
         assert torch.allclose(found[row], expected[:, head.d2t], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["the target's rows", "a copy of them"])
+def test_embeddings_are_scaled_once(
+    copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma multiplies its embeddings by itself; what the file says is of the rows as they are."""
+
+    def change(about: dict[str, Any], weights: Weights) -> None:
+        about["dflash_config"] = {**INSIDE, "input_embedding_scale": 3.0}
+        if copied:
+            weights["embed_tokens.weight"] = Model().embeddings.float()
+
+    dflash(tmp_path, change)
+    head, model = load_head(tmp_path).double(), Model()
+    assert isinstance(head, DFlash)
+    monkeypatch.setattr(Model, "embedding_scale", 5.0)
+    monkeypatch.setattr(Model, "embed", lambda model, tokens: 5.0 * model.embeddings[tokens])
+    found = head._embedded(torch.tensor([[4, 11]]), model)
+    wanted = 3.0 * model.embeddings[torch.tensor([[[4, 17, 17, 17], [11, 17, 17, 17]]])]
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_states_after_the_last_norm_have_no_word(tmp_path: Path) -> None:
+    small = DFlash(TargetShape(SIZE, VOCABULARY, 2), DFlashConfig(own_mask=False, mask_token=3))
+    assert small.hidden_layers == (1, -1)
+    with pytest.raises(ConfigError, match="went through the target's last norm"):
+        save_head(small, tmp_path, "dflash")
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -221,9 +251,8 @@ def test_what_is_drafted_in_a_run(name: str, tmp_path: Path) -> None:
                 continue
             embeddings = model.get_input_embeddings().weight
             reference = BlockReference(tmp_path, embeddings, model.lm_head.weight)
-            with torch.no_grad():
-                states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-            wanted = torch.cat([states[at][0, :-1] for at in reads], -1)
+            states = hidden_states(model, text)
+            wanted = torch.cat([states[at][:-1] for at in reads], -1)
             logits = reference.block(wanted, text[-1], about["block_size"])
             assert found.tokens[row, :count].tolist() == logits.argmax(-1)[:count].tolist()
             checked += count

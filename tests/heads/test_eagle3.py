@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from heads.published import SIZE, TARGET, VOCABULARY, eagle3, of_library, put
 from heads.reference import Reference
-from heads.runs import PROMPTS, Model, decoder, plain_texts, target
+from heads.runs import PROMPTS, Model, decoder, hidden_states, plain_texts, target
 from heads.variants import (
     LAYERS,
     MAKERS,
@@ -180,7 +180,7 @@ def test_every_kind_comes_back_bit_by_bit(name: str, tmp_path: Path) -> None:
 )
 def test_which_layers_it_reads(name: str, layers: tuple[int, ...], tmp_path: Path) -> None:
     MAKERS[name](tmp_path)
-    assert read(tmp_path).layers == layers
+    assert read(tmp_path).hidden_layers == layers
 
 
 def library(folder: Path, kind: str, **more: Any) -> None:
@@ -199,7 +199,7 @@ def test_the_librarys_layers_are_states_also_if_the_first_one_is_1(tmp_path: Pat
     assert (head.hidden_layers, head.config.layers, head.config.depths) == ((1, 5, 8), 2, 3)
     assert head.config.norm_before_residual
     save_head(head, tmp_path / "again", "eagle3")
-    assert read(tmp_path / "again").layers == (1, 5, 8)
+    assert read(tmp_path / "again").hidden_layers == (1, 5, 8)
 
 
 def test_p_eagle_of_the_library(tmp_path: Path) -> None:
@@ -256,9 +256,8 @@ def test_what_is_drafted_in_a_run(name: str, branching: Any, tmp_path: Path) -> 
             reference = Reference(
                 tmp_path, model.get_input_embeddings().weight, model.lm_head.weight
             )
-            with torch.no_grad():
-                states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
-            wanted = torch.cat([states[at][0, :-1] for at in reference.reads(12)], -1)
+            states = hidden_states(model, text)
+            wanted = torch.cat([states[at][:-1] for at in reference.reads(12)], -1)
             tokens = found.tokens[row, :count].tolist()
             parents = found.tree.parents[row, :count].tolist()
             logits = reference.drafted(text, wanted, tokens, parents)
@@ -449,12 +448,6 @@ def test_a_guess_is_said_to_be_one(tmp_path: Path) -> None:
         llm = decoder(counting(), folder)
     taken, drafted = accepted(llm, decoder(counting(), None))
     assert taken == drafted
-
-
-def test_the_last_states_before_the_last_norm_are_not_kept(tmp_path: Path) -> None:
-    eagle3(tmp_path, nested(4, 8, 12))
-    with pytest.raises(ConfigError, match="reads layer 12, the last states of this target before"):
-        check_fits_target(load_head(tmp_path), TARGET, "the head")
 
 
 # -- training --------------------------------------------------------------------------------------

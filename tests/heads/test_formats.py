@@ -252,6 +252,7 @@ def give(name: str, value: Tensor) -> Change:
         ("dflash", say(architectures=["DominoDraftModel"]), "no entry 'emb_dim'"),
         ("dflash", say(architectures=["JetSpecDraftModel"]), "architecture is .*JetSpecDraftModel"),
         ("dflash", say(input_embedding_scale=-1.0), "input_embedding_scale is -1.0"),
+        ("dflash", say(output_multiplier=2.0), "output_multiplier is 2.0"),
         ("dflash", say(pure_draft_prefix_len=1), "pure_draft_prefix_len is 1"),
         ("dflash", say(target_hidden_size=16), "width is not its target's"),
         ("dflash", say(block_size=None), "no block_size"),
@@ -356,6 +357,10 @@ def test_weights_may_be_in_several_files(tmp_path: Path) -> None:
     index.write_text("{}")
     with pytest.raises(ModelLoadError, match=r"cannot read .*index\.json"):
         load_head(tmp_path)
+    for other in ("../one/model.safetensors", str(tmp_path / "one" / "model.safetensors")):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(weights, other)}))
+        with pytest.raises(ModelLoadError, match="names a file outside of its folder"):
+            load_head(tmp_path)
 
 
 def test_quantized_weights_are_called_so(tmp_path: Path) -> None:

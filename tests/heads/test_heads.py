@@ -75,7 +75,7 @@ def test_columns_do_not_see_each_other(kind: str) -> None:
 def test_entries_are_the_same_one_at_a_time_and_all_at_once(kind: str) -> None:
     made, parts = head(kind).double(), Parts()
     features = made.combine_hidden_states(
-        torch.randn(2, 5, 8 * len(made.layers), dtype=torch.float64)
+        torch.randn(2, 5, 8 * len(made.hidden_layers), dtype=torch.float64)
     )
     tokens, at = torch.randint(20, (2, 5)), torch.arange(5).expand(2, -1)
     causal = torch.ones(2, 5, 5, dtype=torch.bool).tril()
@@ -118,7 +118,7 @@ def test_blocks_see_their_own_text_and_no_other_block(kind: str) -> None:
     """Several blocks of a row at once, as in training, against each of them alone, as in a draft;
     entries that a block does not see make no difference."""
     made, parts = head(kind).double(), Parts()
-    states = torch.randn(2, 6, 8 * len(made.layers), dtype=torch.float64)
+    states = torch.randn(2, 6, 8 * len(made.hidden_layers), dtype=torch.float64)
     at = torch.arange(6).expand(2, -1)
     before = made.entries(states, at)
     roots, places = torch.randint(20, (2, 3)), torch.tensor([1, 4, 6]).expand(2, -1)

@@ -214,6 +214,7 @@ MAKERS: Mapping[str, Callable[[Path], Weights]] = {
     "wider": lambda folder: eagle3(folder, size=12),
     "narrower, 3.1": lambda folder: eagle3(folder, CHANGES["3.1"], size=4),
     "two states": lambda folder: eagle3(folder, nested(3, 10), states=2),
+    "the last layer": lambda folder: eagle3(folder, nested(4, 8, 12)),
     "five states": lambda folder: eagle3(folder, nested(1, 3, 5, 7, 10), states=5),
     "three layers": lambda folder: eagle3(folder, layers=3),
     "three layers, windows": lambda folder: eagle3(

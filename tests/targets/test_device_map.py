@@ -261,7 +261,7 @@ def test_a_tree_is_moved_on_each_device(two: tuple[str, str]) -> None:
             one.score(ScoreInputs([[1], [2]], tokens, tree, layers=frozenset({0, 1, -1})))
         )
         assert {score.logits.device for score in scores} == {one.device}
-        states = scores[1].states
+        states = scores[1].hidden_states
         found.append([*(s.logits.cpu() for s in scores), *(states[at].cpu() for at in (0, 1, -1))])
     for left, right in zip(*found, strict=True):
         torch.testing.assert_close(left, right, rtol=0, atol=1e-9)
@@ -390,6 +390,7 @@ def test_the_flag(tmp_path: Path) -> None:
     assert flag.value("device_map", "auto") == "auto"
     assert flag.value("device_map", '{"model": 0, "lm_head": "disk"}')["model"] == 0
     assert flag.value("device_map", str(file)) == {"model": "cpu"}
+    assert flag.value("device_map", '{"model": "cpu"}\n') == {"model": "cpu"}
     for wrong in ("balanced", "[]", "{}"):
         with pytest.raises(ConfigError, match="--device-map"):
             flag.value("device_map", wrong)

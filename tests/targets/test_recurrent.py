@@ -185,7 +185,7 @@ def test_heads_learn_from_the_states_that_they_draft_from(family: str) -> None:
     runner.admit(1)
     text = on_device([[3, 5, 7]])
     states = runner.forward(text, keep=3, output_hidden_states=True).hidden_states
-    learned = Teacher(load(target(family)), layers, top=0).read(text).states
+    learned = Teacher(load(target(family)), layers, top=0).read(text).hidden_states
     expected = torch.cat([states[layer] for layer in layers], -1)
     torch.testing.assert_close(learned, expected, rtol=0, atol=5e-3)  # scans in float32
 

@@ -360,7 +360,7 @@ def test_a_head_learns_from_what_the_target_has_written_only(method: str, tmp_pa
     foreign[:, :8] = foreign[:, 18:] = 3
     states = batches[0].hidden_states.clone()
     states[:, 18:] *= -1  # after all that is learned
-    batches[1] = replace(batches[1], top_tokens=foreign, states=states)
+    batches[1] = replace(batches[1], top_tokens=foreign, hidden_states=states)
     losses = []
     for batch in batches:
         torch.manual_seed(0)

@@ -195,6 +195,10 @@ def test_a_module_for_each_depth_is_trained_and_drafts(tmp_path: Path) -> None:
     texts = [each.generate([[1, 2, 3], [4, 5]], greedily) for each in (llm, plain)]
     assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
     assert sum(each.metrics.num_draft_tokens for each in texts[0]) > 0
+    for online in (None, {"every": 8}):  # no prefix: later modules go on from outputs that are gone
+        one = LLM(model, speculative_config={**config, "online": online}, **limits)
+        (request,) = one.requests([1, 2, 3], greedily)
+        assert one.engine.drafter.cached_prefix(request) == 0
     with pytest.raises(ConfigError, match="chained modules know all tokens"):
         run(tmp_path / "few", settings("mtp", 2, head={**sizes, "draft_vocab_size": 12}))
 
@@ -203,7 +207,7 @@ def test_a_domino_head_is_trained_and_drafts(tmp_path: Path) -> None:
     sizes = {
         "depths": 3, "markov_head_type": "gru", "markov_rank": 8, "gru_hidden_dim": 12,
         "pure_draft_prefix_len": 1, "enable_confidence_head": False, "own_mask": False,
-        "mask_token": 1, "layers": 1,
+        "mask_token": 1, "layers": 1, "reads": [2],
     }  # fmt: skip
     first = learned(tmp_path / "first", "dspark", 12, head=sizes)
     gates = first.network.get_parameter("markov_head.prefix_gru.weight_hh_l0")

@@ -73,8 +73,11 @@ def test_drafters_that_read_other_layers_share_a_folder(
     Teacher(loaded(), (1,), state_cache=cache_in(tmp_path)).read(text()[:2])
     Teacher(loaded(), (-1, 0), top=0, state_cache=cache_in(tmp_path)).read(text()[:2])
     assert made == [2, 2]
-    both = Teacher(loaded(), (0, 1, layers), top=1, state_cache=cache_in(tmp_path)).read(text()[:2])
+    both = Teacher(loaded(), (0, 1, -1), top=1, state_cache=cache_in(tmp_path)).read(text()[:2])
     assert made == [2, 2]
+    for _ in range(2):  # the output of the last layer before the norm is another state
+        Teacher(loaded(), (layers, -1), state_cache=cache_in(tmp_path)).read(text()[:2])
+        assert made == [2, 2, 2]
     assert both.top_tokens.shape == (*text()[:2].shape, 1)
 
 

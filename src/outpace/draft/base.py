@@ -240,26 +240,27 @@ class Drafter(ABC):
         return None
 
     def model_signature(self) -> ModelSignature | None:
-        """Returns what tells the model apart whose last hidden states it shows to
+        """Returns the signature of the model whose last hidden states it shows to
         `DraftingTerms.continue_on_hidden`; None if it shows none. Takes a pass."""
         return None
 
     def networks(self) -> Iterator[nn.Module]:
-        """Yields the models and heads that it drafts with, or that those do that it stands for."""
+        """Yields the models and heads that it drafts with. A composite drafter yields its
+        children's."""
         if self.loaded is not None:
             yield self.loaded.model
 
     def drafters_to_verify(self) -> Iterator[Drafter]:
-        """Yields the drafters that are verified on load: itself, or those that it stands for."""
+        """Yields the drafters that are verified on load: itself, or its children."""
         if self.capabilities.verify_on_load:
             yield self
 
     def learners(self) -> Iterator[Drafter]:
-        """Yields the drafters that learn online: itself, or those that it stands for."""
+        """Yields the drafters that learn online: itself, or its children."""
         yield from ()
 
     def set_learning(self, learns: bool) -> None:
-        """Says whether it, and those that it stands for, learn from the rounds to come."""
+        """Sets whether it and its children learn from the rounds to come."""
         self.learns = learns
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
@@ -276,8 +277,7 @@ class Drafter(ABC):
         that keeps none. What one of its `learners` has learned stays learned."""
 
     def files(self) -> Iterator[StateFile]:
-        """Yields where it keeps what it learns between runs, or where those do that it stands for,
-        as far as they do."""
+        """Yields the files in which it and its children keep what they learn between runs."""
         if self.file is not None:
             yield self.file
 

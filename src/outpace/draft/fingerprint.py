@@ -1,4 +1,4 @@
-"""What tells a model from others."""
+"""Fingerprints of models: what distinguishes one from others."""
 
 from __future__ import annotations
 

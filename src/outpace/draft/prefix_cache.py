@@ -1,4 +1,4 @@
-"""What a drafter has cached of earlier texts, for those that begin alike."""
+"""The prefix cache of a drafter: its caches of earlier texts, for those that begin alike."""
 
 from __future__ import annotations
 

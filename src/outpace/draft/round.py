@@ -105,8 +105,8 @@ class Rows:
         return self.since(row, self.lengths[row] - 1)[0]
 
     def history_before(self) -> History:
-        """The texts as they were when the round began. `history` grows as tokens are committed, so
-        that in `Drafter.observe` it is longer."""
+        """Returns the texts as they were when the round began. `history` grows as tokens are
+        committed, so that in `Drafter.observe` it is longer."""
         pairs = zip(self.history.prompts, self.history.outputs, self.lengths, strict=True)
         outputs = [output[: length - len(prompt)] for prompt, output, length in pairs]
         return History(self.history.prompts, outputs)
@@ -117,7 +117,7 @@ class Rows:
         return bool(self.requests) and self.requests[row].reproducible
 
     def without_reproducible(self, budgets: Sequence[int]) -> list[int]:
-        """Returns the budgets, but 0 for rows that are `reproducible`."""
+        """Returns the budgets, but 0 for rows that have to be reproducible."""
         return [0 if self.is_reproducible(row) else budget for row, budget in enumerate(budgets)]
 
 

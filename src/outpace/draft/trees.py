@@ -104,7 +104,7 @@ class Siblings:
     def __init__(
         self, rows: Rows, nodes: int, with_replacement: bool, random_stream: int = 0
     ) -> None:
-        """nodes: of the whole draft. random_stream: the drafter's random streams."""
+        """nodes: of the whole draft. random_stream: the drafter's own."""
         self._rows = rows
         self._with_replacement = with_replacement
         self.sampled = not (rows.coupled or rows.pipeline.all_greedy)

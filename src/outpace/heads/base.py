@@ -30,6 +30,10 @@ class SharedModules(Protocol):
     def embed(self, tokens: Tensor) -> Tensor:
         """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
 
+    @property
+    def embedding_scale(self) -> float:
+        """By what `embed` multiplies the rows of the target's table, as Gemma's does."""
+
     def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``."""
 
@@ -93,9 +97,6 @@ class Head(nn.Module, ABC):
     Config: ClassVar[type[HeadConfig]]
     learns_online: ClassVar[bool] = True
     """Whether it learns at single places of a text, as the target corrects them."""
-    before_last_norm: ClassVar[bool] = False
-    """Whether published heads that read the state after the target's last layer were trained
-    without the norm that comes after it."""
 
     def __init__(self, target: TargetShape, config: HeadConfig) -> None:
         super().__init__()

@@ -243,8 +243,8 @@ def find_head_kind(folder: object) -> str | None:
 
 
 def check_fits_target(head: Head, target: TargetShape, what: str) -> None:
-    """Raises ``ConfigError`` where a head was made for a target of another shape; tells it of the
-    target where its file did not."""
+    """Raises ``ConfigError`` where a head was made for a target of another shape. Sets
+    ``head.target`` where the head's file did not name it."""
     for name in ("hidden_size", "vocab_size", "layers"):
         made_for, here = getattr(head.target, name), getattr(target, name)
         if made_for not in (0, here):
@@ -253,11 +253,6 @@ def check_fits_target(head: Head, target: TargetShape, what: str) -> None:
                 f"{name} is {made_for}, and this target's is {here}; train one for this target."
             )
     unsaid = head.target.layers == 0 and bool(head.target.hidden_size)
-    if unsaid and head.before_last_norm and target.layers in head.hidden_layers:
-        raise ConfigError(
-            f"{what} reads layer {target.layers}, the last states of this target before its last "
-            "norm, which are not kept: use another head."
-        )
     if unsaid:  # else it serves targets of any shape
         head.target = replace(target, name=head.target.name)
     outside = [layer for layer in head.hidden_layers if not -1 <= layer <= target.layers]

@@ -1,4 +1,4 @@
-"""What heads that are small decoders are built from: attention, feed-forward parts, whole layers.
+"""What heads that are small decoders are built from: attention, norms, positions.
 
 The parts are named as in transformers' Llama and Qwen3, and so in the published checkpoints.
 """
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.base import HeadConfig
+from outpace.targets.hf.attention import apply_window
 
 DEFAULT_ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -258,15 +259,6 @@ def _frequencies(rope: Mapping[str, Any], head_dim: int) -> Tensor:
         raise ValueError(f"rope turns {turned} of {head_dim} elements of a head")
     steps = torch.arange(0, turned, 2).float() / turned
     return 1.0 / float(rope["rope_theta"]) ** steps
-
-
-def apply_window(visible: Tensor, window: int) -> Tensor:
-    """Returns those of the visible entries ``[B, W, L]`` that are in a window. What an entry sees
-    is its text, what was drafted on its way, and itself, one at each position and in that order:
-    the last ones are the nearest."""
-    if not window or visible.shape[-1] <= window:
-        return visible
-    return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)
 
 
 def _apply_rotary(x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:

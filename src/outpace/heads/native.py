@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.heads.decoder import DecoderLayer, FeedForward, MidLayer, NormedLayer
-from outpace.heads.layers import Attention, AttentionContext, KeyValues, Rotary, apply_window
+from outpace.heads.layers import Attention, AttentionContext, KeyValues, Rotary
 from outpace.targets.cpu.native import Native, native
 from outpace.targets.cpu.native_layers.description import LayerDescription
 from outpace.targets.cpu.native_layers.fitting import fits
@@ -25,6 +25,7 @@ from outpace.targets.cpu.native_layers.passes import Angles, PassDescriptions, P
 from outpace.targets.cpu.native_layers.probing import SILU, Norm, is_plain, norm_of
 from outpace.targets.cpu.native_layers.product import Linear
 from outpace.targets.cpu.native_layers.stack import LayerStack, ModelHead
+from outpace.targets.hf.attention import apply_window
 from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.logits import LogitScaling
 from outpace.targets.hf.slot_ranges import PassSlots

@@ -229,6 +229,11 @@ class Target(ABC):
         """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
         raise NotImplementedError(f"{type(self).__name__} has no embeddings to show.")
 
+    @property
+    def embedding_scale(self) -> float:
+        """By what `embed` multiplies the rows of the model's table."""
+        return 1.0
+
     def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of states ``[..., H]`` as the last layer leaves them."""
         raise NotImplementedError(f"{type(self).__name__} has no head to show.")

@@ -4,6 +4,7 @@ model is recognised by that was trained over its states."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +15,10 @@ from outpace.core.proposal import AuxTokens
 from outpace.errors import UnsupportedModel
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers import ModelSignature
-from outpace.targets.hf.kinds import is_encoder_decoder
+from outpace.targets.hf.kinds import is_encoder_decoder, scale_of_embeddings
 from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows
+from outpace.targets.hf.nextn import last_layer_output
 from outpace.targets.hf.partial.aux_tokens import AuxForward, frozen
 from outpace.targets.hf.plain import forward_mask
 from outpace.targets.hf.recurrent.families import from_the_embedding
@@ -59,8 +61,8 @@ class TeacherBatch:
         return 1.0 if mask is None else mask[:, where].float().mean().clamp_min(1e-9)
 
     def count(self, where: slice = slice(None)) -> float:
-        """Returns at how many of some places there is something to learn, at least 1: as many as
-        in as many texts as these, on average over all of them."""
+        """Returns at how many of some places there is something to learn, at least 1. With other
+        processes it is the mean over all of them."""
         mask = self._mask()
         if mask is None:
             return float(self.tokens[:, where].numel())
@@ -106,8 +108,11 @@ class Teacher:
                 "source: use a decoder-only model."
             )
         self._model = model
-        count = int(loaded.config.num_hidden_layers)
-        self._layers = tuple(layer if layer >= 0 else count + 1 + layer for layer in layers)
+        # By number as transformers gives them. They lack the output of the last layer as it is,
+        # which comes after them here.
+        self._count = count = int(loaded.config.num_hidden_layers)
+        places = {count: count + 1, **{-1 - back: count - back for back in range(count + 1)}}
+        self._layers = tuple(places.get(layer, layer) for layer in layers)
         self._cache = state_cache
         self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary
@@ -155,14 +160,22 @@ class Teacher:
     def _read(self, tokens: Tensor) -> _Pass:
         # Only the last place's logits: those of all places are made piece by piece below.
         model, mask = self._model, forward_mask(self._model, tokens.shape[1])
-        output = model(
-            input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1, **mask
-        )
+        with ExitStack() as stack:
+            asked = self._count + 1 in self._layers
+            after_last = stack.enter_context(last_layer_output(model)) if asked else []
+            output = model(
+                input_ids=tokens,
+                use_cache=False,
+                output_hidden_states=True,
+                logits_to_keep=1,
+                **mask,
+            )
         kind = model.config.get_text_config().model_type
         known = from_the_embedding(
             output.hidden_states, kind, lambda: model.get_input_embeddings()(tokens)
         )
         last = known[-1]
+        known = (*known, *after_last)
         states = {layer: known[layer] for layer in self._layers}
         if not self._limit:
             none = last.new_zeros(*tokens.shape, 0)
@@ -191,6 +204,11 @@ class Teacher:
         """Returns the embeddings ``[..., H]`` of tokens ``[...]``."""
         found: Tensor = self._model.get_input_embeddings()(tokens)
         return found
+
+    @property
+    def embedding_scale(self) -> float:
+        """By what `embed` multiplies the rows of the model's table."""
+        return scale_of_embeddings(self._model.get_input_embeddings())
 
     def compute_logits(self, states: Tensor) -> Tensor:
         """Returns the logits ``[..., V]`` of last hidden states ``[..., H]``. Gradients go through

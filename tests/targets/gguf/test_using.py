@@ -105,6 +105,29 @@ def test_a_message_of_gpt_oss_is_no_turn(calls: bool, tmp_path: Path) -> None:
     assert load(path).eos_ids == (TOKENS.index("<|endoftext|>"), TOKENS.index(other))
 
 
+def test_a_message_of_solar_open_is_no_turn(tmp_path: Path) -> None:
+    names = {"<|im_end|>": "<|end|>", "<|endoftext|>": "<|flush|>", "<|im_start|>": "<|calls|>"}
+    said = {
+        "tokenizer.ggml.tokens": [names.get(token, token) for token in TOKENS],
+        "tokenizer.ggml.eos_token_id": TOKENS.index("<|endoftext|>"),
+    }
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    ends = {TOKENS.index("<|endoftext|>"), TOKENS.index("<|im_start|>")}
+    assert set(load(path).eos_ids) == ends
+
+
+def test_turns_and_calls_of_gemma4_end_a_text(tmp_path: Path) -> None:
+    """Files name its end of a text only."""
+    names = {"<|im_end|>": "<turn|>", "<|im_start|>": "<|tool_response>"}
+    said = {
+        "tokenizer.ggml.tokens": [names.get(token, token) for token in TOKENS],
+        "tokenizer.ggml.eos_token_id": TOKENS.index("<|endoftext|>"),
+    }
+    path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
+    ends = {TOKENS.index(token) for token in ("<|endoftext|>", "<|im_end|>", "<|im_start|>")}
+    assert set(load(path).eos_ids) == ends
+
+
 def test_an_answer_ends_as_the_files_template_ends_a_turn(tmp_path: Path) -> None:
     """A turn of this file ends with a token that neither it nor llama.cpp calls an end."""
     said = {
@@ -124,13 +147,17 @@ def test_an_answer_ends_as_the_files_template_ends_a_turn(tmp_path: Path) -> Non
 
 
 def test_sampling_that_a_file_recommends(tmp_path: Path) -> None:
-    said = {"general.sampling.temp": 0.5, "general.sampling.top_k": 3}
+    said = {
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 3,
+        "general.sampling.penalty_repeat": 1.25,
+    }
     path = write(tmp_path / "model.gguf", "qwen2", tiny("qwen2"), changes=said)
     params = LLM(path).resolve()
-    assert (params.temperature, params.top_k) == (0.5, 3)
+    assert (params.temperature, params.top_k, params.repetition_penalty) == (0.5, 3, 1.25)
 
 
-@pytest.mark.parametrize("name", ["temp", "top_k", "top_p", "min_p"])
+@pytest.mark.parametrize("name", ["temp", "top_k", "top_p", "min_p", "penalty_repeat"])
 @pytest.mark.parametrize("value", [[1, 2], [1], "many", True, float("nan")])
 def test_recommended_sampling_that_is_no_number(name: str, value: Any, tmp_path: Path) -> None:
     said = {f"general.sampling.{name}": value}
@@ -257,6 +284,14 @@ def test_what_a_file_says_is_shown_in_one_short_line(
     assert 50 < len(said) < 700
 
 
+def test_gemma4_reads_a_token_of_beginning_whatever_its_file_says(tmp_path: Path) -> None:
+    first = TOKENS.index("<|endoftext|>")
+    values = {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.bos_token_id": first}
+    path = write(tmp_path / "model.gguf", "gemma4", tiny("gemma4"), changes=values)
+    tokenizer = read_tokenizer(str(path), trust_remote_code=False)
+    assert tokenizer("hello").input_ids[0] == first
+
+
 @pytest.mark.parametrize(
     ("split", "said", "first", "begun"),
     [
@@ -360,11 +395,11 @@ def test_a_model_in_parts(path: Path, tmp_path: Path) -> None:
     for named in (parts[0], parts[2], tmp_path):
         with pytest.raises(ModelLoadError, match=r"in 3 files, and big-00002-of-00003.gguf"):
             check_path(named)
-    with pytest.raises(ModelLoadError, match=r"big-00002-of-00003.gguf is not beside it"):
+    with pytest.raises(ModelLoadError, match=r"big-00002-of-00003.gguf is not next to it"):
         parts_of(parts[0])
     parts[2].unlink()
     with pytest.raises(
-        ModelLoadError, match=r"00002-of-00003.gguf, .*00003.gguf are not beside it"
+        ModelLoadError, match=r"00002-of-00003.gguf, .*00003.gguf are not next to it"
     ):
         parts_of(parts[0])
 
@@ -376,7 +411,7 @@ def test_a_folder_that_lacks_the_first_part_names_it(path: Path, tmp_path: Path)
     first.unlink()
     whole.unlink()
     for named in (*others, tmp_path):
-        with pytest.raises(ModelLoadError, match=r"big-00001-of-00003.gguf is not beside it"):
+        with pytest.raises(ModelLoadError, match=r"big-00001-of-00003.gguf is not next to it"):
             check_path(named)
 
 

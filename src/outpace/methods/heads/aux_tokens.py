@@ -1,4 +1,4 @@
-"""What heads that are no network of their own, but columns in the target's pass, have in common.
+"""Base of heads that are no network of their own, but columns in the target's pass.
 
 After the root and after each drafted node a few columns ride, which nothing else sees. What the
 target says at those after the node where a round ends are the guesses of the next round. So a

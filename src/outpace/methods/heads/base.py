@@ -1,4 +1,4 @@
-"""What drafters with trained heads have in common."""
+"""Base classes of drafters with trained heads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class DraftSteps(Protocol):
 
 
 class TrainedDrafter(Drafter):
-    """Has a trained head, which costs little compared with a pass of the target.
+    """A drafter with a trained head, which costs little compared with a pass of the target.
 
     Where the target takes the beginning of a text over from an earlier one, so does a head with
     what it keeps of texts (`_cache`): a part that only one of the two has is read again. For a text

@@ -1,4 +1,4 @@
-"""What heads that guess a whole block of tokens in one pass have in common.
+"""Base of block heads, which guess a whole block of tokens in one pass.
 
 Such a head is a small decoder over the text and a block of masks after it. Entry i of a text is
 made of the target's states at token i and stays as it is. The block, the root and masks, attends to

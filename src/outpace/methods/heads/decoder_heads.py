@@ -1,4 +1,4 @@
-"""What heads that attend over the whole text have in common: EAGLE and its relatives.
+"""Base of decoder heads, which attend over the whole text: EAGLE and its relatives.
 
 Such a head is a small decoder over entries. Entry i of a text joins the features of token i, which
 are what the head makes of the target's states there, with token i + 1, and says something about

@@ -192,13 +192,15 @@ class DFlash(SharedLMHeadMixin, BlockHead):
 
     def _embedded(self, roots: Tensor, shared: SharedModules) -> Tensor:
         """``[B, A, W, H]``: the roots ``[B, A]``, each with its masks after it."""
-        first = self.embedded(roots, shared)[:, :, None]
+        of_table = of_mask = self.config.input_embedding_scale
+        if of_table != 1.0 and self.embed_tokens is None:  # it is of the target's rows as they are
+            of_table /= shared.embedding_scale
+        first = self.embedded(roots, shared)[:, :, None] * of_table
         if self.mask is None:
-            mask = self.embedded(roots.new_full((1,), self._mask_token), shared)[0]
+            mask = self.embedded(roots.new_full((1,), self._mask_token), shared)[0] * of_table
         else:
-            mask = self.mask
-        x = torch.cat([first, mask.expand(*roots.shape, self.block_size - 1, -1)], 2)
-        return x * self.config.input_embedding_scale
+            mask = self.mask * of_mask
+        return torch.cat([first, mask.expand(*roots.shape, self.block_size - 1, -1)], 2)
 
 
 def _in_window(visible: Tensor, wide: int, window: int) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from outpace.core.logits.truncation import NEG_INF
-from outpace.core.request import PerRequest, Request
+from outpace.core.request import Request
 from outpace.draft.base import Rows
 from outpace.heads.base import MAX_SIZE, Head, HeadConfig, SharedModules, TargetShape
 from outpace.heads.checkpoint import Format, HeadCheckpoint, architectures
@@ -38,7 +38,7 @@ from outpace.methods.heads.dflash_format import (
 from outpace.methods.heads.dspark import BlockStep, ConditionalBlock, ConditionalDraftSteps
 from outpace.methods.heads.lilicorr import NUMBERS, SIZES, Lattice, LiLiCorr, check_sizes
 from outpace.methods.heads.published import rename_prefixes
-from outpace.methods.heads.steps import LatestState
+from outpace.methods.heads.steps import LatestStates
 from outpace.targets.base import Target
 from outpace.targets.hf.loading.loaded import LoadedModel
 
@@ -191,15 +191,13 @@ class DFlash2Drafter(DFlashDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._seen = PerRequest(lambda request: LatestState(request.length - 1))
+        self._seen = LatestStates()
         self._bias = None if self.head.lilicorr is None else self.head.lilicorr.attention_bias()
 
     def begin(self, requests: Sequence[Request]) -> None:
         super().begin(requests)
         for request in requests:
-            new = LatestState(request.length - 1 - request.cached_prefix)
-            parent = request.forked_from
-            self._seen[request] = new if parent is None else self._seen[parent].again()
+            self._seen.begin(request)
 
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
@@ -208,10 +206,7 @@ class DFlash2Drafter(DFlashDrafter):
         if self.head.lilicorr is None:
             return
         for place, request in enumerate(requests):  # what it reads of the token before the root
-            seen, new = self._seen[request], states[place, : len(tokens[place])]
-            seen.unread -= len(new)
-            if len(new):
-                seen.take(new[-1].clone())
+            self._seen.read(request, states[place, : len(tokens[place])])
 
     def end(self, requests: Sequence[Request], interrupted: bool = False) -> None:
         super().end(requests, interrupted)
@@ -302,8 +297,6 @@ def dflash2_head(
 ) -> tuple[DFlash, dict[str, Tensor]]:
     """As `dflash_head`."""
     entries = flatten_config(about)
-    if entries.get("output_multiplier", 1.0) != 1.0:
-        raise ValueError(f"its output_multiplier is {entries['output_multiplier']!r}")
     sizes = {name: entries.get(LILICORR + name) for name in (*SIZES, *NUMBERS)}
     if any(size is not None for size in sizes.values()):
         kernel = entries.get("conv_kernel_size") or 0

@@ -39,6 +39,7 @@ SUPPORTED_VALUES: Mapping[str, Any] = {
     "attention_value_scale": 1.0,
     "is_neox_style": True,
     "logit_scale": 1.0,
+    "output_multiplier": 1.0,
     "projector_type": None,
     "pure_draft_prefix_len": 0,
 }
@@ -214,8 +215,9 @@ def dflash_config_dict(head: DFlash, form: type[Format]) -> dict[str, Any]:
     config, layer, target = head.config, head.first_layer, head.target
     if config.family != QWEN3:
         raise form.refuse("holds heads with layers of Qwen3's kind only")
-    # The last states are those after the last layer; a file counts layers from 0.
-    taken = [(target.layers if at == -1 else at) - 1 for at in head.hidden_layers]
+    if -1 in head.hidden_layers:
+        raise form.refuse("has no words for states that went through the target's last norm")
+    taken = [at - 1 for at in head.hidden_layers]  # a file counts layers from 0
     inside: dict[str, Any] = {"mask_token_id": config.mask_token, "target_layer_ids": taken}
     if config.input_embedding_scale != 1.0:
         inside["input_embedding_scale"] = config.input_embedding_scale

@@ -39,7 +39,7 @@ class DSparkConfig(DFlashConfig):
     """What a DSpark head is built from."""
 
     sample_from_anchor: bool = True
-    """As of DFlash."""
+    """Whether the root's place guesses, too; if not, a block has one place more."""
     markov_rank: int = 256
     """Width between the token before and its bias; 0: no bias."""
     markov_head_type: str = VANILLA

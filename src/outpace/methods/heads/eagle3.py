@@ -115,7 +115,6 @@ class Eagle3(DecoderHead):
     kind: ClassVar[str] = "eagle3"
     Config: ClassVar[type[HeadConfig]] = Eagle3Config
     config: Eagle3Config
-    before_last_norm: ClassVar[bool] = True
 
     def __init__(self, target: TargetShape, config: Eagle3Config) -> None:
         super().__init__(target, config)

@@ -51,6 +51,10 @@ class Context:
     def embed(self, tokens: Tensor) -> Tensor:
         return self.target.embed(tokens)
 
+    @property
+    def embedding_scale(self) -> float:
+        return self.target.embedding_scale
+
     def compute_logits(self, states: Tensor) -> Tensor:
         return self.target.compute_logits(states)
 

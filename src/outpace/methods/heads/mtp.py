@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.options import Reads
+from outpace.core.request import Request
 from outpace.draft.base import Drafter, Setup
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.heads.base import (
@@ -81,7 +82,7 @@ class Block(Protocol):
         """Returns no entries of ``rows`` rows."""
 
     def __call__(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
-        """As `heads.layers.DecoderLayer`."""
+        """As `heads.decoder.DecoderLayer`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,11 +300,13 @@ class MtpDrafter(DecoderHeadDrafter):
         before = torch.stack([none if text.output is None else text.output for text in texts])
         return step_all(self._modules, features, before, tokens, attn_context, self._target)
 
+    def cached_prefix(self, request: Request) -> int:
+        # It lacks the outputs that entries of later modules go on from.
+        return 0 if self.chained else super().cached_prefix(request)
+
     @classmethod
     def build(cls, setup: Setup) -> Drafter:
         made = super().build(setup)
-        if isinstance(made, MtpDrafter) and made.chained:
-            made._prefixes = None  # it lacks the outputs that entries of later modules go on from
         if setup.options.model is None:
             made.target_module = MODULE
         return made
@@ -372,7 +375,7 @@ class _OfTarget(nn.Module):
         return KeyValues(*self.layers.begin(rows))
 
     def forward(self, x: Tensor, attn_context: AttentionContext) -> tuple[Tensor, KeyValues]:
-        """As `heads.layers.DecoderLayer`, with the norm after it."""
+        """As `heads.decoder.DecoderLayer`, with the norm after it."""
         before = attn_context.before
         found, keys, values = self.layers(
             x, attn_context.positions, before.keys, before.values, attn_context.visible

@@ -1,4 +1,4 @@
-"""What heads that go on from the target's last hidden state have in common.
+"""Base of step heads, which go on from the target's last hidden state.
 
 Such a head starts from a single state, the one from which the target drew the root. It may have a
 decoder layer of its own between the two, the prefix layer, which attends over the whole text: what
@@ -148,6 +148,26 @@ class LatestState:
         return LatestState(0, self.after_prompt, self.after_prompt)
 
 
+class LatestStates(PerRequest[LatestState]):
+    """The `LatestState` of each request."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: LatestState(request.length - 1))
+
+    def begin(self, request: Request) -> None:
+        """Takes a request that joins the batch."""
+        new = LatestState(request.length - 1 - request.cached_prefix)
+        parent = request.forked_from
+        self[request] = new if parent is None else self[parent].again()
+
+    def read(self, request: Request, states: Tensor) -> None:
+        """Takes the states ``[T, H]`` of committed tokens, the last of which is the latest."""
+        seen = self[request]
+        seen.unread -= len(states)
+        if len(states):
+            seen.take(states[-1].clone())  # a view would keep the states of the whole pass
+
+
 class StateDrafter(TrainedDrafter):
     """Drafts from the state that the target drew the root from, or from what a head's prefix layer
     makes of it.
@@ -158,7 +178,7 @@ class StateDrafter(TrainedDrafter):
 
     def __init__(self, head: Head, target: Target, vocabulary: int) -> None:
         super().__init__(head, target, vocabulary)
-        self._seen = PerRequest(lambda request: LatestState(request.length - 1))
+        self._seen = LatestStates()
         layer = cast(StateHead, self._head).prefix
         self._cache: PrefixLayerCache | None = (
             None if layer is None else PrefixLayerCache(layer, target.max_rows)
@@ -169,26 +189,24 @@ class StateDrafter(TrainedDrafter):
 
     def begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
-            parent, known = request.forked_from, request.length - 1
-            new = LatestState(known - request.cached_prefix)
-            self._seen[request] = new if parent is None else self._seen[parent].again()
+            self._seen.begin(request)
             if self._cache is not None:
-                self.begin_row(request, known)
+                self.begin_row(request, request.length - 1)
 
     def read(
         self, requests: Sequence[Request], tokens: Sequence[Sequence[int]], states: Tensor
     ) -> None:
         due = []
         for place, request in enumerate(requests):
-            new, seen = states[place, : len(tokens[place])], self._seen[request]
+            new = states[place, : len(tokens[place])]
+            if self._cache is None:
+                self._seen.read(request, new)
+                continue
+            seen, row = self._seen[request], self._rows[request]
             seen.unread -= len(new)
-            if self._cache is not None:
-                row = self._rows[request]
-                self._cache.add(row, new)
-                if seen.unread == 0 or self._cache.waiting(row) > MAX_UNCOMPUTED:
-                    due.append(request)
-            elif len(new):
-                seen.take(new[-1].clone())  # a view would keep the states of the whole pass
+            self._cache.add(row, new)
+            if seen.unread == 0 or self._cache.waiting(row) > MAX_UNCOMPUTED:
+                due.append(request)
         self.compute_entries(due)
 
     def compute_entries(self, requests: Sequence[Request]) -> None:

@@ -3,7 +3,7 @@
 The last layer of a small model with a large vocabulary is a third of what it reads for each token.
 A draft need not be any token: what is never drafted has probability 0 in the draft's distribution,
 and the text keeps the target's distribution. So the rare tokens are left out (FR-Spec, Zhao et al.
-2025, arXiv 2502.14856). Which ones are rare is told by their numbers: a byte-pair vocabulary lists
+2025, arXiv 2502.14856). Their numbers say which ones are rare: a byte-pair vocabulary lists
 its tokens in the order in which they were merged, the most frequent ones first. But a text that has
 used a rare token uses it again, and some are not rare at all in what models write: marks of code,
 and of the end of an answer.
@@ -45,7 +45,7 @@ class FrequentTokens:
     """Which tokens the rows of a round may draft, and what their logits are then.
 
     Which they are depends on each row's own text alone, so that its draft does not depend on the
-    rows beside it.
+    rows with it.
     """
 
     def __init__(self, first: int, always: Sequence[int] = ()) -> None:

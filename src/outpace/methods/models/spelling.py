@@ -40,7 +40,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def _speller(written: Iterable[str]) -> Any:
-    """How tokens are spelt in a vocabulary, told by how it marks spaces."""
+    """How tokens are spelt in a vocabulary, known by how it marks spaces."""
     tokens = list(written)
     least = max(1, int(MARKED * len(tokens)))
     if sum(token.startswith(SPACE_OF_BYTES) for token in tokens) >= least:
@@ -52,7 +52,7 @@ def _speller(written: Iterable[str]) -> Any:
 
 def _of_bytes(token: str) -> bytes:
     spelt = byte_level(token)
-    return token.encode() if spelt is None else spelt  # added beside the vocabulary, as it is
+    return token.encode() if spelt is None else spelt  # added to the vocabulary, as it is
 
 
 def _of_pieces(token: str) -> bytes:

@@ -111,7 +111,7 @@ class LookaheadDrafter(Drafter):
     ride in the same pass.
 
     From what the target says after the window's last level n-grams come, one for each column. They
-    enter the row's pool beside those of its own text. With none at hand, the window's guess for
+    enter the row's pool with those of its own text. With none at hand, the window's guess for
     the next token is tried.
 
     Rows whose text must follow from their own history alone have no window, because what it says

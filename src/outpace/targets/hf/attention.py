@@ -135,3 +135,12 @@ def to_attention_mask(seen: Tensor, attn_implementation: str, dtype: torch.dtype
         return mask
     zero = torch.zeros((), dtype=dtype, device=seen.device)
     return torch.where(mask, zero, torch.finfo(dtype).min)
+
+
+def apply_window(visible: Tensor, window: int) -> Tensor:
+    """Returns those of the visible entries ``[B, W, L]`` that are in a window. What an entry sees
+    is its text, what was drafted on its way, and itself, one at each position and in that order:
+    the last ones are the nearest."""
+    if not window or visible.shape[-1] <= window:
+        return visible
+    return visible & (visible.flip(-1).cumsum(-1).flip(-1) <= window)

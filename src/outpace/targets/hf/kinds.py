@@ -156,3 +156,9 @@ def too_old_for(model_type: str) -> str | None:
     """Returns the transformers that a type of models needs, None if the installed one will do."""
     needed = WRONG_BEFORE.get(model_type)
     return needed if needed is not None and older_than(needed) else None
+
+
+def scale_of_embeddings(table: Any) -> float:
+    """Returns by what an embedding multiplies its rows when they are looked up, as Gemma's does."""
+    names = ("scalar_embed_scale", "embed_scale", "scale")  # the last one of tables in blocks
+    return float(next((getattr(table, name) for name in names if hasattr(table, name)), 1.0))

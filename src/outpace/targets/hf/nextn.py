@@ -7,14 +7,16 @@ attention, experts, norms, rotary angles and masks; here it gets the keys and va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.hf.attention import to_attention_mask, use_grouped
+from outpace.errors import UnsupportedModel
+from outpace.targets.hf.attention import apply_window, to_attention_mask, use_grouped
 from outpace.targets.hf.cache import cache_name
 from outpace.targets.hf.kinds import compute_in_float64
 
@@ -109,10 +111,7 @@ class NextNLayers(nn.Module):
         wide = to_attention_mask(visible, implementation, dtype)
         if "sliding_attention" not in self._types or self._window is None:
             return wide
-        # What an entry sees is its text, what was drafted on its way, and itself, one at each
-        # position and in that order: the last ones are the nearest.
-        near = visible & (visible.flip(-1).cumsum(-1).flip(-1) <= self._window)
-        slid = to_attention_mask(near, implementation, dtype)
+        slid = to_attention_mask(apply_window(visible, self._window), implementation, dtype)
         types = {"full_attention", *self._types}
         return {name: slid if name == "sliding_attention" else wide for name in types}
 
@@ -130,9 +129,33 @@ class NextNLayers(nn.Module):
 
 
 def last_norm(decoder: nn.Module) -> nn.Module:
-    """Returns the norm after the last layer of a text model."""
+    """Returns the norm after the last layer of a text model; ``UnsupportedModel`` where none of
+    `NORMS` is its name."""
     found = (getattr(decoder, name, None) for name in NORMS)
-    return next(norm for norm in found if isinstance(norm, nn.Module))
+    norm = next((norm for norm in found if isinstance(norm, nn.Module)), None)
+    if norm is None:
+        raise UnsupportedModel(
+            f"{type(decoder).__name__} does not show the norm after its last layer: use a head "
+            "that reads other layers."
+        )
+    return norm
+
+
+@contextmanager
+def last_layer_output(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yields a list that takes what the last layer puts out in the model's next pass, ``[A, T,
+    H]``, before the norm after it. transformers shows it through that norm only."""
+    whole: Any = model
+    found: list[Tensor] = []
+
+    def take(module: nn.Module, given: tuple[Any, ...]) -> None:
+        found.append(given[0])
+
+    handle = last_norm(whole.get_decoder()).register_forward_pre_hook(take)
+    try:
+        yield found
+    finally:
+        handle.remove()
 
 
 class _Piece(NamedTuple):

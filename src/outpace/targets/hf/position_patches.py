@@ -113,7 +113,7 @@ class BiasInMask(PositionPatch):
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
-        # A function beside the class makes the numbers, which are rounded in a way of its own.
+        # A function of the module makes the numbers, which are rounded in a way of its own.
         self._make: Any = vars(inspect.getmodule(type(module)))["build_alibi_tensor"]
 
     @contextmanager

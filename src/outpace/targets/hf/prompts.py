@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,7 +127,7 @@ class Prompts:
         if images is not None:
             return self._read_images(first, images, budget, layers)
         tokens = self._next_chunk(budget)
-        output = self._runner.prefill(first, tokens, **asking_for(layers))
+        output = self._runner.prefill(first, tokens, **hidden_states_kwargs(self._runner, layers))
         return PrefillChunk(
             range(first, first + len(tokens)), tokens, hidden_states_of(output, layers)
         )
@@ -140,16 +140,21 @@ class Prompts:
         # round all the same, which writes it to its slot once more as it is.
         prompt, lengths = self._rows[row].tokens, self._runner.lengths
         begin, last, size = lengths[row], len(prompt) - 1, min(budget, PREFILL_CHUNK)
-        output = feed_piece(self._runner, row, images, prompt, last, size, **asking_for(layers))
+        asked = hidden_states_kwargs(self._runner, layers)
+        output = feed_piece(self._runner, row, images, prompt, last, size, **asked)
         known = list(prompt[begin : lengths[row]])
         if lengths[row] >= min(last, len(images)):
             self._rows[row].images = None
         return PrefillChunk([row], [known], hidden_states_of(output, layers, len(known)))
 
 
-def asking_for(layers: Iterable[int]) -> dict[str, Any]:
-    """Returns the arguments that make a model give the hidden states of these layers."""
-    return {"output_hidden_states": True} if layers else {}
+def hidden_states_kwargs(runner: Runner, layers: Collection[int]) -> dict[str, Any]:
+    """Returns the arguments of `Runner.forward` that make it give the hidden states of these
+    layers."""
+    if not layers:
+        return {}
+    last = getattr(runner.config, "num_hidden_layers", 0) or -1
+    return {"output_hidden_states": True, **({"last_layer": True} if last in layers else {})}
 
 
 def hidden_states_of(

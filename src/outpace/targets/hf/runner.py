@@ -31,6 +31,7 @@ from outpace.targets.hf.masks import (
     tree_layout,
 )
 from outpace.targets.hf.model_snapshot import ModelSnapshot
+from outpace.targets.hf.nextn import last_layer_output
 from outpace.targets.hf.position_patches import PositionPatches
 from outpace.targets.hf.prefixes import SavedPrefix
 from outpace.targets.hf.recurrent.families import (
@@ -283,6 +284,7 @@ class Runner:
         first: int = 0,
         through: Callable[..., Any] | None = None,
         num_committed: int | None = None,
+        last_layer: bool = False,
         **options: Any,
     ) -> PassOutput:
         """Returns the model's output for the pending tokens and drafted nodes of consecutive rows.
@@ -294,13 +296,15 @@ class Runner:
         part of the model, or the model itself with modules that are changed for this pass.
         num_committed: how many first columns are committed in any case, so that no row will go on
         from within them; by default those without logits.
+        last_layer: whether the output of the last layer is among the hidden states as it is, too,
+        before those that went through the last norm. Such a pass is neither compiled nor recorded.
         options: further arguments of the model, such as ``output_hidden_states``; with
         ``inputs_embeds`` the tokens are not looked at.
         """
         tokens, tree = tokens.to(self._own_device), tree and tree.to(self._own_device)
         # Parts of the model may be exchanged for this pass.
         with self._lock, sdpa_backends_for(self._own_device):
-            if self.fixed is not None and through is None and not first:
+            if self.fixed is not None and through is None and not (first or last_layer):
                 output = self.fixed.run(tokens, keep, tree, options, self.lengths, self.offsets)
                 if output is not None:
                     self.passes += 1
@@ -330,10 +334,13 @@ class Runner:
             with ExitStack() as stack:
                 for hook in self.hooks:
                     stack.enter_context(hook.around(given))
+                last = stack.enter_context(last_layer_output(self.model)) if last_layer else []
                 output = (through or self.model)(**arguments)
             # Some models accept logits_to_keep, and give the logits of all columns nevertheless.
             logits = output.logits[:, -(keep + added) :]
             states = self._states(output, arguments)
+            if states and last:
+                states = (*states[:-1], last[-1], states[-1])
             if added:
                 logits = logits[:, :keep]
                 states = states and tuple(layer[:, :columns] for layer in states)

@@ -47,8 +47,7 @@ NO_DRAFTS = {
     "dia": "it writes nine channels of audio codes at once, and outpace writes one text",
     "fsmt": "its decoder takes a mask or a cache, and drafts need both",
     "t5gemma2": "its decoder sees source and text in one attention, where outpace keeps them apart",
-    "udop": "its encoder reads where words stand on a page beside the words, and outpace gives it "
-    "words only",
+    "udop": "its encoder reads where words stand on a page, too, and outpace gives it words only",
     "rag": "it looks documents up while it writes",
     "encoder-decoder": "it is made of two models that count positions each in its own way",
     "speech-encoder-decoder": "it is made of two models that count positions each in its own way",
@@ -213,7 +212,7 @@ def _check_encoder_decoder_config(config: Any) -> None:
     if "sliding_attention" in types:
         raise UnsupportedModel(
             f"{name} cannot be decoded speculatively, because its decoder has sliding windows, and "
-            "outpace knows no masks for windows beside a source: use another model."
+            "outpace knows no masks for windows together with a source: use another model."
         )
 
 

@@ -29,7 +29,7 @@ from outpace.targets.hf.cache import SlotCache
 from outpace.targets.hf.device_map import is_multi_device
 from outpace.targets.hf.fixed import FixedShapeConfig
 from outpace.targets.hf.invariance import INVARIANT_COLUMNS, BatchInvariance
-from outpace.targets.hf.kinds import is_encoder_decoder, placeholders
+from outpace.targets.hf.kinds import is_encoder_decoder, placeholders, scale_of_embeddings
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.logits import LogitScaling
 from outpace.targets.hf.partial.aux_tokens import AuxForward, aux_inputs, with_aux_tokens
@@ -43,7 +43,7 @@ from outpace.targets.hf.partial.parts import (
 )
 from outpace.targets.hf.plain import forward_mask, quantizes_inputs
 from outpace.targets.hf.prefixes import PrefixStore
-from outpace.targets.hf.prompts import Prompts, RowPrompt, asking_for, hidden_states_of
+from outpace.targets.hf.prompts import Prompts, RowPrompt, hidden_states_kwargs, hidden_states_of
 from outpace.targets.hf.runner import PREFILL_CHUNK, Runner
 from outpace.targets.hf.vision.images import Images
 from outpace.targets.hf.weights import experts_in, experts_read, weight_bytes
@@ -231,7 +231,7 @@ class HFTarget(Target):
 
     def _pass(self, inputs: ScoreInputs, tokens: Tensor, tree: Tree, **options: Any) -> Any:
         """The model's output, with the logits of the tree's nodes."""
-        options |= asking_for(inputs.layers)
+        options |= hidden_states_kwargs(self.runner, inputs.layers)
         return self.runner.forward(tokens, keep=1 + tree.size, tree=tree, **options)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -274,6 +274,10 @@ class HFTarget(Target):
     def embed(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.runner.model.get_input_embeddings()(tokens)
         return found
+
+    @property
+    def embedding_scale(self) -> float:
+        return scale_of_embeddings(self.runner.model.get_input_embeddings())
 
     @torch.inference_mode()
     def compute_logits(self, states: Tensor) -> Tensor:

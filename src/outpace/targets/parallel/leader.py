@@ -160,6 +160,10 @@ class Leader(Target):
     def embed(self, tokens: Tensor) -> Tensor:
         return self._own.embed(tokens)
 
+    @property
+    def embedding_scale(self) -> float:
+        return self._own.embedding_scale
+
     def compute_logits(self, states: Tensor) -> Tensor:
         return self._own.compute_logits(states)
 

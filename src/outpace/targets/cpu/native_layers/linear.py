@@ -228,7 +228,7 @@ def native_int8(library: Native, layer: Any) -> NativeLinear:
     """Returns a layer with a plain linear one's weight as 8-bit integers, a scale per output."""
     integers, scale = to_int8(matrix_of(layer))
     weight = nn.Parameter(integers, requires_grad=False)
-    # An `Int8Linear`, which is used where there is no compiler, has a zero point beside each scale.
+    # An `Int8Linear`, which is used where there is no compiler, has a zero point with each scale.
     # As many bytes are counted here (the scales themselves are a parameter, and counted as such):
     # costs of passes, and with them seeded texts, must not depend on a compiler.
     loaded = integers.nbytes + scale.nbytes

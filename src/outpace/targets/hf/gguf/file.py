@@ -144,14 +144,14 @@ def parts_of(path: Path) -> list[Path]:
         are = "is" if len(missing) == 1 else "are"
         raise ModelLoadError(
             f"{path} is part of a model in {len(names)} files, and {', '.join(missing[:3])}{more} "
-            f"{are} not beside it: download all of them into one folder."
+            f"{are} not next to it: download all of them into one folder."
         )
     return [path.parent / name for name in names]
 
 
 def files_in(folder: Path) -> list[Path]:
     """Returns the models in the GGUF files of a folder, each by the first of its parts that are
-    there. Projectors, which lie beside the models that they belong to, are left out."""
+    there. Projectors, which lie next to the models that they belong to, are left out."""
     found: dict[tuple[str, ...], Path] = {}
     for file in sorted(folder.glob("*.gguf")):
         if not file.name.startswith("mmproj"):

@@ -27,15 +27,17 @@ ENDS = frozenset(
     {
         "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
         "<end_of_turn>", "<|return|>", "<|call|>", "<EOT>", "_<EOT>", "<|endofturn|>",
-        "<end_of_utterance>",
+        "<end_of_utterance>", "<turn|>", "<|tool_response>", "<|flush|>", "<|calls|>",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     }
 )  # fmt: skip
 """Special tokens that end an answer, whether or not the file names them: files name one or two, and
 chat models end with others too. The list is of llama.cpp's kind."""
 
-HARMONY_ENDS, HARMONY_MESSAGE_END = {"<|return|>", "<|call|>"}, "<|end|>"
-"""What ends a turn of gpt-oss, and what ends each of its messages, of which a turn has several."""
+TURN_ENDS = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+"""What ends a turn of gpt-oss, and one of Solar Open."""
+MESSAGE_END = "<|end|>"
+"""What ends each message of such a turn, which may have several."""
 
 BY_TEXT = "known by its text"
 """Who names the tokens of `ENDS` that a file does not name."""
@@ -73,6 +75,7 @@ SAMPLING = {
     "top_k": "top_k",
     "top_p": "top_p",
     "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
 }
 """Options of sampling that a file may recommend, and what transformers calls them."""
 
@@ -195,8 +198,9 @@ def end_tokens(model: GGUFModel) -> dict[int, list[str]]:
     for number, (token, kind) in enumerate(zip(texts, types, strict=False)):
         if kind in (CONTROL, USER_DEFINED) and token in ENDS:
             found.setdefault(number, [BY_TEXT])
-    if {texts[number] for number in found if number < len(texts)} >= HARMONY_ENDS:
-        found = {n: found[n] for n in found if texts[n : n + 1] != [HARMONY_MESSAGE_END]}
+    here = {texts[number] for number in found if number < len(texts)}
+    if any(here >= ends for ends in TURN_ENDS):
+        found = {n: found[n] for n in found if texts[n : n + 1] != [MESSAGE_END]}
     return found
 
 
@@ -251,6 +255,8 @@ def _options(model: GGUFModel, tokens: list[str]) -> dict[str, Any]:
         found[name] = tokens[special[name]] if name in special else None
     if _is_begun(model):
         found.setdefault("add_bos_token", True)
+    if "gemma4" in (model.values.get("tokenizer.ggml.model"), model.architecture):
+        found["add_bos_token"] = True  # the first files say that there is none, as llama.cpp knows
     return found
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import safe_open
 
+from outpace.core.values import shown
 from outpace.errors import ModelLoadError, reason_of
 from outpace.targets.hf.loading.fetched import check_fetched
 from outpace.targets.hf.loading.source import INDEXES, WEIGHTS, WHOLE
@@ -32,11 +34,17 @@ def indexed_files(folder: Path, index: Path) -> list[Path]:
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         files = sorted(folder / name for name in names)
+        outside = sorted(name for name in names if _is_outside(name))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(
             f"cannot read {index} ({reason_of(error, named=True)}): download or save the model "
             "again."
         ) from error
+    if outside:
+        raise ModelLoadError(
+            f"{index} names a file outside of its folder ({shown(outside[0])}): download or save "
+            "the model again."
+        )
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelLoadError(
@@ -44,6 +52,13 @@ def indexed_files(folder: Path, index: Path) -> list[Path]:
             "one): download them into it."
         )
     return files
+
+
+def _is_outside(name: str) -> bool:
+    """Whether a name leads out of the folder that it stands in. Files themselves may be links, as
+    they are in the hub's cache."""
+    plain = os.path.normpath(name.replace("\\", "/"))
+    return os.path.isabs(plain) or plain.split("/")[0] == os.pardir
 
 
 def headers(files: list[Path]) -> tuple[list[str], tuple[str, ...]]:

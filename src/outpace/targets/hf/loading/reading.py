@@ -132,7 +132,7 @@ def without_weights(config: Any, name: str, trust: bool) -> nn.Module:
 
 def class_for(config: Any) -> Any:
     """The class that reads the weights; untyped, because the stubs of ``from_pretrained`` know of a
-    model alone, and not of the report that is asked for beside it."""
+    model alone, and not of the report that is asked for with it."""
     if not reads_sources(config):
         return AutoModelForImageTextToText if sees_images(config) else AutoModelForCausalLM
     # Where speech is heard the first one has no class for the configuration.

@@ -26,7 +26,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """Returns the decoder layers in order; ``UnsupportedModel`` where they cannot be found."""
     loaded: Any = model
     count = loaded.config.get_text_config().num_hidden_layers
-    # A vision tower may have as many layers as the language model beside it.
+    # A vision tower may have as many layers as its language model.
     decoder: Any = loaded.get_decoder() if hasattr(loaded, "get_decoder") else loaded
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:

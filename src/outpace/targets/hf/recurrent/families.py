@@ -1,7 +1,7 @@
 """Which models keep recurrent states, and where their modules look for them and put the new ones.
 
 Nearly all ask the cache. Some keep states in attributes, others are handed them in an argument and
-return them beside their output.
+return them with their output.
 """
 
 from __future__ import annotations

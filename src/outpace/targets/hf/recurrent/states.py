@@ -1,4 +1,4 @@
-"""States of recurrent and linear-attention layers beside the slots of the others.
+"""States of recurrent and linear-attention layers, next to the slots of the others.
 
 What such a layer remembers of a text has one size, however long the text is, and nothing can be
 taken out of it again. So the state after every column of a pass is kept until it is known how far
@@ -50,7 +50,7 @@ class _Asked:
 
 
 class StateLayer(SlotLayer):  # type: ignore[no-untyped-call]
-    """A layer that may have states beside its slots. Models of transformers before 5.20 look up
+    """A layer that may have states as well as slots. Models of transformers before 5.20 look up
     their states here; later ones ask the cache."""
 
     record_past = False  # what is kept is kept in the cache
