@@ -305,7 +305,7 @@ def _leave_room(target: HFTarget, tokens: int, columns: Callable[[int], int]) ->
         remedy = f"lower max_num_seqs to {fewer} or less" if fewer else "leave batch_invariant out"
         raise ConfigError(
             f"under batch_invariant a pass has room for {tokens} tokens here, and each text "
-            f"takes {least} with one drafted token and what is scored beside it: {remedy}."
+            f"takes {least} with one drafted token and what is scored with it: {remedy}."
         )
     while target.max_nodes > 1 and columns(target.max_nodes) * target.max_rows > tokens:
         target.max_nodes -= 1

@@ -67,6 +67,8 @@ def test_max_length_alone_is_the_only_bound_of_a_text() -> None:
     llm = LLM(model)
     (request,) = llm.requests(PROMPT)
     assert request.max_tokens == 700 - len(PROMPT)
+    (long,) = llm.requests(PROMPT, SamplingParams(min_tokens=300))
+    assert long.params.min_tokens == 300
     (short,) = llm.requests(PROMPT, SamplingParams(max_tokens=9))
     assert short.max_tokens == 9
     model.generation_config = GenerationConfig()

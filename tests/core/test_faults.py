@@ -200,6 +200,19 @@ def test_a_processor_may_fail_on_drafted_tokens(name: str, temperature: float) -
     assert isinstance(made.dead_ends[1][1], ProcessorFault)
 
 
+def test_a_device_is_not_asked_about_a_fault_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that fails leaves scores that look like those of any other node."""
+
+    def at_two(ids: Tensor, scores: Tensor) -> Tensor:
+        return BAD["NaN"][0](ids, scores) if ids[0, -1] == 2 else scores
+
+    made = pipeline(1.0, logits_processors=[at_two])
+    monkeypatch.setattr(made._ends, "_waits", False)
+    probs(made, logits(nodes=2), ROOT_AND_CHILD)
+    assert made.unread_dead_ends is None, "which says that they have to be looked at"
+    assert isinstance(made.dead_ends[1][1], ProcessorFault)
+
+
 def test_an_interruption_is_no_fault_of_the_processor() -> None:
     def interrupted(ids: Tensor, scores: Tensor) -> Tensor:
         raise KeyboardInterrupt

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from outpace import LLM
-from outpace.core.account import Mode
+from outpace.core.account import Account, Mode
 from outpace.core.stats import Metrics
+from outpace.engine.request import EngineRequest
 from outpace.llm import BUNDLED
 
 DRAFTER = str(BUNDLED / "drafter")
@@ -44,6 +46,30 @@ def test_the_account_fits_the_counters(name: str, options: dict[str, Any]) -> No
         check(output.metrics)
     *_, last = llm.stream(PROMPT, {"max_tokens": 12, **options})
     check(last.metrics)
+
+
+def test_a_text_that_ends_while_it_is_removed_keeps_its_account(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = LLM(speculative_config=CONFIGS["fixed"], max_num_seqs=1)
+    engine = llm.engine
+    (request,) = llm.requests(PROMPT, {"max_tokens": 20})
+    engine.add(request)
+    engine.step()
+    account = engine.controller.account
+
+    def meanwhile(of: EngineRequest) -> Account:
+        found = account(of)
+        monkeypatch.undo()
+        other = threading.Thread(target=lambda: [engine.step() for _ in range(20)])
+        other.start()
+        other.join()
+        return found
+
+    monkeypatch.setattr(engine.controller, "account", meanwhile)
+    engine.remove(request)
+    assert request.finish_reason == "length"
+    check(request.metrics)
 
 
 def test_the_mode_is_that_of_the_text() -> None:

@@ -211,6 +211,16 @@ def test_so_it_is_where_the_token_ends_the_text_anyway() -> None:
         assert (request.text, request.stop_reason) == (text, "<|turn|>")
 
 
+def test_it_is_cut_off_where_the_token_ends_the_text_and_is_shown() -> None:
+    llm = chatter()
+    for stop, text in (("<|turn|>", "a"), ("a<|turn|>", "")):
+        prompt = llm.chat_prompt(CHAT)
+        request = said(llm, prompt, A, TURN, B, stop=stop, skip_special_tokens=False)
+        assert (request.text, request.stop_reason) == (text, stop)
+    request = said(llm, "hi", A, B, stop="b", stop_token_ids=[B])
+    assert (request.text, request.stop_reason) == ("a", "b")
+
+
 def test_it_is_found_where_it_is_spelt_in_other_tokens() -> None:
     ids = tokenizer()("<|turn|>").input_ids
     request = said(chatter(), "hi", A, *ids, B, stop="<|turn|>")

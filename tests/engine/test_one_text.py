@@ -187,3 +187,11 @@ def test_a_stop_string_is_found_in_the_cleaned_text() -> None:
     request = made("WordPiece, cleaned up", len(ids), stop="it's.")
     request.extend(ids)
     assert (request.text, request.stop_reason) == ("", "it's.")
+
+
+def test_a_stop_string_is_found_in_what_is_held_back_at_the_end() -> None:
+    """A blank and an "n" may still become "n't"."""
+    ids = spelt("WordPiece, cleaned up", "a n")
+    request = made("WordPiece, cleaned up", len(ids), stop="n")
+    request.extend(ids)
+    assert (request.text, request.finish_reason, request.stop_reason) == ("a ", "stop", "n")

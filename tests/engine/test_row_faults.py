@@ -31,7 +31,16 @@ def gives_no_number(ids: Tensor, scores: Tensor) -> Tensor:
     return scores * math.nan
 
 
-@pytest.mark.parametrize("method", ["none", "draft_model", "draft_tree"])
+def treat_as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distributions are treated as on another device, where every look waits for it."""
+    make = DeadEnds.__init__
+    monkeypatch.setattr(
+        DeadEnds, "__init__", lambda ends, rows, vocabulary, _: make(ends, rows, vocabulary, False)
+    )
+
+
+@pytest.mark.parametrize("on_a_device", [False, True], ids=["cpu", "device"])
+@pytest.mark.parametrize("method", ["none", "draft_model", "draft_tree", "itself"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
     ("options", "length", "message"),
@@ -42,11 +51,21 @@ def gives_no_number(ids: Tensor, scores: Tensor) -> Tensor:
     ids=["raises", "NaN"],
 )
 def test_it_ends_alone(
-    method: str, temperature: float, options: dict[str, Any], length: int, message: str
+    method: str,
+    temperature: float,
+    options: dict[str, Any],
+    length: int,
+    message: str,
+    on_a_device: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config: dict[str, Any] = {"method": method}
+    """itself: the target drafts for itself, so that drafts go on beyond the fault."""
+    if on_a_device:
+        treat_as_on_a_device(monkeypatch)
+    config: dict[str, Any] = {"method": "draft_model" if method == "itself" else method}
     if method != "none":
-        config |= {"model": drafter("llama"), "num_speculative_tokens": 3}
+        model = target("llama") if method == "itself" else drafter("llama")
+        config |= {"model": model, "num_speculative_tokens": 3}
     if method == "draft_tree":
         config["branching"] = [2, 1]
     llm = LLM(target("llama"), speculative_config=config, max_num_seqs=3)
@@ -55,6 +74,9 @@ def test_it_ends_alone(
     bad = SamplingParams(temperature=temperature, seed=1, max_tokens=8, ignore_eos=True, **options)
     found = llm.generate(PROMPTS, [fine, bad, fine])
     assert [output.finish_reason for output in found] == ["length", "error", "length"]
+    account = found[1].metrics.account
+    assert account is not None
+    assert account.rounds == found[1].metrics.num_target_passes
     assert found[1].token_ids == expected[1].token_ids[:length]
     assert [found[row].token_ids for row in (0, 2)] == [expected[row].token_ids for row in (0, 2)]
     with pytest.raises(Exception, match=message):
@@ -164,12 +186,9 @@ def test_who_leaves_while_waiting_leaves_the_queue() -> None:
 def test_a_device_is_looked_at_twice_only_where_some_score_is_no_number(
     method: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Distributions are treated as on another device, where every look waits for it."""
     looks: list[int] = []
-    make, look = DeadEnds.__init__, DeadEnds._look
-    monkeypatch.setattr(
-        DeadEnds, "__init__", lambda ends, rows, vocabulary, _: make(ends, rows, vocabulary, False)
-    )
+    look = DeadEnds._look
+    treat_as_on_a_device(monkeypatch)
     monkeypatch.setattr(
         DeadEnds, "_look", lambda ends, *given: (looks.append(1), look(ends, *given))
     )

@@ -207,6 +207,25 @@ def test_room() -> None:
     assert not TokenLimit(1).exceeded([one]), "a single row always has room"
     assert TokenLimit(1).admits([], one)
     assert not TokenLimit(None).exceeded([one] * 100)
+    room.note_drafts([3, 2 * HEADROOM])
+    assert not room.admits([one], one), "long drafts need room as well"
+    assert room.exceeded([one] * 3)
+
+
+def test_a_row_that_is_being_added_has_computed_nothing() -> None:
+    """Another thread asks while the target has the row already."""
+    llm = decoder("ngram")
+    (request,) = llm.requests(PROMPTS[0], greedy(5))
+    llm.engine.add(request)
+    begin, found = llm.engine.drafter.begin, []
+
+    def asking(requests: Any) -> None:
+        found.append(llm.engine.num_computed_tokens(request))
+        begin(requests)
+
+    llm.engine.drafter.begin = asking  # type: ignore[method-assign]
+    llm.engine.step()
+    assert found == [0]
 
 
 def test_whoever_is_put_back_waits_once() -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with one row of a batch, and ends that row alone."""
+"""Faults of one row of a batch, which end that row alone."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ class Contradiction(RowFault):
 class NotFinite(RowFault):
     """One row has scores that are not numbers, or infinitely large, so that they are no
     distribution."""
+
+
+class ModelFault(NotFinite):
+    """The model's own scores are not numbers, or those of its drafter: no option is to blame."""
 
 
 class MaskFault(RowFault):

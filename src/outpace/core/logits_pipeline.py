@@ -110,7 +110,7 @@ class LogitsPipeline:
     def __call__(self, logits: Tensor, branches: Branches, history: History) -> Tensor:
         """Returns the distributions ``[B, M, V]`` of the nodes; each sums to 1.
 
-        logits: ``[B, M, V']``, V' >= V (rows beyond the vocabulary are padding and are cut).
+        logits: ``[B, M, V']``, V' >= V (entries beyond the vocabulary are padding and are cut).
         float64 logits give float64 distributions, all others float32.
         """
         self._ends.begin()

@@ -274,6 +274,10 @@ class SamplingParams(TextParams):
         names = {f.name for f in dataclasses.fields(self)}
         unset = {k: v for k, v in found.items() if k in names and getattr(self, k) is None}
         most = integer("max_tokens", unset.get("max_tokens", self.max_tokens), least=1)
+        if "max_tokens" in unset and defaults.get("max_new_tokens") is None:
+            # Of a max_length the prompt leaves some part, which is known later.
+            room = integer("max_length", defaults.get("max_length") or most, least=1)
+            unset["max_tokens"] = most = max(most, min(self.min_tokens or 0, room))
         if self.min_tokens is None:
             least = integer("min_tokens", unset["min_tokens"], least=0)
             unset["min_tokens"] = min(least, most)

@@ -1,4 +1,4 @@
-"""Which requests have rows of the target: they join, are read, are preempted, and leave."""
+"""The running batch: requests join it, are read, are preempted, and leave."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Batch:
         self.target, self.drafter = target, drafter
         self.waiting = waiting
         self.running: list[EngineRequest] = []
-        self._token_limit = token_limit
+        self.token_limit = token_limit
         self.vocabulary = vocabulary
         self._pipeline: LogitsPipeline | None = None
         self._seeds: Tensor | None = None
@@ -83,7 +83,7 @@ class Batch:
             source = self._row_to_fork(request)
             if source is not None and not self._can_fork(source):
                 return  # soon: its prompt is being read for both
-            if not self._token_limit.admits(self.running, request):
+            if not self.token_limit.admits(self.running, request):
                 return  # nobody overtakes it, so that it has its room soon
             if self._begins(request, source, controller):
                 self.waiting.join(request)
@@ -127,10 +127,12 @@ class Batch:
             self._begin(request, source, controller)
         except (PromptError, UnsupportedModel) as error:
             request.fail(error)
+            request.metrics.account = controller.account(request)
         except (ConfigError, ProcessLost):
             raise  # the whole engine cannot go on, as where its model has been changed
         except Exception as error:
             request.fail(error)
+            request.metrics.account = controller.account(request)
             self.start_over()
         return not request.finished
 
@@ -177,7 +179,7 @@ class Batch:
         """Takes the rows of the requests that come last, as long as there are too many tokens.
         These wait, are read again when there is room, and go on where they were."""
         staying = list(self.running)
-        while self._token_limit.exceeded(staying):
+        while self.token_limit.exceeded(staying):
             last = max(staying, key=self.waiting.place)
             staying.remove(last)
             self.waiting.preempt(last)

@@ -117,10 +117,9 @@ class Engine:
         """Ends requests where they are. Their rows are free again now or, where another thread is
         running a round, after that round."""
         for request in requests:
-            if not request.finished:
-                # First: once it has ended, the thread that runs a round may clear its state.
-                account = self.controller.account(request)
-                request.abort()
+            # First: once it has ended, the thread that runs a round may clear its state.
+            account = self.controller.account(request)
+            if request.abort() or request.metrics.account is None:
                 request.metrics.account = account
         self._leaving = True
         if self._turn.acquire(blocking=False):
@@ -190,7 +189,8 @@ class Engine:
     def num_computed_tokens(self, request: EngineRequest) -> int:
         """Returns how many of a request's tokens are cached: as long as its prompt is being read,
         how far that is; 0 for a request that waits or has ended."""
-        pairs = zip(self.running, self.target.lengths, strict=True)
+        # Another thread may be adding or taking out a row: there may be one more of either.
+        pairs = zip(self.running, self.target.lengths, strict=False)
         return next((length for one, length in pairs if one is request), 0)
 
     @property
@@ -266,6 +266,9 @@ class Engine:
         if self._leaving:
             self._leaving = False
             self.waiting.drop_finished()
+        for request in self.running:
+            if request.finished and request.metrics.account is None:  # its fault ended it
+                request.metrics.account = self.controller.account(request)
         self.batch.retain([request for request in self.running if not request.finished])
 
     # -- the round -----------------------------------------------------------------------------
@@ -275,6 +278,7 @@ class Engine:
         compiled = self.compile_seconds
         plan = self.controller.plan(scheduled, self.verifier.terms)
         most = cap_budgets(scheduled, plan.budgets, self.target.max_nodes)
+        self.batch.token_limit.note_drafts(most)
         rows = self.batch.rows(scheduled, plan)
 
         watch = Stopwatch(self.target.device)
@@ -339,6 +343,8 @@ class Engine:
         for observer in self.observers:
             observer(round)
         if fault is not None:
+            ended = scheduled[fault.row]
+            ended.metrics.account = self.controller.account(ended)
             self.batch.start_over()
 
     def _propose(self, rows: Rows, budgets: Sequence[int]) -> tuple[Rows, Sequence[int], Proposal]:

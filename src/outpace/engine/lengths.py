@@ -1,4 +1,4 @@
-"""How many tokens a text will probably have."""
+"""Predictions of how many tokens a text will have."""
 
 from __future__ import annotations
 

@@ -124,18 +124,20 @@ class EngineRequest(request.Request):
     def _ends(self, token: int) -> bool:
         count = self._looked_at + 1
         begin = len(self._text.text) if self._text else 0
-        if token in self.eos_ids and not self.params.ignore_eos:
-            # Not every tokenizer calls the end of a turn special, which would keep it out.
-            self._textless = self.params.skip_special_tokens
-            if self._text and not self._textless:
-                self._text.push(token)
-            return self._finish("stop", self.stop_names.get(token))
+        is_eos = token in self.eos_ids and not self.params.ignore_eos
+        # Not every tokenizer calls the end of a turn special, which would keep it out.
+        self._textless = is_eos and self.params.skip_special_tokens
         if self._text:
-            self._text.push(token)
+            if not self._textless:
+                self._text.push(token)
+            if is_eos or token in self.params.stop_token_ids or count >= self.max_tokens:
+                self._text.finish()  # what was held back may hold a stop string
+            if self._strings_end(begin, count):
+                return True
+        if is_eos:
+            return self._finish("stop", self.stop_names.get(token))
         if token in self.params.stop_token_ids:
             return self._finish("stop", self.stop_names.get(token, token))
-        if self._text and self._strings_end(begin, count):
-            return True
         if self.stop_when is not None and self.stop_when(
             [*self.prompt_ids, *self.output_ids[:count]]
         ):
@@ -157,10 +159,9 @@ class EngineRequest(request.Request):
         self.finish_reason, self.stop_reason = reason, cause
         return True
 
-    def abort(self) -> None:
-        """Ends the text where it is."""
-        if not self.finished:
-            self._finish("abort")
+    def abort(self) -> bool:
+        """Ends the text where it is; returns False where it had ended already."""
+        return not self.finished and self._finish("abort")
 
     def fail(self, error: Exception) -> None:
         """Ends the text where it is, for a reason of its own; nothing happens to one that has

@@ -1,5 +1,4 @@
-"""Which requests are in the batch: a queue of those that wait, and a limit on
-the tokens of those that are written."""
+"""The queue of requests that wait, and the limit on the tokens that all rows hold."""
 
 from __future__ import annotations
 
@@ -81,7 +80,8 @@ class WaitingQueue:
 
 
 HEADROOM = 32
-"""Tokens that are kept free for each row: what a round may add to it, its draft included."""
+"""Tokens that are kept free for each row, at least: what a round may add to it, its draft
+included."""
 
 
 class RequestQueue:
@@ -158,15 +158,24 @@ class TokenLimit:
     def __init__(self, limit: int | None) -> None:
         """limit: a single row always has room; None: there is no limit."""
         self._limit = limit
+        self._headroom = HEADROOM
+
+    def note_drafts(self, budgets: Iterable[int]) -> None:
+        """Takes how many tokens each row drafts: as much is kept free from now on."""
+        self._headroom = max([self._headroom, *(1 + budget for budget in budgets)])
 
     def admits(self, running: Sequence[EngineRequest], request: EngineRequest) -> bool:
         """Whether one more request may join, so that nobody has to leave in the next rounds."""
         together = [*running, request]
-        return not running or self._limit is None or self._need(together, HEADROOM) <= self._limit
+        return (
+            not running
+            or self._limit is None
+            or self._need(together, self._headroom) <= self._limit
+        )
 
     def exceeded(self, running: Sequence[EngineRequest]) -> bool:
         """Whether a request has to leave before the next round."""
         return len(running) > 1 and self._limit is not None and self._need(running) > self._limit
 
     def _need(self, requests: Sequence[EngineRequest], spare: int = 0) -> int:
-        return sum(request.length + HEADROOM + spare for request in requests)
+        return sum(request.length + self._headroom + spare for request in requests)

@@ -1,4 +1,4 @@
-"""What decides which waiting request joins the batch next."""
+"""Scheduling policies: which waiting request joins the batch next."""
 
 from __future__ import annotations
 

@@ -103,8 +103,8 @@ class Estimator:
         return self._texts[request]
 
     def begin(self, request: Request, computed: int) -> None:
-        """Takes a text that joins the batch, perhaps once more, of which it has read ``computed``
-        tokens."""
+        """Notes that a text joins the batch, perhaps again. computed: how many of its tokens the
+        drafter has cached."""
         text = self.text(request)
         text.read, text.drafted = computed, False
 

@@ -1,4 +1,4 @@
-"""What is known of one drafter in one request's text."""
+"""The state of one drafter in one request's text."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from outpace.core.faults import Contradiction, NotFinite, RowFault
+from outpace.core.faults import Contradiction, ModelFault, NotFinite, RowFault
 from outpace.core.logits.branches import Branches
 from outpace.core.logits.constraints import RowOptions
 from outpace.core.logits.truncation import NEG_INF
@@ -58,8 +58,9 @@ class DeadEnds:
 
     def unread(self) -> Tensor | None:
         """Returns whether some node of distributions that nobody has looked at has none: a bool on
-        the device; None where all have been looked at."""
-        if not self._unread:
+        the device; None where that need not be asked, because some are known or all have been
+        looked at."""
+        if self._found or not self._unread:
             return None
         return torch.stack([(~peaks.isfinite()).any() for peaks, _, _ in self._unread]).any()
 
@@ -116,13 +117,13 @@ class DeadEnds:
         top = float(logits[: self._vocabulary].amax())
         if not math.isfinite(top):
             if self._silent is not None:
-                return NotFinite(
+                return ModelFault(
                     row,
                     "the drafter's scores of the next token are not finite numbers (the highest is "
                     f"{top}): its weights, or those of the target that it drafts with, are "
                     "damaged, or a dtype overflows; try dtype='float32', or another drafter.",
                 )
-            return NotFinite(
+            return ModelFault(
                 row,
                 f"the model's scores of the next token are not finite numbers (the highest is "
                 f"{top}): its weights are damaged, or its dtype overflows; try dtype='float32'.",
