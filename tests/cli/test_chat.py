@@ -31,6 +31,7 @@ from outpace.cli.chat_session import ANSWER_TOKENS, Session
 from outpace.cli.chat_terminal import Pipe, Terminal, chat_at_terminal, history
 from outpace.cli.printing import write
 from outpace.errors import ConfigError
+from targets.vision_processors import save_qwen
 
 Run = Callable[..., Any]
 SHORT = ("--max-tokens", 8, "--ignore-eos")
@@ -67,6 +68,17 @@ def test_only_answers_are_on_stdout(chat: Run, target: Path, drafter: Path) -> N
     assert (
         len(re.findall(r"8 tokens in [\d.]+ s", result.stderr)) == 4
     )  # after each answer, and twice in /stats
+
+
+def test_a_template_that_only_the_processor_has_will_do(run: Run, tmp_path: Path) -> None:
+    """As of LLaVA: transformers gives that file to processors only."""
+    save_qwen(tmp_path)
+    template = (tmp_path / "chat_template.jinja").read_text()
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+    result = run("chat", "--model", tmp_path, *SHORT, stdin=b"hi\n")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout
 
 
 def test_a_mistake_in_a_pipe_ends_with_its_code(chat: Run) -> None:

@@ -91,6 +91,19 @@ def test_each_answer_follows_from_all_that_was_said_before(session: Session, llm
     assert len(paper_of(session).costs) == 2
 
 
+def test_an_option_that_is_refused_changes_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that does not go with what the model's generation_config says."""
+    monkeypatch.setattr(llm.input_processor, "defaults", {"max_new_tokens": 6})
+    asked = Session(llm, SamplingParams(ignore_eos=True), Paper())
+    with pytest.raises(ParamsError, match="min_tokens=30 is more than the 6 tokens"):
+        run_command(asked, "/set min_tokens 30")
+    assert asked.params.min_tokens is None
+    assert run_command(asked, "w1")
+    assert said(asked)
+
+
 def test_an_empty_line_asks_nothing(session: Session) -> None:
     assert run_command(session, "  ")
     assert said(session) == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM, SamplingParams
+from outpace.core.request import EncoderInputs
 from outpace.draft.round import Outcome
 from outpace.serve.engine_thread import Delta, EngineThread, Job, OutOfTime, QueueFull, ShuttingDown
 from outpace.serve.observers import ServerMetrics, Tracer
@@ -72,6 +73,17 @@ def test_tokens_that_came_first_are_no_part_of_the_time_between_tokens(llm: LLM)
     metrics.observe_job(job)
     told = 'outpace:inter_token_latency_seconds_sum{model_name="tiny"} 0.2'
     assert told in metrics.exposition().decode()
+
+
+def test_the_source_of_an_encoder_counts_as_a_prompt(llm: LLM) -> None:
+    (request,) = llm.requests("One", {"max_tokens": 2})
+    read = len(request.prompt_ids) + 40
+    request.source, request.admitted_token_ids = EncoderInputs([1] * 40), [0]
+    metrics = ServerMetrics("tiny", lambda: 0, lambda: 0, 1)
+    metrics.observe_job(Job([request], lambda deltas: None, 60, arrived=0.0, ended=2.0))
+    counted = metrics.exposition().decode()
+    assert f'outpace:prompt_tokens_total{{model_name="tiny"}} {read}.0' in counted
+    assert f'outpace:request_prompt_tokens_sum{{model_name="tiny"}} {read}.0' in counted
 
 
 def test_what_a_round_counts(llm: LLM) -> None:

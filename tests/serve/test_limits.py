@@ -47,6 +47,24 @@ def running_now(url: str) -> int:
     return call(url, "/ready")[1]["running"]
 
 
+def test_a_model_whose_scores_are_no_numbers_is_the_servers_fault(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    score = llm.engine.target.score
+
+    def broken(inputs: Any) -> Any:
+        scores = score(inputs)
+        scores.logits.fill_(float("nan"))
+        return scores
+
+    monkeypatch.setattr(llm.engine.target, "score", broken)
+    with running(llm) as url:
+        status, said, _ = call(url, "/v1/completions", {"prompt": "a", "max_tokens": 3})
+    assert (status, said["error"]["code"]) == (500, "internal")
+    assert "a text ended with an error" in caplog.text
+    assert "scores of the next token are not finite numbers" in caplog.text
+
+
 # -- keys ------------------------------------------------------------------------------------------
 
 

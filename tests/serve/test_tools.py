@@ -15,7 +15,11 @@ from engine.texts import writer
 from outpace import LLM
 from outpace.forms import json_schemas
 from outpace.forms.json_schemas import LONGEST, SchemaChecker
+from outpace.serve.openai.calls import Reader
+from outpace.serve.openai.errors import ApiError
 from outpace.serve.openai.tools import parameters_of
+from outpace.serve.settings import Settings
+from targets.vision_processors import llava, llava_processor
 
 from .conftest import MODEL, call, running
 
@@ -57,13 +61,15 @@ def client(llm: LLM) -> Any:
     llm.tokenizer.chat_template = known
 
 
-def ask(client: openai.OpenAI, choice: Any, tools: Any = TOOLS, **more: Any) -> Any:
+def ask(
+    client: openai.OpenAI, choice: Any, tools: Any = TOOLS, max_tokens: int = 150, **more: Any
+) -> Any:
     return client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "How is the weather in Rome?"}],
         tools=tools,
         tool_choice=choice,
-        max_tokens=150,
+        max_tokens=max_tokens,
         temperature=1.0,
         seed=1,
         **more,
@@ -93,9 +99,67 @@ def test_a_stream_counts_the_tokens_of_a_call_too(client: openai.OpenAI) -> None
     assert counted == written > 0
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "schema": {
+        "type": "json_schema",
+        "json_schema": {"name": "a", "schema": {"type": "object", "required": ["said"]}},
+    },
+    "object": {"type": "json_object"},
+}
+
+
+@pytest.mark.parametrize("name", [*FORMS, "choice"])
+def test_a_model_calls_a_tool_or_answers_in_the_form(
+    name: str, client: openai.OpenAI, llm: LLM
+) -> None:
+    """Its first character, which is made likely here, shows what it has chosen."""
+    form = {"response_format": FORMS[name]} if name in FORMS else {}
+    more: dict[str, Any] = {"extra_body": {"structured_outputs": {"choice": ["{yes}", "{no}"]}}}
+    asked = {**form, **({} if form else more)}
+
+    def answered(begin: str) -> Any:
+        first = llm.token_ids(begin, False)[0]
+        bias = {str(first): 40}
+        return ask(client, "auto", max_tokens=400, logit_bias=bias, **asked).choices[0]
+
+    called, said = answered("<"), answered("{")
+    for one in called.message.tool_calls:
+        assert one.function.name in ("weather", "clock")
+        json.loads(one.function.arguments)
+    assert (called.finish_reason, called.message.content) == ("tool_calls", None)
+    assert said.message.tool_calls is None
+    if name == "choice":
+        assert said.message.content in ("{yes}", "{no}")
+    elif said.finish_reason == "stop":
+        assert isinstance(json.loads(said.message.content), dict)
+    else:
+        assert said.message.content.startswith("{")
+
+
+def test_a_fault_of_form_or_tools_is_called_by_its_name(client: openai.OpenAI) -> None:
+    odd = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "strange"}}}
+    with pytest.raises(openai.BadRequestError, match=r"response_format.json_schema.schema .*"):
+        ask(client, "auto", response_format=odd)
+    with pytest.raises(openai.BadRequestError, match="parameters of the function 'odd'"):
+        ask(client, "auto", with_city({"not": {}}), response_format=FORMS["object"])
+
+
 def test_arguments_are_an_object_whatever_a_schema_leaves_open() -> None:
     for schema in ({"properties": {"a": {}}}, {"description": "none"}, {}, None):
         assert parameters_of({"name": "f", "parameters": schema})["type"] == "object"
+
+
+def test_tools_are_asked_of_the_template_that_is_used() -> None:
+    """A vision-language model has two, and the processor's comes first."""
+    processor = llava_processor()
+    processor.tokenizer.chat_template = TEMPLATE
+    reader = Reader(LLM(llava(), processor=processor), Settings(model_name="m"))
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
+    with pytest.raises(ApiError, match="template does not know tools"):
+        reader.chat(asked)
+    processor.chat_template = TEMPLATE
+    processor.tokenizer.chat_template = None
+    assert reader.chat(asked).parses_tools
 
 
 def defining(name: str, cities: list[str]) -> dict[str, Any]:

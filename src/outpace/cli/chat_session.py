@@ -90,6 +90,7 @@ class Session:
         if params.max_tokens is None:
             own = {"max_new_tokens", "max_length"} & self.llm.input_processor.defaults.keys()
             params = params if own else dataclasses.replace(params, max_tokens=ANSWER_TOKENS)
+        self.llm.resolve(params)
         self.params = params
 
     @property

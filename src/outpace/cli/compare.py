@@ -21,6 +21,9 @@ from outpace.inputs.prompts import Prompt
 from outpace.llm import LLM
 from outpace.outputs import RequestOutput
 
+SEEDS = 1 << 63
+"""Seeds there are, from 0."""
+
 REPEATS = 5
 FEWEST = 3
 PATIENCE = 30.0
@@ -245,7 +248,7 @@ def measure(
             break
         say(f"measuring, {repeat + 1} of {REPEATS} ...")
         # Another text each time, where texts are drawn: one may be easier to guess than the next.
-        seeded = dataclasses.replace(params, seed=(params.seed or 0) + repeat)
+        seeded = dataclasses.replace(params, seed=((params.seed or 0) + repeat) % SEEDS)
         plain.append(_run(without, prompts, seeded))
         speculative.append(_run(llm, prompts, seeded))
     rule = llm.engine.verifier.rule

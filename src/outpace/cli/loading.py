@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ROWS = 16
 """Texts decoded at once, at most."""
+OF_PROCESSORS = "chat_template.json"
+"""The file of a chat template that transformers gives to processors only."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class ChatTemplate:
             tokenizer.chat_template = text
             if processor is not None:
                 processor.chat_template = text
-        check_template(tokenizer, model, self.remedy)
+        if not getattr(processor, "chat_template", None):
+            check_template(tokenizer, model, self.remedy)
 
 
 def load_llm(
@@ -111,7 +114,8 @@ def chat_tokenizer(model: str, trust_remote_code: bool, template: ChatTemplate) 
 
     check_path(model)
     tokenizer = read_tokenizer(model, trust_remote_code)
-    if tokenizer is not None:
+    # Some processors have a template of their own, which is looked at once they are loaded.
+    if tokenizer is not None and not (Path(model) / OF_PROCESSORS).is_file():
         template.put(tokenizer, model)
     return tokenizer
 

@@ -41,7 +41,7 @@ NO_TEXT = "NoExtension"
 KEPT = 16
 """Grammars that are kept: the next request often has the same form."""
 
-_JSON: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}"}
+JSON_WHITESPACE: Any = {"whitespace_pattern": r"[\x20\x0A]{0,16}"}
 """Small models under a JSON grammar like to write blanks without end; a schema may say otherwise
 under "x-guidance"."""
 
@@ -205,7 +205,7 @@ def _source(kind: str, form: str) -> str:
     from llguidance import LLMatcher
 
     if kind in ("json", "json_object"):
-        return str(LLMatcher.grammar_from_json_schema(without_annotations(form), _JSON))
+        return str(LLMatcher.grammar_from_json_schema(without_annotations(form), JSON_WHITESPACE))
     if kind == "regex":
         return str(LLMatcher.grammar_from_regex(form))
     return str(LLMatcher.grammar_from_lark(_without_annotations_in(form)))
@@ -228,7 +228,7 @@ def _checked(kind: str, value: Any) -> str:
         form = schema_text(value)
     elif kind == "choice":
         # As one terminal: thousands of rules side by side would be more than are followed.
-        form = f"start: CHOICE\nCHOICE: {_choices(value)}"
+        form = f"start: CHOICE\nCHOICE: {choices_in_lark(value)}"
     elif isinstance(value, str) and value:
         form = value
     else:
@@ -253,7 +253,9 @@ def _schemas_in(grammar: str) -> Iterator[tuple[int, int, Any]]:
             yield found.end(), done, schema
 
 
-def _choices(value: Any) -> str:
+def choices_in_lark(value: Any) -> str:
+    """Returns texts of which one is to be chosen, in Lark's notation; ``ParamsError`` for what is
+    no list of texts."""
     texts = list(value) if isinstance(value, (list, tuple)) else []
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise ParamsError(f"choice must be a list of texts, none empty, not {shown(value)}.")

@@ -12,7 +12,7 @@ from outpace.errors import ParamsError
 
 
 def with_token_numbers(grammar: str, words: Mapping[str, int], ends: Mapping[str, int]) -> str:
-    """Returns a grammar with the tokens that it names as llguidance has to be told of them.
+    """Returns a grammar with the tokens that it names as llguidance has to know them.
 
     words: the added tokens that are text. They get their numbers, since llguidance knows only
     special ones by name. ends: the tokens that end a text, by name. At the end of ``start`` they
@@ -140,7 +140,7 @@ class GrammarTokenizer:
         return list(self._plain.greedy_tokenize(text.decode(errors="replace")))
 
     def named(self, grammar: str) -> str:
-        """Returns a grammar in Lark's notation as llguidance has to be told of the tokens that it
+        """Returns a grammar in Lark's notation as llguidance has to know the tokens that it
         names (`with_token_numbers`)."""
         numbers = {word: token for token, word in self._words.items()}
         return with_token_numbers(grammar, numbers, self._ends)

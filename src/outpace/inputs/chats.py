@@ -391,7 +391,7 @@ class EndTokens:
     def described(self) -> tuple[End, ...]:
         """Returns all of them, with who names them; where there is no chat template, and so no
         chat, those that end any text."""
-        texts, chats = self.of_texts, self._template(None) is not None
+        texts, chats = self.of_texts, self.template(None) is not None
         return tuple(
             End(token, self._text(token), tuple(sources), token not in texts)
             for token, sources in self._named(None).items()
@@ -417,7 +417,7 @@ class EndTokens:
 
     def _end_of_turn(self, template: str | None) -> int | None:
         """The token that a chat template writes after an answer; None where it writes none."""
-        used = self._template(template)
+        used = self.template(template)
         if used is None:
             return None
         key = str(used)
@@ -428,8 +428,10 @@ class EndTokens:
             self._turns[key] = None if found is None else found[0]
         return self._turns[key]
 
-    def _template(self, asked: str | None) -> Any:
-        """The template of a chat: a text or, of a tokenizer with several, a dict of them."""
+    def template(self, asked: str | None = None) -> Any:
+        """Returns the template of a chat, the processor's before the tokenizer's: a text or, where
+        there are several, a dict of them; None where there is none. asked: what comes before both.
+        """
         owners = (self._loaded.processor, self._loaded.tokenizer)
         own = [getattr(owner, "chat_template", None) for owner in owners]
         return next((template for template in (asked, *own) if template), None)

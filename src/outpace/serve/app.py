@@ -174,7 +174,8 @@ class Server:
             if call.stream:
                 return Events(open_call, end)
             try:
-                return JSONResponse(await open_call.whole(request))
+                # In another thread: log-probabilities of long texts take seconds to write down.
+                return await run_in_threadpool(JSONResponse, await open_call.whole(request))
             finally:
                 end()
 
@@ -283,7 +284,8 @@ class Server:
 
     async def _about(self, request: Request) -> Response:
         llm, rule = self._llm, self._llm.engine.verifier.rule
-        template = getattr(llm.tokenizer, "chat_template", None)
+        # In another thread: it waits for the tokenizer, which may be reading a long prompt.
+        description = await run_in_threadpool(lambda: str(llm.describe()))
         return JSONResponse(
             {
                 "model": self._settings.model_name,
@@ -291,10 +293,10 @@ class Server:
                 "rule": rule.name,
                 "coupled": rule.coupled,
                 "lossless": rule.lossless,
-                "chat": bool(template),
+                "chat": bool(llm.input_processor.ends.template()),
                 "ends": [self._decode(token) for token in llm.target.eos_ids],
                 "max_model_len": llm.max_model_len,
-                "description": self._reader.without_paths(str(llm.describe())),
+                "description": self._reader.without_paths(description),
             }
         )
 

@@ -91,10 +91,12 @@ class ServerMetrics:
         for request in job.requests:
             self._ended.labels(self._model, request.finish_reason or "abort").inc()
             self._preemptions.inc(request.preemptions)
+            source = [] if request.source is None else request.source.token_ids
+            length = len(request.prompt_ids) + len(source)
             if request.admitted_token_ids:  # others ended while they waited, and nobody read them
-                self._prompt.inc(len(request.prompt_ids))
+                self._prompt.inc(length)
                 self._cached.inc(request.cached_tokens)
-            self._lengths.observe(len(request.prompt_ids))
+            self._lengths.observe(length)
             self._outputs.observe(len(request.output_ids))
         assert job.ended is not None  # it is set before anybody hears of it
         last = job.ended

@@ -98,8 +98,8 @@ class Flags:
         if one.kind == Mapping[int, float]:
             given = _by_token(name, given)
         entries = Mapping[str, Any] in (one.kind, *get_args(one.kind))
-        if entries and isinstance(given, str) and given.endswith(("}", ".json")):
-            given = parse_object(flag_name(name), given, ConfigError)
+        if entries and isinstance(given, str) and given.strip().endswith(("}", ".json")):
+            given = parse_object(flag_name(name), given.strip(), ConfigError)
         if isinstance(given, str) and bool in get_args(one.kind):
             given = _WORDS.get(given.lower(), given)
         one.read(given, ConfigError, flag_name(name))

@@ -99,10 +99,13 @@ class Reader:
         if form and demanded:
             raise ApiError(400, "tool_choice and a form of the text exclude each other.", "tools")
         prompt = self._chat_prompt(given, offered)
+        wanted = demanded
+        if form:
+            wanted = self._form_or_calls(given, form, offered, special) if offered else form
         try:
-            requests = self._requests(given, prompt, params, form or demanded, special)
+            requests = self._requests(given, prompt, params, wanted, special)
         except ApiError:
-            if demanded:
+            if offered and wanted not in (None, form):
                 self._check_tools(offered, choice)
             raise
         return self._call(given, requests, params, True, logprobs, parses_tools=bool(offered))
@@ -234,6 +237,20 @@ class Reader:
             )
         return found[0] if found else None
 
+    def _form_or_calls(
+        self,
+        given: Mapping[str, Any],
+        form: Mapping[str, Any],
+        offered: Sequence[Mapping[str, Any]],
+        special: Sequence[str],
+    ) -> dict[str, Any]:
+        """The form of a text that has a form or calls tools, as the model chooses."""
+        try:
+            self._llm.input_processor.check_form(form)  # by itself: its fault is called by its name
+            return tools.form_or_calls(form, offered, special)
+        except OutpaceError as error:
+            raise self._refusal(error, form, given) from error
+
     def _tools(self, given: Mapping[str, Any]) -> tuple[list[dict[str, Any]], Any]:
         """The tools that the model may call, and how it is to choose."""
         offered, choice = given.get("tools", []), given.get("tool_choice")
@@ -241,8 +258,7 @@ class Reader:
             raise ApiError(400, "tool_choice needs tools.", "tool_choice")
         if not offered or choice == "none":
             return [], None
-        template = getattr(self._llm.tokenizer, "chat_template", None) or ""
-        if "tools" not in str(template):
+        if "tools" not in str(self._llm.input_processor.ends.template() or ""):
             raise ApiError(
                 400, "the model's chat template does not know tools: leave them out.", "tools"
             )
@@ -315,10 +331,16 @@ class Reader:
             param = "messages" if "messages" in given else "prompt"
             raise ApiError(400, self.without_paths(str(error)), param, code) from error
         except OutpaceError as error:
-            sentence = self.without_paths(str(error))
-            if error.option == "structured_outputs" and form is not None:
-                sentence = _named(sentence, next(iter(form)), given)
-            raise ApiError(400, sentence, _field(error, given)) from error
+            raise self._refusal(error, form, given) from error
+
+    def _refusal(
+        self, error: OutpaceError, form: Mapping[str, Any] | None, given: Mapping[str, Any]
+    ) -> ApiError:
+        """The answer for an option that cannot be honoured, by the name of its field."""
+        sentence = self.without_paths(str(error))
+        if error.option == "structured_outputs" and form is not None:
+            sentence = _named(sentence, next(iter(form)), given)
+        return ApiError(400, sentence, _field(error, given))
 
     def _call(
         self,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from outpace.errors import OutpaceError, ProcessLost
+from outpace.core.faults import ModelFault
+from outpace.errors import ConfigError, OutpaceError, ProcessLost
 
 TYPES = {
     400: "invalid_request_error",
@@ -56,6 +57,6 @@ class ApiError(Exception):
             return error
         if isinstance(error, ProcessLost):
             return cls(503, str(error), code="process_lost")
-        if isinstance(error, OutpaceError):
+        if isinstance(error, OutpaceError) and not isinstance(error, (ModelFault, ConfigError)):
             return cls(400, str(error))
         return cls(500, "the server failed on this request; its log says why.", code="internal")

@@ -13,7 +13,6 @@ Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
 NAME: Schema = {"type": "string", "minLength": 1}
 FLAG: Schema = {"type": "boolean"}
-NUMBER: Schema = {"type": "number"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 TOKEN: Schema = {**COUNT, "title": "a token id"}
 TOKENS: Schema = {"type": "array", "items": TOKEN}

@@ -11,6 +11,8 @@ from typing import Any
 
 from outpace.core.strict_json import STRICT, members
 from outpace.core.unicode import is_unicode
+from outpace.forms.grammars import JSON_WHITESPACE, choices_in_lark
+from outpace.forms.json_schemas import schema_text
 from outpace.serve.openai.errors import ApiError
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -237,7 +239,30 @@ def form_of(
         functions = [one for one in functions if one["name"] == wanted]
         if not functions:
             raise ApiError(400, f"tool_choice names {wanted!r}, which is no tool.", "tool_choice")
-    return {"grammar": _grammar(functions, special)}
+    return {"grammar": "\n".join(["start: one", *_call_rules(functions, special)])}
+
+
+def form_or_calls(
+    form: Mapping[str, Any], tools: Sequence[Mapping[str, Any]], special: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the form of a text that either has a form or calls tools, one after another, where
+    the model may choose. A grammar or a regular expression says itself where calls may stand.
+
+    special: as for `form_of`. Raises ``ParamsError`` for what is no such form.
+    """
+    ((kind, value),) = form.items()
+    if kind in ("grammar", "regex"):
+        return dict(form)
+    if kind == "choice":
+        answer = f"answer: CHOICE\nCHOICE: {choices_in_lark(value)}"
+    else:
+        schema = json.loads(schema_text({"type": "object"} if kind == "json_object" else value))
+        if isinstance(schema, dict):
+            schema = {"x-guidance": dict(JSON_WHITESPACE), **schema}
+        answer = f"answer: %json {json.dumps(schema)}"
+    start = 'start: answer | one ("\\n" one)*'
+    functions = [tool["function"] for tool in tools]
+    return {"grammar": "\n".join([start, answer, *_call_rules(functions, special)])}
 
 
 def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -245,8 +270,8 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "object", **(function.get("parameters") or {})}
 
 
-def _grammar(functions: Sequence[Mapping[str, Any]], special: Sequence[str]) -> str:
-    """Returns the grammar, in Lark's notation, of one call of any of the functions.
+def _call_rules(functions: Sequence[Mapping[str, Any]], special: Sequence[str]) -> list[str]:
+    """Returns the rules, in Lark's notation, of ``one`` call of any of the functions.
 
     What begins and ends a call is one token where the vocabulary has one for it, as in the calls
     that such a model writes by itself: a special token is named, any other is found by its text
@@ -259,7 +284,7 @@ def _grammar(functions: Sequence[Mapping[str, Any]], special: Sequence[str]) -> 
     begin = f'{BEGIN} "\\n"' if BEGIN in special else f'"{BEGIN}\\n"'
     end = f'"\\n" {END}' if END in special else f'"\\n{END}"'
     lines = [
-        f"start: {begin} call {end}",
+        f"one: {begin} call {end}",
         "call: " + " | ".join(f"call_{number}" for number in numbers),
     ]
     for number, function in zip(numbers, functions, strict=True):
@@ -269,4 +294,4 @@ def _grammar(functions: Sequence[Mapping[str, Any]], special: Sequence[str]) -> 
         before = "".join(f'{json.dumps(text)} " "? ' for text in said)
         lines.append(f'call_{number}: {before}arguments_{number} " "? "}}"')
         lines.append(f"arguments_{number}: %json {json.dumps(schema)}")
-    return "\n".join(lines)
+    return lines
