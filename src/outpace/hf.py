@@ -65,7 +65,7 @@ def speculative(
 
     drafter: the smaller model, by path, hub name or loaded, or the method's trained head (also
     accepted as ``model``, its name in ``speculative_config``). method: as in
-    ``speculative_config``; unset, look-ups draft where that pays, beside a drafter if there is one
+    ``speculative_config``; unset, look-ups draft where that pays, with a drafter if there is one
     ("auto"); "none" decodes plainly.
     num_speculative_tokens: tokens to draft per round; "auto" chooses. verify: a rule's name; unset:
     the one that suits the drafter. options: the drafter's own. The tokenizers are only needed where

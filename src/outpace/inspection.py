@@ -35,7 +35,7 @@ from outpace.targets.hf.loading.outline import Outline, outline_model
 from outpace.targets.hf.loading.source import ADAPTER, names_gguf
 
 EAGLE = "fc.weight"
-"""The weight by which an EAGLE head is told from a language model of one layer."""
+"""The weight by which an EAGLE head is distinguished from a language model of one layer."""
 
 
 @dataclass(frozen=True)

@@ -220,7 +220,7 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
         )
 
     def get_model_info(self) -> dict[str, Any]:
-        """Returns what the harness writes beside its results."""
+        """Returns what the harness writes with its results."""
         return {"model_computed": str(self.llm.describe()), "method": self.llm.config.method}
 
 

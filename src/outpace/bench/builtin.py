@@ -181,7 +181,7 @@ FURTHER: tuple[tuple[str, str, str], ...] = (
         "# The same function, with the name product in the place of result:\n",
     ),
 )
-"""Texts to continue, for models without a chat template, beside `BUILT_IN`."""
+"""Texts to continue, for models without a chat template, after `BUILT_IN`."""
 
 FURTHER_CHATS: tuple[tuple[str, str, str], ...] = (
     (
@@ -191,4 +191,4 @@ FURTHER_CHATS: tuple[tuple[str, str, str], ...] = (
         "Eratosthenes.",
     ),
 )
-"""Questions for instruct models, beside `CHATS`."""
+"""Questions for instruct models, after `CHATS`."""
