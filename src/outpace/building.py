@@ -33,6 +33,7 @@ from outpace.targets.hf.kinds import is_encoder_decoder
 from outpace.targets.hf.loading.load import load
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.loading.source import check_path
+from outpace.targets.hf.nextn import last_norm
 from outpace.targets.hf.prefixes import PrefixStore
 from outpace.targets.hf.target import HFTarget
 from outpace.targets.parallel.leader import Leader
@@ -197,6 +198,8 @@ def build_engine(
     speculation.rule.check_target(lambda: signature_of(loaded))
     verifier = Verifier(speculation.rule, input_processor.second_copy_token_ids(speculation.rule))
     drafter = speculation.drafter.build(setup)
+    if getattr(loaded.config, "num_hidden_layers", None) in drafter.needs.hidden_layers:
+        check_last_layer(loaded, args)
     if drafter.needs.hidden_layers and not drafter.capabilities.copies_prompts:
         target.has_prefix_cache = False  # it has to be given the states of every token of a prompt
         if args.enable_prefix_caching is True:
@@ -242,6 +245,19 @@ def _target(
         invariant=args.batch_invariant,
         kv_cache_dtype=args.kv_cache_dtype,
     )
+
+
+def check_last_layer(loaded: LoadedModel, args: EngineArgs) -> None:
+    """Raises ``UnsupportedModel`` for a target that does not show what its last layer puts out
+    before the norm after it, and ``ConfigError`` for what does not go with passes that do."""
+    model: Any = loaded.model
+    last_norm(model.get_decoder())
+    given = [name for name in ("batch_invariant", "compile") if getattr(args, name) is True]
+    if given:
+        raise ConfigError(
+            "the head reads what the last layer puts out before the norm after it, in passes that "
+            f"transformers runs as they come: use another head, or leave {given[0]} out."
+        )
 
 
 # -- what does not go with batch_invariant, refused when an engine is built --------------------

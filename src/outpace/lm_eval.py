@@ -55,14 +55,14 @@ class OutpaceLM(_TemplateLM):  # type: ignore[misc]
     ) -> None:
         """pretrained: as ``LLM`` takes it; unset: the bundled model. draft: a smaller model or a
         trained head, short for ``speculative_config={"model": ...}``. device: `UNASKED` is a GPU
-        where there is one. batch_size: texts that are written at once; "auto": 16, or
-        max_batch_size. The others that are named here are those of the harness's class "hf";
-        arguments: those of ``LLM``."""
+        where there is one. batch_size: texts that are written at once; "auto", and
+        "auto:N": 16, or max_batch_size. The others that are named here are those of the harness's
+        class "hf"; arguments: those of ``LLM``."""
         super().__init__()
         if draft is not None and speculative_config is not None:
             raise ConfigError("the drafter was given twice: put draft into speculative_config.")
         config = speculative_config if draft is None else {"model": draft}
-        rows = max_batch_size if batch_size == "auto" else int(batch_size)
+        rows = max_batch_size if str(batch_size).startswith("auto") else int(batch_size)
         if rows is not None:
             arguments.setdefault("max_num_seqs", rows)
         if device is not None and device not in UNASKED:

@@ -229,7 +229,8 @@ def _share(count: int, llm: Mapping[str, Any]) -> dict[str, float]:
     nodes = [machine.get("CPU", 0.0) for machine in machines]
     # The most that each can have, with every one of them on some machine.
     shares = sorted({node / part for node in nodes for part in range(1, count + 1)}, reverse=True)
-    fit = (one for one in shares if one and sum(node // one for node in nodes) >= count)
+    # A machine's share of a third may be a little more than it, as numbers are rounded.
+    fit = (one for one in shares if one and sum(int(n / one + 1e-9) for n in nodes) >= count)
     processors = next(fit, 1.0)
     gpus = [int(machine.get("GPU", 0)) for machine in machines]
     size = llm.get("tensor_parallel_size", 1)

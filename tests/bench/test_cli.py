@@ -409,6 +409,8 @@ def test_transformers_reads_gguf_files_too(tmp_path: Path) -> None:
     models = Models(str(target), str(drafter), "float32", "cpu")
     found = peers(["hf", "hf-assisted-3"], models)
     assert [c.name for c in found] == ["hf", "hf-assisted-3"]
+    every = [c.name for c in peers(["hf-assisted", "hf-assisted-3", "hf", "hf-assisted"], models)]
+    assert len(every) == len(set(every)) == 5, "each way takes part once"
     plain, assisted = (c.run(BatchJob(((3, 1, 4),), 6, 0.0)).texts for c in found)
     assert [len(text) for text in plain] == [6]
     assert plain == assisted

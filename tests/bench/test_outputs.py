@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from outpace.bench import outputs, session
 from outpace.bench.contest import BatchJob, BatchTexts, TimedRun
-from outpace.bench.outputs import OutputFiles
+from outpace.bench.outputs import OutputFiles, write_text
 from outpace.bench.prompts import Prompt
 from outpace.bench.results import Report
 from outpace.bench.session import Finished
@@ -93,6 +94,23 @@ def test_checking_leaves_nothing_behind_and_changes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "new.html").exists()
     with pytest.raises(ConfigError, match="--json: cannot write"):
         OutputFiles(json=tmp_path).check()
+
+
+def test_a_full_disk_leaves_the_report_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, write = tmp_path / "report.json", Path.write_text
+    write_text(report, "old")
+
+    def full(path: Path, text: str, **more: Any) -> int:
+        write(path, text[:2], **more)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_text(report, "new text")
+    assert report.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_nothing_is_written_over_what_is_read_or_twice(tmp_path: Path) -> None:

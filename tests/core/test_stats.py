@@ -62,6 +62,14 @@ def test_tokens_per_second_is_over_the_whole_time() -> None:
     assert metrics.tokens_per_second == 20.0
 
 
+def test_nothing_is_judged_after_the_end_of_a_text() -> None:
+    metrics = Metrics()
+    metrics.count_positions(5, 3, ended=True)
+    metrics.count_positions(5, 3)
+    assert metrics.accepted_per_position == [2, 2, 2, 0, 0]
+    assert metrics.judged_per_position == [2, 2, 2, 1, 0]
+
+
 def test_two_requests_do_not_share_their_counters() -> None:
     one, other = Metrics(), Metrics()
     one.count_positions(2, 1)

@@ -466,6 +466,25 @@ def test_what_the_attributes_of_a_layer_do_not_say_is_found_out() -> None:
 
 
 @torch.inference_mode()
+def test_a_model_played_whole_shows_its_last_layer_before_the_norm() -> None:
+    """transformers runs the model meanwhile, and our own pass is there again afterwards."""
+    model, plain = made("qwen3"), made("qwen3")
+    play(model, whole=True)
+    runners = [Runner(which, rows=1, max_length=64) for which in (model, plain)]
+    for runner in runners:
+        runner.admit(1)
+    given = {"keep": 1, "output_hidden_states": True, "last_layer": True}
+    found, expected = (
+        runner.forward(torch.tensor([[5, 6, 7]]), **given).hidden_states for runner in runners
+    )
+    assert len(found) == len(expected) == model.config.num_hidden_layers + 2
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, theirs, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(plain.model.norm(expected[-2]), expected[-1])
+    assert model.forward._is_unchanged()
+
+
+@torch.inference_mode()
 def test_a_model_played_whole_still_does_what_else_it_is_asked() -> None:
     model, plain = made("qwen3"), made("qwen3")
     play(model, whole=True)

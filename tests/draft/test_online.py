@@ -186,6 +186,18 @@ def test_windows_overlap_and_each_distribution_is_learned_once() -> None:
     assert found[1].tokens[:4] == found[0].tokens[4:]
 
 
+def test_nothing_is_learned_of_tokens_that_are_not_kept() -> None:
+    """A first draft that is longer than half a window, all of it accepted."""
+    from outpace.methods.online.traces import Trace
+
+    trace, distribution = Trace(16), (torch.tensor([1]), torch.tensor([1.0]))
+    trace.read(list(range(33)), None)  # the prompt and the draft: its last eight are kept
+    for back in range(13, 0, -1):
+        trace.note(back, *distribution)
+    (window,) = trace.cut(ended=True)
+    assert sorted(window.top_tokens) == list(range(8))
+
+
 @pytest.mark.parametrize(
     ("online", "sentence"),
     [

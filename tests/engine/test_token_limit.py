@@ -210,6 +210,8 @@ def test_room() -> None:
     room.note_drafts([3, 2 * HEADROOM])
     assert not room.admits([one], one), "long drafts need room as well"
     assert room.exceeded([one] * 3)
+    room.note_drafts([3])
+    assert room.admits([one], one), "but only as long as they are asked for"
 
 
 def test_a_row_that_is_being_added_has_computed_nothing() -> None:

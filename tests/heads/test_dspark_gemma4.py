@@ -221,16 +221,16 @@ def test_beside_deepspec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("num_global_key_value_heads", "global_head_dim", "num_key_value_heads"):
         setattr(config, name, CONFIG[name])  # of a version that keeps them by layer
     config._attn_implementation = "sdpa"
-    pipeline = modeling.Gemma4DSparkModel(config).double().eval()
-    pipeline.load_state_dict(
+    makers = modeling.Gemma4DSparkModel(config).double().eval()
+    makers.load_state_dict(
         {n: w.double() for n, w in load_file(tmp_path / "model.safetensors").items()}
     )
     head: Any = load_head(tmp_path).double()
     states, root = torch.randn(1, 5, 3 * SIZE, dtype=torch.float64), torch.tensor([[11]])
     block = torch.tensor([[11, 17, 17, 17]])
     with torch.no_grad():
-        said = pipeline._forward_backbone(
-            position_ids=torch.arange(9)[None], noise_embedding=pipeline.embed_tokens(block),
+        said = makers._forward_backbone(
+            position_ids=torch.arange(9)[None], noise_embedding=makers.embed_tokens(block),
             target_hidden_states=states,
         )  # fmt: skip
     before, seen = head.entries(states, torch.arange(5)[None]), torch.ones(1, 1, 5).bool()

@@ -36,20 +36,20 @@ def test_latent_attention_beside_torchspec(tmp_path: Path) -> None:
     config = DeepseekV3Config(**named, pad_token_id=None)
     # The entries of transformers 4, which it was written for.
     config.rope_theta = about["rope_theta"]
-    pipeline = theirs.Eagle3DeepseekV2ForCausalLM(config).double().eval()
+    makers = theirs.Eagle3DeepseekV2ForCausalLM(config).double().eval()
     weights = load_file(tmp_path / "model.safetensors")
-    pipeline.load_state_dict(weights, strict=False)
+    makers.load_state_dict(weights, strict=False)
     head, model = load_head(tmp_path).double(), Model()
     check_fits_target(head, TargetShape(SIZE, VOCABULARY, 12), "the head")
     states, tokens = torch.randn(1, 9, 3 * SIZE, dtype=torch.float64), torch.arange(9)[None]
     at = torch.arange(9)
     mask = torch.where(at <= at[:, None], 0.0, -torch.inf).double()[None, None]
     with torch.no_grad():
-        wanted, _, _ = pipeline.backbone(
-            model.embed(tokens), pipeline.project_hidden_states(states), mask, at[None],
+        wanted, _, _ = makers.backbone(
+            model.embed(tokens), makers.project_hidden_states(states), mask, at[None],
             use_cache=False,
         )  # fmt: skip
-        wanted = pipeline.compute_logits(wanted)
+        wanted = makers.compute_logits(wanted)
     attending: Any = head
     attn_context = AttentionContext.causal(attending.begin(1), 9)
     found, _ = attending.step(attending.combine_hidden_states(states), tokens, attn_context, model)
@@ -66,19 +66,19 @@ def test_domino_beside_specforge(shifted: bool, tmp_path: Path) -> None:
     domino(tmp_path, lambda about, weights: about["dflash_config"].update(shift_label=shifted))
     about = json.loads((tmp_path / "config.json").read_text())
     config = Qwen3Config(**{**about, "attn_implementation": "eager"})
-    pipeline = theirs.DominoDraftModel(config).double().eval()
-    pipeline.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    makers = theirs.DominoDraftModel(config).double().eval()
+    makers.load_state_dict(load_file(tmp_path / "model.safetensors"))
     head: Any = load_head(tmp_path).double()
     model = Model()
     states, root = torch.randn(1, 5, 3 * SIZE, dtype=torch.float64), 11
     path = torch.tensor([[root, 3, 7, 19]])
     block = torch.tensor([[root, *[DOMINO["mask_token_id"]] * 3]])
     with torch.no_grad():
-        said = pipeline(
+        said = makers(
             position_ids=torch.arange(9)[None], noise_embedding=model.embed(block),
             target_hidden=states,
         )  # fmt: skip
-        wanted = pipeline.apply_logits_head(
+        wanted = makers.apply_logits_head(
             model.compute_logits(said)[:, None], prev_token_embeddings=model.embed(path)[:, None],
             hidden_states=said[:, None],
         )[0, 0]  # fmt: skip
@@ -108,16 +108,16 @@ def test_hydra_beside_its_makers_code(arch: str, blocks: int, tmp_path: Path) ->
         rope_parameters={"rope_type": "default", "rope_theta": 1e4, "type": "linear", "factor": 1},
     )  # fmt: skip
     kind = heads.HydraMLP if arch == "mlp" else heads.HydraPrefixMLP
-    pipeline = kind(
+    makers = kind(
         hydra_num_layers=blocks, hydra_num_heads=3, grounded_heads=True, input_embed_fn=embed,
         base_config=base,
     )  # fmt: skip
-    pipeline.load_state_dict(weights, strict=False)
-    pipeline.input_embed_fn = embed
-    pipeline = pipeline.double().eval()
+    makers.load_state_dict(weights, strict=False)
+    makers.input_embed_fn = embed
+    makers = makers.double().eval()
     states, tokens = torch.randn(1, 8, 256, dtype=torch.float64), torch.arange(8)[None]
     with torch.no_grad():
-        wanted, _ = pipeline(states, tokens)
+        wanted, _ = makers(states, tokens)
     head: Any = load_head(tmp_path).double()
     memory = head.begin_at(states)
     for depth in range(1, 4):

@@ -96,3 +96,7 @@ def test_a_gpu_for_each_process_on_one_machine(monkeypatch: pytest.MonkeyPatch) 
     machines(2, 6)
     with pytest.raises(ConfigError, match="8 GPUs, and each of 2 engines needs 4 on one machine"):
         outpace.ray._share(2, four)
+    for cpus, engines, each in ((10.0, 3, 3), (64.0, 5, 12), (20.0, 6, 3), (16.0, 3, 5)):
+        one = [{"Alive": True, "Resources": {"CPU": cpus}}]
+        monkeypatch.setattr(outpace.ray.ray, "nodes", lambda one=one: one)
+        assert outpace.ray._share(engines, {}) == {"num_cpus": each, "num_gpus": 0}

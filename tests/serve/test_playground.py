@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -197,18 +198,20 @@ def test_a_model_without_one_continues_a_text(
     page.close()
 
 
-def test_its_description_waits_for_the_tokenizer_alone(address: str, llm: LLM) -> None:
+def test_its_description_waits_for_the_tokenizer_alone(
+    address: str, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While that reads a long prompt, everybody else is answered."""
-    with llm.input_processor._shared.lock, ThreadPoolExecutor() as pool:
-        asked = pool.submit(call, address, "/playground.json")
-        assert call(address, "/health")[0] == 200
-        assert call(address, "/v1/models")[0] == 200
-        assert not asked.done()
-        llm.input_processor._shared.lock.release()
-        try:
-            assert asked.result(20)[0] == 200
-        finally:
-            llm.input_processor._shared.lock.acquire()
+    describe, begun = llm.describe, threading.Event()
+    monkeypatch.setattr(llm, "describe", lambda: (begun.set(), describe())[1])
+    with ThreadPoolExecutor() as pool:
+        with llm.input_processor._shared.lock:
+            asked = pool.submit(call, address, "/playground.json")
+            assert begun.wait(20)
+            healthy = pool.submit(call, address, "/health")
+            assert healthy.result(20)[0] == 200
+            assert not asked.done()
+        assert asked.result(20)[0] == 200
 
 
 def test_names_of_special_tokens_are_not_shown(page: Any, address: str) -> None:

@@ -8,12 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace import LLM
 from outpace.core.trees.tree import Tree
 from outpace.engine.capture import EagerRunner
-from outpace.errors import UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel
+from outpace.heads.base import TargetShape
+from outpace.methods.heads.eagle3 import Eagle3, Eagle3Config
 from outpace.targets.base import PromptInputs, ScoreInputs
+from outpace.targets.hf import nextn
 from outpace.targets.hf.fixed import FixedShapeConfig
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.nextn import last_norm
 from outpace.targets.hf.partial.layers import decoder_layers
 from outpace.targets.hf.target import HFTarget
 from outpace.train.teacher import Teacher
@@ -74,9 +79,31 @@ def test_a_head_learns_from_the_states_that_it_is_shown(family: str) -> None:
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_a_model_that_hides_its_last_norm_says_so() -> None:
-    model = target("gpt2")
-    ours = HFTarget(model, rows=1, max_length=CONTEXT)
-    ours.admit(PromptInputs(TEXT))
-    with pytest.raises(UnsupportedModel, match="does not show the norm after its last layer"):
-        ours.prefill(9, frozenset({len(decoder_layers(model))}))
+@pytest.mark.parametrize("family", ["gpt2", "opt", "gpt_neox", "lfm2", "mamba"])
+def test_last_norms_by_other_names(family: str) -> None:
+    assert isinstance(last_norm(target(family).get_decoder()), torch.nn.Module)
+
+
+def reading_the_last(model: Any) -> Any:
+    """Returns an EAGLE-3 head that reads the last layer."""
+    shape = TargetShape.of(model.config, "a dummy")
+    head = Eagle3(shape, Eagle3Config(depths=3, reads=(1, shape.layers)))
+    return head.to(model.dtype).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("option", ["batch_invariant", "compile"])
+def test_what_does_not_go_with_passes_that_show_it_is_refused(option: str) -> None:
+    model = target("llama")
+    config = {"method": "eagle3", "model": reading_the_last(model)}
+    with pytest.raises(ConfigError, match=f"use another head, or leave {option} out"):
+        LLM(model, speculative_config=config, **{option: True})
+
+
+def test_a_model_that_hides_its_last_norm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nextn, "NORMS", ())
+    model = target("llama")
+    config = {"method": "eagle3", "model": reading_the_last(model)}
+    with pytest.raises(UnsupportedModel, match="the norm after the last layer of LlamaModel is"):
+        LLM(model, speculative_config=config)
+    with pytest.raises(UnsupportedModel, match="the norm after the last layer of LlamaModel is"):
+        Teacher(LoadedModel(model, None, "llama"), (model.config.num_hidden_layers,))

@@ -141,6 +141,9 @@ def test_a_draft_model_that_is_the_target_is_always_right(likeliest: bool, tmp_p
             assert examples.right.min() > 0.99
         elif likeliest:  # the text is what it says itself
             assert examples.right.min() == 1
+            student.network.linear.weight.data.zero_()  # it calls nothing right
+            student.network.linear.bias.data.zero_()
+            assert ClassifierRecipe(student.network).compute_loss(examples).hits[:, 0].sum() == 0
 
 
 def test_a_judge_calls_a_token_right_where_the_target_goes_on_as_before(draft: str) -> None:

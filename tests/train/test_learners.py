@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -32,6 +33,22 @@ def test_gradients_that_are_not_finite_change_nothing(name: str, wrong: float) -
     learned = net.weight.detach().clone()
     learner.learn(lambda: (net(x) * wrong).sum())
     assert torch.equal(net.weight, learned)
+
+
+def test_an_interrupted_update_leaves_the_weights_that_were_used() -> None:
+    net, calls = network(), itertools.count()
+    learner = Ensemble(net, 0.1)
+    learner.learn(lambda: net(torch.ones(4, 3)).square().mean())
+    used = net.weight.detach().clone()
+
+    def interrupted() -> torch.Tensor:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return net(torch.ones(4, 3)).square().mean()
+
+    with pytest.raises(KeyboardInterrupt):
+        learner.learn(interrupted)
+    assert torch.equal(net.weight, used)
 
 
 def test_the_shares_of_an_ensemble_stay_shares() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from devices import DEVICE
 from draft.mtp_checkpoints import Reference, whole, write
 from draft.mtp_checkpoints import loaded as loaded_checkpoint
 from outpace import LLM, SamplingParams
+from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.heads.checkpoint import load_head, save_head
 from outpace.heads.registry import head_names
 from outpace.methods.heads.mtp import load_mtp_module
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.prefixes import WORTHWHILE
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.metrics import Progress
 from outpace.train.recipe import DepthLosses
@@ -178,6 +181,11 @@ def test_modules_learn_what_they_draft(tmp_path: Path, monkeypatch: pytest.Monke
             assert torch.allclose(logits[0, place].double(), wanted, atol=1e-4)
 
 
+def unchained(model: Any) -> Any:
+    """Returns a module alone, with random weights."""
+    return find_drafter("mtp").dummy_options(LoadedModel(model, None, "llama"))["model"]
+
+
 def test_a_module_for_each_depth_is_trained_and_drafts(tmp_path: Path) -> None:
     sizes = {"depths": 2, "chained": True}
     first = learned(tmp_path / "first", "mtp", 20, head=sizes)
@@ -195,10 +203,13 @@ def test_a_module_for_each_depth_is_trained_and_drafts(tmp_path: Path) -> None:
     texts = [each.generate([[1, 2, 3], [4, 5]], greedily) for each in (llm, plain)]
     assert [one.token_ids for one in texts[0]] == [one.token_ids for one in texts[1]]
     assert sum(each.metrics.num_draft_tokens for each in texts[0]) > 0
-    for online in (None, {"every": 8}):  # no prefix: later modules go on from outputs that are gone
-        one = LLM(model, speculative_config={**config, "online": online}, **limits)
-        (request,) = one.requests([1, 2, 3], greedily)
-        assert one.engine.drafter.cached_prefix(request) == 0
+    long = [token % 20 for token in range(WORTHWHILE + 4)]
+    for given, cached in ((config, False), ({**config, "online": {"every": 8}}, False),
+                          ({**config, "model": unchained(model)}, True)):  # fmt: skip
+        one = LLM(model, speculative_config=given, enable_prefix_caching=True, **limits)
+        one.generate([long], greedily)
+        (request,) = one.requests([*long, 5], greedily)
+        assert bool(one.engine.drafter.cached_prefix(request)) == cached
     with pytest.raises(ConfigError, match="chained modules know all tokens"):
         run(tmp_path / "few", settings("mtp", 2, head={**sizes, "draft_vocab_size": 12}))
 

@@ -53,6 +53,8 @@ def play(llm: LLM, prompt: Sequence[int], tokens: int) -> list[TextRound]:
         (outcome,) = round.outcomes
         if len(round.requests[0].output_ids) == outcome.emitted:
             return  # the first round reads the prompt, too
+        if outcome.emitted <= len(outcome.path):
+            return  # the text ended in its draft, which brought less than it would have
         draft = PlayedDraft(outcome.drafted, len(outcome.path))
         begins = draft.drafted > 0 and not any(each.draft.drafted for each in found)
         found.append(TextRound(draft, round.seconds, outcome.depth == draft.drafted, begins))
@@ -198,7 +200,7 @@ def measure(asked: DoctorOptions, report: Progress) -> Measured:
     facts = provenance()  # before the rest, so that the load is not the measurement's own
     report("loading", 0)
     plain, *others = _candidates(asked)
-    chat = bool(getattr(plain.llm.tokenizer, "chat_template", None))
+    chat = bool(plain.llm.input_processor.ends.template())
     prompts = _prompts(plain, chat)
     report("reading memory", 0.05)
     bandwidth = read_bandwidth(plain.llm.target.device)

@@ -24,6 +24,7 @@ from outpace.bench.table import markdown
 from outpace.core.extras import extra
 from outpace.core.text_decoder import TextDecoder
 from outpace.errors import ConfigError
+from outpace.files import replacing
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def check_folder(flag: str, folder: Path | None) -> None:
 def write_text(path: Path, text: str) -> None:
     """Writes a file, and makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 # -- pages -------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from outpace.bench.outputs import write_text
 from outpace.cli.bench_flags import DataFolder, JsonFile
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.printing import table
@@ -250,4 +251,4 @@ def _end(found: Turns) -> None:
 
 def _write(file: Path | None, found: Mapping[str, object]) -> None:
     if file is not None:
-        file.write_text(json.dumps(found, indent=2) + "\n")
+        write_text(file, json.dumps(found, indent=2) + "\n")

@@ -110,12 +110,14 @@ def chat_tokenizer(model: str, trust_remote_code: bool, template: ChatTemplate) 
     None where there is no tokenizer: loading the model then says what is wrong with its name.
     """
     from outpace.targets.hf.loading.reading import read_tokenizer
-    from outpace.targets.hf.loading.source import check_path
+    from outpace.targets.hf.loading.source import check_path, downloaded
 
     check_path(model)
     tokenizer = read_tokenizer(model, trust_remote_code)
     # Some processors have a template of their own, which is looked at once they are loaded.
-    if tokenizer is not None and not (Path(model) / OF_PROCESSORS).is_file():
+    folder = Path(model) if os.path.exists(model) else downloaded(model)
+    own = folder is not None and (folder / OF_PROCESSORS).is_file()
+    if tokenizer is not None and not own:
         template.put(tokenizer, model)
     return tokenizer
 

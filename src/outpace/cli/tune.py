@@ -21,7 +21,7 @@ from outpace.cli.signals import sigterm_as_ctrl_c
 from outpace.core.extras import extra
 from outpace.core.params import SamplingParams
 from outpace.errors import ConfigError
-from outpace.files import holds_records
+from outpace.files import holds_records, replacing
 
 if TYPE_CHECKING:
     from outpace.methods.self_speculation.skipped_layers import SkippedLayers
@@ -182,7 +182,8 @@ def tree(
             report("running rounds", share)
     found = played.best(nodes, levels)
     paths = [list(path) for path in found.shape.paths]
-    out.write_text(json.dumps({**config, "branching": paths}) + "\n", encoding="utf-8")
+    with replacing(out) as part:
+        part.write_text(json.dumps({**config, "branching": paths}) + "\n", encoding="utf-8")
     speed, plain = found.tokens_per_second, found.plain
     typer.echo(f"{out}: {len(paths)} nodes on {found.shape.height} levels, {found.tokens:.2f} "
                f"tokens per pass; predicted {speed:.1f} tokens/s, the best chain "

@@ -215,7 +215,7 @@ class Needs:
 
     hidden_layers: tuple[int, ...] = ()
     """Layers whose hidden states it wants of every committed token, delivered by `Drafter.read`;
-    0 is the embedding, -1 what the head reads."""
+    0 is the embedding, i what layer i puts out, -1 what the output matrix reads."""
     softmax_probs: bool = False
     """The target's distribution before any argmax at every node, delivered by `Drafter.observe`."""
     images: bool = False

@@ -91,8 +91,9 @@ class Metrics:
         self.accepted_prediction_tokens += accepted
         self.rejected_prediction_tokens += drafted - accepted
 
-    def count_positions(self, depth: int, accepted: int) -> None:
-        """Adds a round that drafted ``depth`` levels, of which the first ``accepted`` were kept."""
+    def count_positions(self, depth: int, accepted: int, ended: bool = False) -> None:
+        """Adds a round that drafted ``depth`` levels, of which the first ``accepted`` were kept.
+        ended: whether the text ended with the last of these, so that none after it was judged."""
         missing = depth - len(self.drafted_per_position)
         self.drafted_per_position += [0] * missing
         self.accepted_per_position += [0] * missing
@@ -100,7 +101,7 @@ class Metrics:
         for level in range(depth):
             self.drafted_per_position[level] += 1
             self.accepted_per_position[level] += level < accepted
-            self.judged_per_position[level] += level <= accepted
+            self.judged_per_position[level] += level < accepted + (not ended)
 
     def as_dict(self) -> dict[str, object]:
         """Returns the published names, as in the ``--json`` output."""

@@ -47,7 +47,7 @@ class Chains:
         self._stop_token_ids = rows.all_stop_token_ids if rows.seeds.device.type == "cpu" else ()
         self._sampled = not (rows.coupled or rows.pipeline.all_greedy)
         self._probs: list[Tensor] = []  # [B, 1, V] each, of what was sampled
-        self._chosen: list[Tensor] = []  # [B, 1] bool each, as the distributions
+        self._chosen: list[Tensor] = []  # [B, 1] bool each, one for each distribution
         self._softmax_probs: list[Tensor] = []  # [B, 1, V] each, before any argmax
         if self._sampled:
             self._u = uniform(

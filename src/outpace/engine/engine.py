@@ -117,6 +117,8 @@ class Engine:
         """Ends requests where they are. Their rows are free again now or, where another thread is
         running a round, after that round."""
         for request in requests:
+            if request.finished and request.metrics.account is not None:
+                continue
             # First: once it has ended, the thread that runs a round may clear its state.
             account = self.controller.account(request)
             if request.abort() or request.metrics.account is None:
@@ -237,6 +239,9 @@ class Engine:
         self._step_thread = threading.get_ident()
         try:
             if self._interrupted:
+                for request in self.running:
+                    request.finish_extend()
+                self._account_for_ended()
                 self.batch.start_over()
             self._interrupted = True
             done = work()
@@ -266,10 +271,14 @@ class Engine:
         if self._leaving:
             self._leaving = False
             self.waiting.drop_finished()
-        for request in self.running:
-            if request.finished and request.metrics.account is None:  # its fault ended it
-                request.metrics.account = self.controller.account(request)
+        self._account_for_ended()
         self.batch.retain([request for request in self.running if not request.finished])
+
+    def _account_for_ended(self) -> None:
+        """Gives texts that ended by a fault or an interruption their account."""
+        for request in self.running:
+            if request.finished and request.metrics.account is None:
+                request.metrics.account = self.controller.account(request)
 
     # -- the round -----------------------------------------------------------------------------
 

@@ -82,7 +82,8 @@ def update_metrics(requests: Sequence[EngineRequest], round: Round) -> None:
     for request, outcome in zip(requests, round.outcomes, strict=True):
         metrics = request.metrics
         metrics.count_round(outcome.drafted, outcome.accepted, outcome.emitted)
-        metrics.count_positions(outcome.depth, outcome.accepted)
+        ended = outcome.emitted <= len(outcome.path)
+        metrics.count_positions(outcome.depth, outcome.accepted, ended)
         if outcome.predicted:
             metrics.count_prediction(outcome.drafted, outcome.accepted)
         metrics.draft_seconds += seconds.draft

@@ -161,8 +161,9 @@ class TokenLimit:
         self._headroom = HEADROOM
 
     def note_drafts(self, budgets: Iterable[int]) -> None:
-        """Takes how many tokens each row drafts: as much is kept free from now on."""
-        self._headroom = max([self._headroom, *(1 + budget for budget in budgets)])
+        """Takes how many tokens each row drafts in this round: as much is kept free for each
+        until the next one."""
+        self._headroom = max([HEADROOM, *(1 + budget for budget in budgets)])
 
     def admits(self, running: Sequence[EngineRequest], request: EngineRequest) -> bool:
         """Whether one more request may join, so that nobody has to leave in the next rounds."""

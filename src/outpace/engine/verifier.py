@@ -140,8 +140,8 @@ def _second_copy(proposal: Proposal, text: Sequence[int]) -> AuxTokens:
 def to_host(
     verdict: Verdict, proposal: Proposal, method: str, unread: Tensor | None = None
 ) -> tuple[Verdict, list[Outcome], bool]:
-    """Returns the verdict with `host` set, what came of each row, and what ``unread`` says. This is
-    the round's only transfer from the device.
+    """Returns the verdict with `node_on_host` set, what came of each row, and what ``unread`` says.
+    This is the round's only transfer from the device.
 
     method: the drafter's name for rows where the proposal gives none. unread: a bool that is still
     on the device (`LogitsPipeline.unread_dead_ends`); None stands for true.

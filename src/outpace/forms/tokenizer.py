@@ -12,7 +12,7 @@ from outpace.errors import ParamsError
 
 
 def with_token_numbers(grammar: str, words: Mapping[str, int], ends: Mapping[str, int]) -> str:
-    """Returns a grammar with the tokens that it names as llguidance has to know them.
+    """Returns a grammar with the tokens that it names in the form in which llguidance knows them.
 
     words: the added tokens that are text. They get their numbers, since llguidance knows only
     special ones by name. ends: the tokens that end a text, by name. At the end of ``start`` they
@@ -140,8 +140,8 @@ class GrammarTokenizer:
         return list(self._plain.greedy_tokenize(text.decode(errors="replace")))
 
     def named(self, grammar: str) -> str:
-        """Returns a grammar in Lark's notation as llguidance has to know the tokens that it
-        names (`with_token_numbers`)."""
+        """Returns a grammar in Lark's notation with the tokens that it names in llguidance's form
+        (`with_token_numbers`)."""
         numbers = {word: token for token, word in self._words.items()}
         return with_token_numbers(grammar, numbers, self._ends)
 

@@ -57,8 +57,8 @@ class EarlyStopping:
         return reached
 
     def begin(self, adaptive: Sequence[Request]) -> None:
-        """Begins a round. adaptive: the rows whose chains may be ended; none is, until `plan` says
-        where that pays."""
+        """Begins a round. adaptive: the rows whose chains may be ended; none is, until
+        `set_thresholds` says where that pays."""
         self._adaptive, self._least = adaptive, ()
 
     def set_thresholds(self, rate: float, curve: Sequence[float]) -> None:
@@ -71,7 +71,7 @@ class EarlyStopping:
         self._least = [rate * cost / chance for cost in costs_of_one_more(curve)]
 
     def terms(self, requests: Sequence[Request], terms: DraftingTerms) -> DraftingTerms:
-        """Returns the terms of the coming round; `plan` may be called afterwards, too."""
+        """Returns the terms of the coming round; `set_thresholds` may be called afterwards, too."""
         self._confidences, self._watched = Confidences(requests), {}
         chances = [self._calibration.chances()] * len(requests)
 
@@ -113,8 +113,8 @@ class EarlyStopping:
     # -- after a round ------------------------------------------------------------------------
 
     def learn(self, request: Request, own: Counts, outcome: Outcome) -> AcceptedRanks:
-        """Learns from what became of a chain, and returns the ranks of its accepted tokens. There
-        the first token that was not drafted, because the chain was ended, counts as rejected.
+        """Learns from what became of a chain, and returns the ranks of its tokens, among which
+        the first that was not drafted, because the chain was ended, counts as rejected.
 
         own: the request's counts, from `new`.
         """

@@ -25,8 +25,8 @@ KVCacheDtype = Literal["auto", "int8", "fp8"]
 """In what keys and values are held: as the model computes them, or in 8 bits."""
 
 HiddenStates = Mapping[int, Tensor]
-"""Hidden states by layer, ``[B, T, H]`` each. Layers are numbered as in transformers: 0 is the
-embedding, -1 is what the head reads."""
+"""Hidden states by layer, ``[B, T, H]`` each. 0 is the embedding, i what layer i
+puts out, -1 what the output matrix reads: the last layer's output through the norm after it."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from outpace.core.unicode import check_unicode
 from outpace.errors import ConfigError, ModelLoadError, PromptError
-from outpace.files import question
+from outpace.files import question, replacing
 from outpace.heads.folder import saving
 from outpace.inputs.chats import rendered
 from outpace.inputs.documents import (
@@ -122,8 +122,8 @@ class Answers:
         )
 
     def _begin(self) -> int:
-        with saving(self._path):
-            self._path.write_text(json.dumps(asdict(self._settings)) + "\n", encoding="utf-8")
+        with saving(self._path), replacing(self._path) as part:
+            part.write_text(json.dumps(asdict(self._settings)) + "\n", encoding="utf-8")
         return 0
 
     def _recover(self) -> int:

@@ -29,10 +29,11 @@ def check_goes_on(out: Path, settings: TrainSettings, loaded: LoadedModel) -> No
     """Raises what `TrainingRun` would for a folder that holds the run of another target or with
     other settings, or a state that is damaged. Reads no weights; nothing is said of the text."""
     path = out / STATE
+    target = signature_of(loaded)  # a pass that all processes make, whichever of them has the file
     if path.exists():
         with reading(path):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            check_same(out, state, settings, signature_of(loaded))
+            check_same(out, state, settings, target)
 
 
 @contextmanager

@@ -108,10 +108,11 @@ class JudgeStudent(ClassifierStudent):
         agreed = torch.stack([same[:, places + step] for step in range(window)]).all(0)
         # Where it is the text's own token, only drafted ones before it can make a difference.
         right = (agreed | (changed == tokens)[:, places]).flatten().float()
-        count = right.sum().clamp_min(1)
-        others = (1 - right).sum().clamp_min(1)
+        count, others = float(right.sum()), float((1 - right).sum())
+        if not (count and others):  # of one kind there is nothing to balance
+            count = others = right.numel() / 2
         states = theirs.hidden_states[:, places].flatten(0, 1)
-        return Examples(states, right, 0.5 / float(count), 0.5 / float(others))
+        return Examples(states, right, 0.5 / count, 0.5 / others)
 
 
 class AcceptancePredictionStudent(ClassifierStudent):

@@ -122,10 +122,14 @@ class Ensemble(Learner):
 
     def learn(self, loss: Loss) -> float:
         shares, losses, used = self.shares, [], self._copied()
-        for number, optimizer in enumerate(self._learners):
-            self._set(self._own[number])
-            losses.append(self._step(optimizer, loss)[0])
-            self._own[number] = self._copied()
+        try:
+            for number, optimizer in enumerate(self._learners):
+                self._set(self._own[number])
+                losses.append(self._step(optimizer, loss)[0])
+                self._own[number] = self._copied()
+        except BaseException:  # also Ctrl-C: drafts go on with what was used
+            self._set(used)
+            raise
         if not any(map(math.isfinite, losses)):
             self._set(used)
             return math.nan

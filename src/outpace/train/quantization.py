@@ -44,21 +44,25 @@ class QuantizedWeights:
                 f"a {type(network).__name__} has no linear layers to round: leave the drafter's "
                 "quantization out."
             )
-        self._differences: list[Tensor] = []
+        self.differences: list[Tensor] = []
+        """How the rounded weights differed from the network's own when they were last kept."""
 
     @contextmanager
-    def quantized(self, anew: bool) -> Iterator[None]:
+    def quantized(self, anew: bool, keep: bool = True) -> Iterator[None]:
         """Within it the network computes with rounded weights, and its own get the gradients.
         anew: whether they are rounded as they are now, or differ from the network's own as they
-        did the last time."""
-        if anew or not self._differences:
-            self._differences = [
+        did when they were last kept. keep: whether these are."""
+        found = self.differences
+        if anew or not found:
+            found = [
                 _rounded(layer, self._quantization) - layer.weight.detach()
                 for layer in self._layers
             ]
+        if keep:
+            self.differences = found
         own = [layer.weight.data for layer in self._layers]
         try:
-            for layer, difference in zip(self._layers, self._differences, strict=True):
+            for layer, difference in zip(self._layers, found, strict=True):
                 layer.weight.data = layer.weight.data + difference
             yield
         finally:

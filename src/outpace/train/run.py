@@ -227,8 +227,7 @@ class TrainingRun:
         own = self._held_own
         size = self._ranks.part(self.settings.batch)
         batches = torch.split(torch.arange(len(self._held)), size)
-        # A run that goes on from here later begins with the same rounded weights.
-        with self._weights.quantized(anew=True):
+        with self._weights.quantized(anew=True, keep=False):  # what is learned does not see it
             turns = self._ranks.turns(batches)
             outputs = [
                 self._loss(self._held[numbers], None if own is None else own[numbers])
@@ -286,6 +285,7 @@ class TrainingRun:
             "seconds": self._spent,
             "network": self.network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
+            "rounding": self._weights.differences,
         }
         with saving(self.out / STATE), replacing(self.out / STATE) as part:
             torch.save(state, part)
@@ -315,6 +315,9 @@ class TrainingRun:
             self._held_blocks = int(state["text"]["held"])
             self.network.load_state_dict(state["network"])
             self._optimizer.load_state_dict(state["optimizer"])
+            self._weights.differences = [
+                each.to(self._teacher.device) for each in state.get("rounding", [])
+            ]
             self.step = self.written = int(state["step"])
             self.best = float(state["best"])
             self._spent = float(state["seconds"])

@@ -75,7 +75,7 @@ class HiddenStateCache:
     def find(self, tokens: Tensor, layers: Sequence[int], top: int) -> CachedBlock | None:
         """Returns what is kept of a block ``[T]``; None unless it is all there.
 
-        layers: whose states, counted from 0, the embedding. top: how many of the likeliest tokens.
+        layers: whose states, by the teacher's numbers. top: how many of the likeliest tokens.
         """
         found = self._load(tokens)
         names = [_name(layer) for layer in layers]

@@ -18,7 +18,7 @@ from outpace.heads.classifiers import ModelSignature
 from outpace.targets.hf.kinds import is_encoder_decoder, scale_of_embeddings
 from outpace.targets.hf.loading.loaded import LoadedModel, probe_states
 from outpace.targets.hf.logits import LogitScaling, output_rows
-from outpace.targets.hf.nextn import last_layer_output
+from outpace.targets.hf.nextn import last_layer_output, last_norm
 from outpace.targets.hf.partial.aux_tokens import AuxForward, frozen
 from outpace.targets.hf.plain import forward_mask
 from outpace.targets.hf.recurrent.families import from_the_embedding
@@ -113,6 +113,8 @@ class Teacher:
         self._count = count = int(loaded.config.num_hidden_layers)
         places = {count: count + 1, **{-1 - back: count - back for back in range(count + 1)}}
         self._layers = tuple(places.get(layer, layer) for layer in layers)
+        if count in layers:
+            last_norm(model.get_decoder())  # or it is refused now
         self._cache = state_cache
         self._dtype, self._limit = loaded.dtype, top
         self.vocabulary = loaded.vocabulary

@@ -79,7 +79,7 @@ def check_peers(names: Sequence[str]) -> None:
 def peers(names: Sequence[str], models: Models) -> list[Contestant]:
     """Returns the contestants of these names; ``ConfigError`` where one cannot run here. Without a
     draft model that a peer can read, a peer that is named as a whole decodes plainly only."""
-    found: list[Contestant] = []
+    asked: dict[str, dict[str, None]] = {}  # the ways of each peer, each once
     for name in names:
         if name == "plain":
             continue
@@ -98,10 +98,13 @@ def peers(names: Sequence[str], models: Models) -> list[Contestant]:
             )
         if models.drafter is None and "plain" in variants:
             variants = ("plain",)
-        module, _, function = about.home.partition(":")
+        asked.setdefault(peer, {}).update(dict.fromkeys(variants))
+    found: list[Contestant] = []
+    for peer, ways in asked.items():
+        module, _, function = PEERS[peer].home.partition(":")
         make: Callable[[Models, Sequence[str]], list[Contestant]]
         make = getattr(import_module(module), function)
-        found += make(models, variants)
+        found += make(models, tuple(ways))
     return found
 
 

@@ -115,5 +115,5 @@ def _reader(classifier: TaskClassifier, loaded: LoadedModel) -> TaskRouter:
 
 
 def _by_repetition(prompt: Sequence[int]) -> tuple[str, float]:
-    """The router of the dummy options."""
+    """The router of `dummy_options`."""
     return ("copying" if len(set(prompt)) < len(prompt) else "else"), 1.0

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from outpace.core.options import Reads
 from outpace.core.request import Request
 from outpace.draft.base import Drafter, Setup
+from outpace.draft.prefix_cache import PrefixCache
 from outpace.errors import ConfigError, UnsupportedModel
 from outpace.heads.base import (
     Head,
@@ -303,6 +304,10 @@ class MtpDrafter(DecoderHeadDrafter):
     def cached_prefix(self, request: Request) -> int:
         # It lacks the outputs that entries of later modules go on from.
         return 0 if self.chained else super().cached_prefix(request)
+
+    def _keep(self, leaving: Sequence[Request], prefixes: PrefixCache) -> None:
+        if not self.chained:
+            super()._keep(leaving, prefixes)
 
     @classmethod
     def build(cls, setup: Setup) -> Drafter:

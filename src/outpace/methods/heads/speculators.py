@@ -71,10 +71,10 @@ PUBLIC: Mapping[str, Mapping[str, str]] = {
 """Beginnings of our names of weights, and theirs."""
 ABOVE = ("draft_vocab_size", "target_hidden_size", LAYERS, *NORMS, MASKS[0])
 """Entries of an EAGLE-3 head's configuration that stand next to its layer's."""
-OF_DFLASH2 = (*SELECTOR, "output_multiplier")
+OF_DFLASH2 = SELECTOR
 """Those of DFlash 2's."""
 BLOCK = ("block_size", "sample_from_anchor", "sliding_window_non_causal", "target_hidden_size",
-         MASKS[0], "draft_vocab_size", "input_embedding_scale")  # fmt: skip
+         MASKS[0], "draft_vocab_size", "input_embedding_scale", "output_multiplier")  # fmt: skip
 """Those of a DFlash head's; one of DSpark has `ENTRIES`, too."""
 AUX = "aux_hidden_state_layer_ids"
 """The numbers of the hidden states that it reads."""

@@ -45,7 +45,7 @@ class FrequentTokens:
     """Which tokens the rows of a round may draft, and what their logits are then.
 
     Which they are depends on each row's own text alone, so that its draft does not depend on the
-    rows with it.
+    other rows.
     """
 
     def __init__(self, first: int, always: Sequence[int] = ()) -> None:

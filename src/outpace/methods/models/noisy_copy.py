@@ -22,7 +22,7 @@ def noisy_copy(model: nn.Module, noise: float = NOISE, seed: int = 2) -> Any:
     """Returns a copy with weights off by ``noise`` of their spread; the same one each time.
 
     Integers are off by whole steps. Where weights are held in a form that cannot be a little off
-    (blocks, those that a library has packed), all other vectors are, by ``noise`` of
+    (blocks, those that a library has packed), the vectors next to them are, by ``noise`` of
     themselves.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -50,7 +50,8 @@ class Trace:
     def note(self, back: int, top_tokens: Tensor, top_chances: Tensor) -> None:
         """Takes the distribution after a token, counted from the end: 1 is the last."""
         self._prompt = False
-        self._top[len(self._tokens) - back] = (top_tokens, top_chances)
+        if back <= len(self._tokens):  # else the token is no longer kept
+            self._top[len(self._tokens) - back] = (top_tokens, top_chances)
 
     def cut(self, ended: bool) -> list[Window]:
         """Returns the windows that are full, or at the end of the text what there is. The second

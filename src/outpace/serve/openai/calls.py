@@ -64,6 +64,11 @@ class Call:
         return sum(one.cached_tokens for one in self.requests[:: self.texts_per_prompt])
 
 
+OF_FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+            "guided_grammar", "tool_choice", "tools")  # fmt: skip
+"""Fields of a body that say what form a text must have; the last two have that of a call."""
+
+
 class Reader:
     """Reads bodies for one model. Raises ``ApiError`` for what cannot be honoured."""
 
@@ -104,8 +109,8 @@ class Reader:
             wanted = self._form_or_calls(given, form, offered, special) if offered else form
         try:
             requests = self._requests(given, prompt, params, wanted, special)
-        except ApiError:
-            if offered and wanted not in (None, form):
+        except ApiError as error:
+            if offered and wanted not in (None, form) and error.param in OF_FORMS:
                 self._check_tools(offered, choice)
             raise
         return self._call(given, requests, params, True, logprobs, parses_tools=bool(offered))
@@ -428,10 +433,7 @@ def _named(sentence: str, kind: str, given: Mapping[str, Any]) -> str:
 def _field(error: OutpaceError, given: Mapping[str, Any]) -> str | None:
     """Returns the field of a body that an error is about, if it says so and the field is given."""
     if error.option == "structured_outputs":
-        forms = ["response_format", "structured_outputs"]
-        forms += [name for name in given if name.startswith("guided_")]
-        forms.append("tool_choice")  # which has the form of a call demanded
-        return next((name for name in forms if name in given), None)
+        return next((name for name in OF_FORMS if name in given), None)
     names = {"max_tokens": ("max_tokens", "max_completion_tokens")}
     known = names.get(error.option or "", (error.option,))
     return next((name for name in known if name in given), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.core.faults import ModelFault
-from outpace.errors import ConfigError, OutpaceError, ProcessLost
+from outpace.errors import ConfigError, ModelLoadError, OutpaceError, ProcessLost
 
 TYPES = {
     400: "invalid_request_error",
@@ -21,6 +21,9 @@ TYPES = {
     504: "timeout_error",
 }
 """OpenAI's name for the kind of error that each status means."""
+
+OF_SERVER = (ModelFault, ConfigError, ModelLoadError)
+"""Errors that end a text and are no client's doing."""
 
 
 class ApiError(Exception):
@@ -57,6 +60,6 @@ class ApiError(Exception):
             return error
         if isinstance(error, ProcessLost):
             return cls(503, str(error), code="process_lost")
-        if isinstance(error, OutpaceError) and not isinstance(error, (ModelFault, ConfigError)):
+        if isinstance(error, OutpaceError) and not isinstance(error, OF_SERVER):
             return cls(400, str(error))
         return cls(500, "the server failed on this request; its log says why.", code="internal")

@@ -257,7 +257,8 @@ def form_or_calls(
         answer = f"answer: CHOICE\nCHOICE: {choices_in_lark(value)}"
     else:
         schema = json.loads(schema_text({"type": "object"} if kind == "json_object" else value))
-        if isinstance(schema, dict):
+        schema = {} if schema is True else schema
+        if schema is not False:  # which allows nothing, and is refused
             schema = {"x-guidance": dict(JSON_WHITESPACE), **schema}
         answer = f"answer: %json {json.dumps(schema)}"
     start = 'start: answer | one ("\\n" one)*'

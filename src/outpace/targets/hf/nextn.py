@@ -22,6 +22,8 @@ from outpace.targets.hf.kinds import compute_in_float64
 
 NORMS = ("norm", "norm_f", "final_layernorm")
 """What transformers calls the last norm of a text model."""
+OTHER_NORMS = ("ln_f", "final_layer_norm", "final_norm", "embedding_norm")
+"""The same, of families without such modules."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,14 +131,14 @@ class NextNLayers(nn.Module):
 
 
 def last_norm(decoder: nn.Module) -> nn.Module:
-    """Returns the norm after the last layer of a text model; ``UnsupportedModel`` where none of
-    `NORMS` is its name."""
-    found = (getattr(decoder, name, None) for name in NORMS)
+    """Returns the norm after the last layer of a text model; ``UnsupportedModel`` where it has none
+    by a name that is known."""
+    found = (getattr(decoder, name, None) for name in (*NORMS, *OTHER_NORMS))
     norm = next((norm for norm in found if isinstance(norm, nn.Module)), None)
     if norm is None:
         raise UnsupportedModel(
-            f"{type(decoder).__name__} does not show the norm after its last layer: use a head "
-            "that reads other layers."
+            f"the norm after the last layer of {type(decoder).__name__} is not known: use a head "
+            "that does not need it."
         )
     return norm
 

@@ -153,7 +153,7 @@ def hidden_states_kwargs(runner: Runner, layers: Collection[int]) -> dict[str, A
     layers."""
     if not layers:
         return {}
-    last = getattr(runner.config, "num_hidden_layers", 0) or -1
+    last = getattr(runner.config, "num_hidden_layers", None)
     return {"output_hidden_states": True, **({"last_layer": True} if last in layers else {})}
 
 

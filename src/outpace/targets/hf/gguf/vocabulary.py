@@ -164,7 +164,7 @@ def generation_config_of(model: GGUFModel) -> GenerationConfig:
         for theirs, ours in SAMPLING.items()
         if (found := _recommended(model, f"general.sampling.{theirs}")) is not None
     }
-    if options:
+    if options.keys() - {"repetition_penalty"}:
         options["do_sample"] = options.get("temperature", 1.0) > 0
     config: Any = GenerationConfig
     made: GenerationConfig = config(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,8 +57,8 @@ def indexed_files(folder: Path, index: Path) -> list[Path]:
 def _is_outside(name: str) -> bool:
     """Whether a name leads out of the folder that it stands in. Files themselves may be links, as
     they are in the hub's cache."""
-    plain = os.path.normpath(name.replace("\\", "/"))
-    return os.path.isabs(plain) or plain.split("/")[0] == os.pardir
+    plain = posixpath.normpath(name.replace("\\", "/"))
+    return posixpath.isabs(plain) or ":" in plain or plain.split("/")[0] == ".."
 
 
 def headers(files: list[Path]) -> tuple[list[str], tuple[str, ...]]:
