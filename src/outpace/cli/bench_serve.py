@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from outpace.bench.outputs import write_text
 from outpace.cli.bench_flags import DataFolder, JsonFile
 from outpace.cli.flags.grouped import grouped
 from outpace.cli.printing import table
 from outpace.cli.progress import counting
 from outpace.cli.signals import sigterm_as_ctrl_c
 from outpace.errors import ConfigError
+from outpace.files import replacing
 
 if TYPE_CHECKING:
     from outpace.bench.serving import Run, Server, Turns
@@ -251,4 +251,5 @@ def _end(found: Turns) -> None:
 
 def _write(file: Path | None, found: Mapping[str, object]) -> None:
     if file is not None:
-        write_text(file, json.dumps(found, indent=2) + "\n")
+        with replacing(file) as part:
+            part.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
