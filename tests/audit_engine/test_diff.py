@@ -15,6 +15,7 @@ from tests.audit_engine.pairs import PROMPTS, gives_up_after, pair_llm
 from outpace import LLM, SamplingParams
 from outpace.audit.diff import Difference, DiffReport, Mode, audit_diff
 from outpace.audit.letters import LETTERS, LetterTokenizer, letter_model
+from outpace.audit.noise import Noise
 from outpace.audit.plain import Choice, Ending, deviations
 from outpace.audit.report import diff_findings
 from outpace.core.logits_pipeline import RowFault
@@ -169,3 +170,17 @@ def test_a_text_that_goes_on_where_no_token_is_left_is_a_bug() -> None:
 def test_nothing_to_compare_is_no_proof() -> None:
     with pytest.raises(ConfigError, match="prompts of one token or more"):
         audit_diff({"greedy": pair_llm(method="none")}, [], PARAMS)
+
+
+def test_it_says_where_little_was_drafted() -> None:
+    """Without a number of its own an engine drafts what pays, which may be next to nothing."""
+    noise = Noise(measured=0.0, tolerance=1.0, cap=1.0)
+    counts = {"greedy": 100}
+    for drafted, few in ((8, True), (90, False)):
+        made = {"greedy": drafted}
+        report = DiffReport("ngram", "match", True, noise, {"greedy": 5}, counts, drafted=made)
+        console = Console(file=StringIO(), width=200)
+        console.print(diff_findings(report))
+        lines = console.file.getvalue()  # type: ignore[attr-defined]
+        assert f"{drafted} tokens were drafted" in lines
+        assert ("-k 4 tests more" in lines) == few

@@ -109,7 +109,8 @@ def _model_sentences(report: ModelReport) -> Iterable[str]:
     if report.drafts_expected and not report.drafted:
         yield NOTHING_DRAFTED
         return
-    yield f"{report.drafted} tokens were drafted, {report.accepted} accepted."
+    few = _few(report.drafted, report.text.observations, report.drafts_expected)
+    yield f"{report.drafted} tokens were drafted, {report.accepted} accepted{few}."
     caught = ", ".join(f"{way} {_variation(tv)}" for way, tv in report.detectable.items())
     yield f"Would have caught with 90 % power a total variation per token of: {caught}."
 
@@ -132,6 +133,11 @@ def _variation(value: float | None) -> str:
     return "none (too few tokens)" if value is None else f"{value:.3f}"
 
 
+def _few(drafted: int, written: int, expected: bool) -> str:
+    """What is to be said of texts in which little was drafted."""
+    return ": few of them, so that -k 4 tests more" if expected and 5 * drafted < written else ""
+
+
 # -- diff --------------------------------------------------------------------------------------
 
 
@@ -148,7 +154,9 @@ def diff_findings(report: DiffReport) -> Group:
         lines.append(f"not run: {report.skipped}")
     if not report.lossless:
         lines.append(_declared(report.rule))
-    lines.append(f"{sum(report.drafted.values())} tokens were drafted")
+    drafted, written = sum(report.drafted.values()), sum(report.tokens.values())
+    few = _few(drafted, written, report.drafts_expected)
+    lines.append(f"{drafted} tokens were drafted{few}")
     lines += [f"{mode}: {NOTHING_DRAFTED}" for mode in report.undrafted]
     noise = report.noise
     lines.append(

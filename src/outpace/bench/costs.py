@@ -101,7 +101,7 @@ def measure_curves(
     if max(contexts) + longest + repeats + 2 > llm.max_model_len:
         raise ConfigError(
             f"a context of {max(contexts)} leaves no room for drafts in the model's "
-            f"{llm.max_model_len}: choose shorter ones."
+            f"{llm.max_model_len}: give shorter ones with --context."
         )
     found = []
     for batch in batches:

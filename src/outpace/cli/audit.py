@@ -213,7 +213,7 @@ def options(
     """Prove every sampling option under every drafter and rule, on a tiny model: honoured or
     refused.
 
-    All of them take eight minutes on two cores; name a drafter or a rule for less.
+    All of them take 10 to 20 minutes on two cores; name a drafter or a rule for less.
     """
     console = Console(stderr=True)
     with starting(console):

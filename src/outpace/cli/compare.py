@@ -147,7 +147,8 @@ class Comparison:
         for row in self._speed_up_rows():
             table.add_row(*row)
         rate = shown[1].acceptance_rate
-        table.add_row("acceptance rate", "", "nothing drafted" if rate is None else f"{rate:.0%}")
+        nothing = "none in this run" if self.total.num_draft_tokens else "nothing drafted"
+        table.add_row("acceptance rate", "", nothing if rate is None else f"{rate:.0%}")
         table.add_row("mean acceptance length", *(f"{m.mean_acceptance_length:.2f}" for m in shown))
         table.add_row("target passes", *(f"{one.num_target_passes}" for one in shown))
         table.add_row("tokens", *(f"{one.num_emitted_tokens}" for one in shown))

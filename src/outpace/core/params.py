@@ -207,7 +207,8 @@ class SamplingParams(TextParams):
     typical_p: Annotated[float | None, Gt(0), Le(1), Off(1.0)] = None
     """Locally typical sampling (Meister et al. 2022). 1 keeps all."""
     seed: Annotated[int | None, Ge(-(2**63)), Le(2**63 - 1)] = None
-    """The same seed and options give the same text. Unset: drawn from the operating system;
+    """The same seed and options give the same text, up to rounding in other company
+    (``batch_invariant``). Unset: drawn from the operating system;
     `CompletionOutput.seed` reports it where it gives the text again."""
     logprobs: Annotated[int | None, Ge(0)] = None
     """Report the log-probability of each token, and of this many most probable ones, under the
