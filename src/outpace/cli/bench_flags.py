@@ -232,7 +232,7 @@ class CurveFlags:
     """Where the cost curves are measured, and what is written."""
 
     batch: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,4,16"
-    context: Annotated[str, typer.Option(help="Cached tokens per row, with commas.")] = "128,1024"
+    context: Annotated[str, typer.Option(help="Cached tokens per row, with commas.")] = "128,512"
     temperature: Annotated[float, typer.Option(help="Temperature of the draft.")] = 0.0
     longest: Annotated[int, typer.Option(help="Tokens of the longest draft.")] = 16
     repeats: Annotated[int, typer.Option(help="Timings of each cost; their median counts.")] = 7

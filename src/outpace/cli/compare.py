@@ -24,6 +24,10 @@ from outpace.outputs import RequestOutput
 SEEDS = 1 << 63
 """Seeds there are, from 0."""
 
+BUSY = 2
+"""How many times as fast as another one a run of plain decoding is on a machine that does other
+things, too."""
+
 REPEATS = 5
 FEWEST = 3
 PATIENCE = 30.0
@@ -67,13 +71,15 @@ class Comparison:
     def speed_up(self) -> float | None:
         """Ratio of the rates of the `middle` runs; None where nothing was drafted, and where it
         is within the noise: some pair of neighbouring runs says that plain decoding was
-        faster, and another one that it was slower."""
+        faster, and another one that it was slower; or the machine was so busy that plain runs
+        differ by more than `BUSY` times."""
         if not self.total.num_draft_tokens:
             return None
         low, high = self.spread
         if len(self.plain) < FEWEST:  # too few to see how far they differ
             low, high = low / UNSURE, high * UNSURE
-        if low <= 1 <= high:
+        rates = [run.rate for run in self.plain]
+        if low <= 1 <= high or max(rates) > BUSY * min(rates):
             return None
         return middle(self.speculative).rate / middle(self.plain).rate
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from outpace.cli.flags.names import LOSSLESS, LOSSY, METHODS, installed
 from outpace.cli.loading import starting
@@ -110,7 +110,7 @@ def _with_name(name: str) -> Iterator[Entry]:
 
 
 def _table(options: list[Option]) -> Table:
-    made = Table("option", "default", "")
+    made = Table(Column("option", overflow="fold"), "default", "")  # a name is there to be copied
     for one in options:
         default = "(needed)" if one.needed else json.dumps(one.default, default=str)
         made.add_row(one.name, default, f"{one.help} ({one.range})" if one.range else one.help)
