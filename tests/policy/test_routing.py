@@ -13,9 +13,10 @@ import pytest
 
 from outpace.core.proposal import DraftingTerms
 from outpace.core.stats import Seconds
+from outpace.core.trees.tree_shape import ranks_if_verified
 from outpace.draft.round import DrafterChoice, LookupDraft, Outcome
 from outpace.engine.request import EngineRequest
-from outpace.policy.auto import AutoController, ranks_if_verified
+from outpace.policy.auto import AutoController
 from outpace.policy.base import cap_budgets
 from outpace.policy.costs import BatchBucket, CostTable
 from outpace.policy.estimator import Estimator

@@ -21,9 +21,6 @@ from outpace.inputs.prompts import Prompt
 from outpace.llm import LLM
 from outpace.outputs import RequestOutput
 
-SEEDS = 1 << 63
-"""Seeds there are, from 0."""
-
 BUSY = 2
 """How many times as fast as another one a run of plain decoding is on a machine that does other
 things, too."""
@@ -184,6 +181,11 @@ class Comparison:
         }
 
 
+def _seed(params: SamplingParams, repeat: int) -> int:
+    """The seed of a repeat; after the highest one the lowest comes."""
+    return ((params.seed or 0) + repeat + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> Any:
     if a == b:
         return float("inf")
@@ -255,7 +257,7 @@ def measure(
             break
         say(f"measuring, {repeat + 1} of {REPEATS} ...")
         # Another text each time, where texts are drawn: one may be easier to guess than the next.
-        seeded = dataclasses.replace(params, seed=((params.seed or 0) + repeat) % SEEDS)
+        seeded = dataclasses.replace(params, seed=_seed(params, repeat))
         plain.append(_run(without, prompts, seeded))
         speculative.append(_run(llm, prompts, seeded))
     rule = llm.engine.verifier.rule

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core.account import Account, Mode
 from outpace.core.proposal import DraftingTerms
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
-from outpace.core.trees.tree_shape import AcceptedRanks, TreeShape, chain_ranks
+from outpace.core.trees.tree_shape import TreeShape, chain_ranks, ranks_if_verified
 from outpace.draft.round import DrafterChoice, LookupDraft, Outcome
 from outpace.draft.state import StateFile
-from outpace.policy.base import (
-    Controller,
-    RoundPlan,
-    cap_budgets,
-    mode_of,
-    requested_budget,
-)
-from outpace.policy.candidate import Candidate, Trial
+from outpace.policy.base import Controller, RoundPlan, cap_budgets, mode_of, requested_budget
+from outpace.policy.candidate import Candidate
 from outpace.policy.costs import (
     MAX_SAMPLES,
     MISS,
@@ -38,36 +31,7 @@ from outpace.policy.forecast import (
     TextForecast,
     TextLengths,
 )
-
-
-@dataclass
-class _Option:
-    """What might be drafted in the coming round for the requests that measured times decide."""
-
-    picks: dict[Request, DrafterChoice]
-    tokens: float  # of all these requests
-    seconds: float | None  # of the round; None while they are not known
-    trials: dict[str, Trial | None] = field(default_factory=dict)  # by those that draft
-
-    @property
-    def rate(self) -> float | None:
-        """Tokens per second; None while it is not known."""
-        return None if self.seconds is None else self.tokens / self.seconds
-
-
-@dataclass
-class _RoundState:
-    """What is known and decided of the present round, from its plan to its record."""
-
-    chosen: _Option | None = None
-    asked: frozenset[Request] = frozenset()
-    """For whom a drafter that drafts alone was asked: it may have nothing to draft."""
-    models: Mapping[Request, str] = field(default_factory=dict)
-    """By request, the model that was asked among several drafters: it may draft nothing, too."""
-    lookup_drafts: Mapping[Request, Mapping[str, LookupDraft]] = field(default_factory=dict)
-    """By request, what each look-up has found."""
-    comparisons: dict[str, dict[Request, RoundComparison]] = field(default_factory=dict)
-    """By model and request, the round with the model and without it."""
+from outpace.policy.round_state import RoundOption, RoundState, no_picks
 
 
 class AutoController(Controller):
@@ -106,7 +70,7 @@ class AutoController(Controller):
         self._models = [one for one in self._candidates.values() if one not in self._look_ups]
         self._texts = TextForecast()
         self._since_runner_up = 0
-        self._round = _RoundState()
+        self._round = RoundState()
         self._file = file
         if file is not None:
             saved = file.load()
@@ -126,7 +90,7 @@ class AutoController(Controller):
     # -- choosing ------------------------------------------------------------------------------
 
     def plan(self, requests: Sequence[Request], terms: DraftingTerms) -> RoundPlan:
-        self._round = _RoundState()
+        self._round = RoundState()
         shape: TreeShape | None = None
         learned = not any(request.reproducible for request in requests)
         for one in self._estimators:
@@ -223,11 +187,11 @@ class AutoController(Controller):
         """Whether a drafter drafts for reproducible requests; the only one decides that itself."""
         return one is self._alone or not one.skips_reproducible
 
-    def _measured(self, batch: RoundRequests) -> _Option:
+    def _measured(self, batch: RoundRequests) -> RoundOption:
         """The best option by measured rounds. Now and then it is one close to the best instead, the
         one that was measured longest ago: a bad measurement may hide that it is better. An option
         of unknown time comes first; the budget for trials keeps those few."""
-        nothing = _Option(_no_picks(batch), len(batch.adaptive), self.costs.plain(batch.bucket))
+        nothing = RoundOption(no_picks(batch), len(batch.adaptive), self.costs.plain(batch.bucket))
         if self.costs.doubted(batch.bucket) and not batch.min_size:
             return nothing
         looked_up = self._looked_up(batch)
@@ -248,12 +212,12 @@ class AutoController(Controller):
                 trial.charge_text()
         return best
 
-    def _age(self, bucket: BatchBucket, option: _Option) -> int:
+    def _age(self, bucket: BatchBucket, option: RoundOption) -> int:
         """How many rounds ago a round like this was measured."""
         largest = max(option.picks.values(), key=lambda pick: pick.budget)
         return self.costs.age(bucket, largest.name, largest.budget)
 
-    def _looked_up(self, batch: RoundRequests) -> _Option | None:
+    def _looked_up(self, batch: RoundRequests) -> RoundOption | None:
         """The look-ups' drafts for the requests for which they found something; None if that does
         not pay."""
         chosen: dict[Request, str] = {}
@@ -266,7 +230,7 @@ class AutoController(Controller):
                 chosen[request] = max(worth, key=worth.__getitem__)
         if not chosen:
             return None
-        option = _Option(_no_picks(batch), len(batch.adaptive), 0.0)
+        option = RoundOption(no_picks(batch), len(batch.adaptive), 0.0)
         for name in dict.fromkeys(chosen.values()):
             one, requests = self[name], [request for request, by in chosen.items() if by == name]
             own = RoundRequests(batch.requests, requests, batch.min_size)
@@ -289,8 +253,8 @@ class AutoController(Controller):
         return option if option.trials else None
 
     def _modelled(
-        self, model: Candidate, batch: RoundRequests, looked_up: _Option | None
-    ) -> _Option | None:
+        self, model: Candidate, batch: RoundRequests, looked_up: RoundOption | None
+    ) -> RoundOption | None:
         """A model's drafts for all requests, or only for those for which look-ups found nothing
         better; None if that does not pay."""
         one, plan = model.estimator, model.plan(batch, self._saved_per_token(model))
@@ -304,8 +268,8 @@ class AutoController(Controller):
         picks = {
             request: DrafterChoice(one.name if count else "", count) for request, count in pairs
         }
-        alone = _Option(picks, 0.0, seconds, {one.name: plan.trial})
-        mixed = _Option(dict(picks), 0.0, seconds, {one.name: plan.trial})
+        alone = RoundOption(picks, 0.0, seconds, {one.name: plan.trial})
+        mixed = RoundOption(dict(picks), 0.0, seconds, {one.name: plan.trial})
         for request, pick in picks.items():
             tokens = one.tokens(request, pick.budget)
             alone.tokens += tokens
@@ -328,7 +292,7 @@ class AutoController(Controller):
         return lambda request: texts.saves(request, name)
 
     def _comparisons_of(
-        self, model: Candidate, batch: RoundRequests, looked_up: _Option | None
+        self, model: Candidate, batch: RoundRequests, looked_up: RoundOption | None
     ) -> dict[Request, RoundComparison]:
         """For each adaptive request, the ways to run this round with a model and without it."""
         forecast, plain = model.forecast, self.costs.plain(batch.bucket)
@@ -375,7 +339,7 @@ class AutoController(Controller):
                 candidate.record(request, own, decided, request in self._round.asked)
         self._learn_savings(requests, outcomes)
         self._learn_lookups(requests, outcomes)
-        self._round = _RoundState()
+        self._round = RoundState()
         for request in requests:
             self._lengths.note(request)
         if self._file is not None and any(request.finished for request in requests):
@@ -479,23 +443,3 @@ class AutoController(Controller):
         """Goes on from what an earlier run saved."""
         self._texts.from_dict(saved["savings"])
         self.costs.from_dict(saved["drafters"], list(self._candidates))
-
-
-def _no_picks(batch: RoundRequests) -> dict[Request, DrafterChoice]:
-    """Nothing drafted for any of the adaptive requests."""
-    return dict.fromkeys(batch.adaptive, DrafterChoice())
-
-
-def ranks_if_verified(draft: Sequence[int], committed: Sequence[int]) -> AcceptedRanks:
-    """Returns what would have become of a chain, as far as the committed tokens tell.
-
-    >>> ranks_if_verified([1, 2, 3], [1, 5])
-    [(1, 0), (1, None)]
-    >>> ranks_if_verified([1, 2, 3], [1, 2])
-    [(1, 0), (1, 0)]
-    """
-    pairs = zip(draft, committed, strict=False)
-    same = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
-    if same is None:
-        return [(1, 0)] * min(len(draft), len(committed))
-    return chain_ranks(len(draft), same)

@@ -256,6 +256,21 @@ def chain_ranks(drafted: int, accepted: int) -> AcceptedRanks:
     return [(1, 0)] * accepted + [(1, None)] * (accepted < drafted)
 
 
+def ranks_if_verified(draft: Sequence[int], committed: Sequence[int]) -> AcceptedRanks:
+    """Returns what would have become of a chain, as far as the committed tokens tell.
+
+    >>> ranks_if_verified([1, 2, 3], [1, 5])
+    [(1, 0), (1, None)]
+    >>> ranks_if_verified([1, 2, 3], [1, 2])
+    [(1, 0), (1, 0)]
+    """
+    pairs = zip(draft, committed, strict=False)
+    same = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+    if same is None:
+        return [(1, 0)] * min(len(draft), len(committed))
+    return chain_ranks(len(draft), same)
+
+
 def _before(path: tuple[int, ...]) -> list[tuple[int, ...]]:
     """The nodes that must come before the one of a path: its parent and its next elder sibling."""
     parent, rank = path[:-1], path[-1]
