@@ -6,7 +6,7 @@ import torch
 
 from outpace.core.proposal import Deterministic, Proposal, Sampled
 from outpace.core.trees.tree import Tree
-from outpace.methods.choosers.joining import cut, row_by_row
+from outpace.methods.choosers.joining import row_by_row
 
 VOCABULARY = 5
 
@@ -41,11 +41,11 @@ def test_rows_of_several_drafters_keep_what_was_given() -> None:
 
 
 def test_a_cut_proposal_keeps_what_was_given() -> None:
-    assert given_of(cut(half_given([[1, 2, 3], [1, 2, 3]]), [2, 1])) == [[True, False]] * 2
+    assert given_of(half_given([[1, 2, 3], [1, 2, 3]]).first([2, 1])) == [[True, False]] * 2
 
 
 def test_where_all_was_drawn_nothing_is_marked() -> None:
     q = torch.full((1, 3, VOCABULARY), 1 / VOCABULARY)
-    made = cut(proposal([[1, 2, 3]], Sampled(q)), [2])
+    made = proposal([[1, 2, 3]], Sampled(q)).first([2])
     assert isinstance(made.distribution, Sampled)
     assert made.distribution.fixed is None

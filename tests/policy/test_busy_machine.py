@@ -9,7 +9,8 @@ import pytest
 from outpace.core.stats import Seconds
 from outpace.draft.round import Outcome
 from outpace.policy.base import Controller, cap_budgets
-from outpace.policy.costs import MIN_SAMPLES, SPEED_CHANGE_ROUNDS, BatchBucket, CostTable
+from outpace.policy.costs import SPEED_CHANGE_ROUNDS, BatchBucket, CostTable
+from outpace.policy.curves import MIN_SAMPLES
 from outpace.policy.exploration import TrialBudget
 from outpace.policy.lengths.adaptive import Constant
 

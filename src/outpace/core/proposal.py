@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.logits.branches import Branches
+from outpace.core.transfer import to_device
 from outpace.core.trees.tree import Tree
 
 
@@ -131,6 +132,57 @@ class Proposal:
         """The drafted tokens that lead to each node: its ancestors, in order."""
         tokens = self.tokens[:, None, :].expand(-1, self.tree.size + 1, -1)
         return Branches(tokens, self.tree.ancestors[:, :, 1:])
+
+    def keep(self, kept: Tensor, width: int | None = None) -> Proposal:
+        """Returns the proposal with some of its nodes only, in the order that they had.
+
+        kept: ``[B, N]`` bool; with each node its ancestors. Of siblings that were drawn all stay or
+        none, and it is decided before they are drawn: then those that stay have the distributions
+        that they come with. width: nodes of the new tree, N by default; no row keeps more.
+        """
+        counts = kept.sum(1)
+        chosen = (~kept).int().argsort(dim=1, stable=True)[:, :width]  # the kept ones first
+        number = torch.nn.functional.pad(kept.long().cumsum(1), (1, 0))  # [B, 1 + N]
+        parents = number.gather(1, self.tree.parents.gather(1, chosen))
+        valid = torch.arange(chosen.shape[1], device=counts.device) < counts[:, None]
+
+        def moved(of_nodes: Tensor) -> Tensor:
+            return of_nodes.gather(1, chosen[..., None].expand(-1, -1, of_nodes.shape[-1]))
+
+        drawn, draft_probs = self.distribution, self.draft_probs
+        if isinstance(drawn, Sampled):
+            fixed = None if drawn.fixed is None else drawn.fixed.gather(1, chosen)
+            drawn = replace(drawn, q=moved(drawn.q), fixed=fixed)
+        return replace(
+            self,
+            tokens=torch.where(valid, self.tokens.gather(1, chosen), 0),
+            tree=Tree(torch.where(valid, parents, 0)),
+            counts=counts,
+            distribution=drawn,
+            draft_probs=None if draft_probs is None else moved(draft_probs),
+        )
+
+    def first(self, counts: Sequence[int]) -> Proposal:
+        """Returns the first nodes of each row, at most ``counts`` of them, without auxiliary
+        tokens: these follow nodes that may be gone."""
+        device, width = self.tokens.device, max(counts, default=0)
+        if not width:
+            return replace(Proposal.empty(len(counts), device), methods=self.methods)
+        drawn, tree = self.distribution, self.tree
+        if isinstance(drawn, Sampled):
+            fixed = None if drawn.fixed is None else drawn.fixed[:, :width]
+            drawn = replace(drawn, q=drawn.q[:, :width], fixed=fixed)
+        shape = (len(counts), width)
+        return replace(
+            self,
+            tokens=self.tokens[:, :width],
+            tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
+            counts=torch.minimum(self.counts, to_device(list(counts), device)),
+            distribution=drawn,
+            aux_tokens=None,
+            precomputed=self.precomputed if width == self.tokens.shape[1] else None,
+            draft_probs=None if self.draft_probs is None else self.draft_probs[:, :width],
+        )
 
     def cut_to_vocabulary_(self, vocabulary: int) -> Proposal:
         """Returns the proposal with each row cut before its first token outside the vocabulary;

@@ -1,4 +1,4 @@
-"""Numbers from the host to the device, and waiting for it."""
+"""Numbers from the host to the device, what they are padded to, and waiting for the device."""
 
 from __future__ import annotations
 
@@ -40,3 +40,12 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device, width: int | Non
         width = max(map(len, rows), default=0)
     filled = [[*row, *[0] * (width - len(row))] for row in rows]
     return to_device(filled, device).view(len(rows), width)
+
+
+def power_of_two(count: int) -> int:
+    """Returns the smallest power of two that is not less: few shapes are padded to it.
+
+    >>> [power_of_two(count) for count in (0, 1, 2, 3, 8, 9)]
+    [1, 1, 2, 4, 8, 16]
+    """
+    return 1 << max(0, count - 1).bit_length()

@@ -106,14 +106,8 @@ class _Candidates:
     def proposal(self, wanted: Tensor, most: int) -> Proposal:
         """Returns the trees of the best nodes."""
         kept = self.kept(wanted)
-        counts = kept.sum(1)
-        chosen = (~kept).int().argsort(dim=1, stable=True)[:, :most]  # the kept ones first
-        number = torch.nn.functional.pad(kept.long().cumsum(1), (1, 0))  # [B, C + 1]
-        parents = number.gather(1, self.parents.gather(1, chosen))
-        valid = torch.arange(chosen.shape[1], device=counts.device) < counts[:, None]
-        tree = Tree(torch.where(valid, parents, 0))
-        tokens = torch.where(valid, self.tokens.gather(1, chosen), 0)
-        return Proposal(tokens, tree, counts, Deterministic())
+        every = Proposal(self.tokens, Tree(self.parents), kept.sum(1), Deterministic())
+        return every.keep(kept, most)
 
 
 @dataclass(frozen=True, eq=False)

@@ -248,26 +248,5 @@ def pruned(drafted: Proposal, wanted: Tensor) -> Proposal:
     """
     if drafted.tree.is_chain:
         return replace(drafted, counts=torch.minimum(drafted.counts, wanted.cumprod(1).sum(1)))
-    nodes = drafted.tree.size
     away = torch.nn.functional.pad(~(wanted & drafted.valid), (1, 0))  # [B, 1 + N]
-    kept = ~(drafted.tree.ancestors[:, 1:] & away[:, None]).any(-1)  # [B, N]
-    counts = kept.sum(1)
-    chosen = (~kept).int().argsort(dim=1, stable=True)  # the kept ones first
-    number = torch.nn.functional.pad(kept.long().cumsum(1), (1, 0))  # [B, 1 + N]
-    parents = number.gather(1, drafted.tree.parents.gather(1, chosen))
-    valid = torch.arange(nodes, device=counts.device) < counts[:, None]
-
-    def moved(of_nodes: Tensor) -> Tensor:
-        return of_nodes.gather(1, chosen[..., None].expand_as(of_nodes))
-
-    drawn, draft_probs = drafted.distribution, drafted.draft_probs
-    if isinstance(drawn, Sampled):
-        drawn = replace(drawn, q=moved(drawn.q))
-    return replace(
-        drafted,
-        tokens=drafted.tokens.gather(1, chosen),
-        tree=Tree(torch.where(valid, parents, 0)),
-        counts=counts,
-        distribution=drawn,
-        draft_probs=None if draft_probs is None else moved(draft_probs),
-    )
+    return drafted.keep(~(drafted.tree.ancestors[:, 1:] & away[:, None]).any(-1))

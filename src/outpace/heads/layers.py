@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.core.transfer import power_of_two
 from outpace.heads.base import HeadConfig
 from outpace.targets.hf.attention import apply_window
 
@@ -233,7 +234,7 @@ class Rotary:
         is kept."""
         found = self._table
         if found is None or len(found[0]) < positions or found[0].dtype != dtype:
-            count = 1 << max(8, (positions - 1).bit_length())
+            count = power_of_two(max(256, positions))
             cos, sin = self(torch.arange(count, device="cpu")[None], dtype)
             found = self._table = cos[0], sin[0]
         return found

@@ -10,7 +10,8 @@ from outpace.core.account import DrafterAccount, Mode, Reason
 from outpace.core.request import Request
 from outpace.core.stats import Seconds
 from outpace.draft.round import LookupDraft, Outcome
-from outpace.policy.costs import MIN_SAMPLES, PLAIN, BatchBucket
+from outpace.policy.costs import PLAIN, BatchBucket
+from outpace.policy.curves import MIN_SAMPLES
 from outpace.policy.estimator import Estimator, RoundRequests
 from outpace.policy.exploration import MAX_TRIAL_LOSS, TEXT_TRIAL_SHARE, Backoff, TrialBudget
 from outpace.policy.forecast import PREFILL_DELAY, Forecast, SavedPerToken, TextLengths

@@ -16,17 +16,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from outpace.core.stats import Seconds
-
-MIN_SAMPLES = 2
-"""Measurements that are believed, where one may have been disturbed: of a size, of plain rounds
-before the first draft at a batch and context, and of plain rounds that are as much faster than
-before as a round of a new size was, which shows that the machine has become faster
-(lab/measure/slow_phase.py). With 3 plain rounds replays are .997 times as fast, with 1 .991."""
+from outpace.core.transfer import power_of_two
+from outpace.policy.curves import MIN_SAMPLES, Cost, curve_of, interpolated
 
 SPEED_CHANGE_RATIO, SPEED_CHANGE_ROUNDS = 1.25, 5
 """The machine has changed where the last ``SPEED_CHANGE_ROUNDS`` rounds all took
@@ -62,28 +57,8 @@ class BatchBucket(NamedTuple):
         >>> BatchBucket.of(batch=6, context=1000)
         BatchBucket(batch=8, context=1024)
         """
-        rows = batch if batch <= 4 else _power(batch)
-        return cls(rows, max(SHORTEST_CONTEXT, _power(context)))
-
-
-def _power(count: int) -> int:
-    """The power of two that is at least ``count``."""
-    return 1 << max(0, count - 1).bit_length()
-
-
-class Cost(NamedTuple):
-    """The median times of one kind of round."""
-
-    levels: int
-    """Passes of the drafter."""
-    total: float
-    draft: float
-    measured: int
-    """How often."""
-
-    def times(self, factor: float) -> Cost:
-        """Returns these times in another unit."""
-        return Cost(self.levels, self.total * factor, self.draft * factor, self.measured)
+        rows = batch if batch <= 4 else power_of_two(batch)
+        return cls(rows, max(SHORTEST_CONTEXT, power_of_two(context)))
 
 
 @dataclass
@@ -201,7 +176,7 @@ class CostTable:
                 self._doubts[bucket].refuted += 1
         elif size > 0 and (cost is None or cost.measured < MIN_SAMPLES or cost.levels != levels):
             known = self._known(bucket, name)
-            if known and total < _expected(known, size, levels) / SPEED_CHANGE_RATIO:
+            if known and total < interpolated(known, size, levels) / SPEED_CHANGE_RATIO:
                 self._doubts.setdefault(bucket, _Doubt(self._added))
 
     def doubted(self, bucket: BatchBucket) -> bool:
@@ -317,22 +292,8 @@ class CostTable:
         """
         asked = bucket, name, tuple(levels)
         if asked not in self._curves:
-            self._curves[asked] = self._curve(self._known(bucket, name), levels)
+            self._curves[asked] = curve_of(self._known(bucket, name), levels)
         return self._curves[asked]
-
-    @staticmethod
-    def _curve(known: Mapping[int, Cost], levels: Sequence[int]) -> list[float] | None:
-        if not known:
-            return None
-        found = _put_together(known, levels)
-        trusted = {n: cost for n, cost in known.items() if cost.measured >= MIN_SAMPLES or not n}
-        if 1 < len(trusted) < len(known):
-            expected = _put_together(trusted, levels)
-            found = [
-                seconds if size in trusted else min(seconds, expected[size])
-                for size, seconds in enumerate(found)
-            ]
-        return list(accumulate(found, max))
 
     def _known(self, bucket: BatchBucket, name: str) -> Mapping[int, Cost]:
         """A plain round and drafts by size, with what drafting added elsewhere if it was not
@@ -407,46 +368,3 @@ class CostTable:
                 at[int(size)] = Cost(int(levels), float(total), float(draft), MIN_SAMPLES)
             self._earlier[name] = costs
             self._earlier_reading[name] = float(saved[name]["reading"])
-
-
-def _put_together(known: Mapping[int, Cost], levels: Sequence[int]) -> list[float]:
-    """The time of a round for each size, interpolated from the measured ones."""
-    drafts, rests = _parts(known, max(levels), len(levels))
-    found = [drafts[level] + rest for level, rest in zip(levels, rests, strict=False)]
-    for size, cost in known.items():
-        if size < len(levels) and cost.levels == levels[size]:
-            found[size] = cost.total
-    plain = known[0].total
-    least = [plain, *[plain + drafts[level] for level in levels[1:]]]
-    return list(map(max, found, least))
-
-
-def _expected(known: Mapping[int, Cost], size: int, levels: int) -> float:
-    """The time that the measured sizes predict for one more."""
-    drafts, rests = _parts(known, levels, size)
-    return drafts[levels] + rests[size]
-
-
-def _parts(known: Mapping[int, Cost], levels: int, size: int) -> tuple[list[float], list[float]]:
-    """The time of drafting 0..levels levels, and of the rest of a round with 0..size nodes."""
-    drafts = _line({cost.levels: cost.draft for cost in known.values()}, levels)
-    return drafts, _line({each: cost.total - cost.draft for each, cost in known.items()}, size)
-
-
-def _line(known: Mapping[int, float], last: int) -> list[float]:
-    """The values at 0..last: linear between the known ones, of which one is at 0; beyond the last
-    of these along the line from the first through it.
-
-    >>> _line({0: 1.0, 2: 2.0, 4: 5.0}, last=6)
-    [1.0, 1.5, 2.0, 3.5, 5.0, 6.0, 7.0]
-    """
-    measured = sorted(known)
-    found = [known[0]]
-    for low, high in pairwise(measured):
-        slope = (known[high] - known[low]) / (high - low)
-        found += [known[low] + slope * step for step in range(1, high - low)]
-        found.append(known[high])
-    farthest = measured[-1]
-    slope = (known[farthest] - known[0]) / max(1, farthest)
-    found += [known[0] + slope * step for step in range(farthest + 1, last + 1)]
-    return found[: last + 1]

@@ -20,7 +20,8 @@ from outpace.policy.acceptance import (
     Ratio,
     ranges_of,
 )
-from outpace.policy.costs import MIN_SAMPLES, BatchBucket, CostTable
+from outpace.policy.costs import BatchBucket, CostTable
+from outpace.policy.curves import MIN_SAMPLES
 from outpace.policy.exploration import TrialBudget
 from outpace.policy.forecast import Forecast
 from outpace.policy.nominal import NominalCosts

@@ -14,7 +14,7 @@ from outpace.core.request import Request
 from outpace.core.trees.tree_shape import AcceptedRanks, chain_ranks
 from outpace.draft.round import Outcome
 from outpace.policy.acceptance import COUNT_DECAY, Acceptance, Calibration, Confidences, Counts
-from outpace.policy.costs import MIN_SAMPLES
+from outpace.policy.curves import MIN_SAMPLES
 
 
 class EarlyStopping:

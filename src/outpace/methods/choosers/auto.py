@@ -26,7 +26,6 @@ from outpace.methods.choosers.base import (
     check_look_up,
     rule_of,
 )
-from outpace.methods.choosers.joining import cut
 from outpace.methods.models.options import DraftModelOptions, draft_model
 from outpace.methods.online.options import WeightsOptions
 from outpace.targets.hf.loading.loaded import LoadedModel
@@ -222,7 +221,7 @@ class AutoDrafter(CompositeDrafter):
             min(pick.budget, asked[pick.name].counts[row]) if pick.name in asked else 0
             for row, pick in enumerate(picks)
         ]
-        return cut(made, counts)
+        return made.first(counts)
 
     def _first(
         self, found: Mapping[str, Sequence[LookupDraft]], budgets: Sequence[int]

@@ -86,28 +86,6 @@ def _stacked(probs: Sequence[Tensor | None], proposal: Proposal, vocabulary: int
     return certain
 
 
-def cut(proposal: Proposal, counts: Sequence[int]) -> Proposal:
-    """Returns the first nodes of each row, at most as many as ``counts`` says."""
-    device, width = proposal.tokens.device, max(counts, default=0)
-    if not width:
-        return replace(Proposal.empty(len(counts), device), methods=proposal.methods)
-    distribution, tree = proposal.distribution, proposal.tree
-    if isinstance(distribution, Sampled):
-        fixed = None if distribution.fixed is None else distribution.fixed[:, :width]
-        distribution = replace(distribution, q=distribution.q[:, :width], fixed=fixed)
-    shape = (len(counts), width)
-    return replace(
-        proposal,
-        tokens=proposal.tokens[:, :width],
-        tree=Tree.chain(*shape, device) if tree.is_chain else Tree(tree.parents[:, :width]),
-        counts=torch.minimum(proposal.counts, to_device(list(counts), device)),
-        distribution=distribution,
-        aux_tokens=None,  # which follow nodes that may be gone
-        precomputed=proposal.precomputed if width == proposal.tokens.shape[1] else None,
-        draft_probs=None if proposal.draft_probs is None else proposal.draft_probs[:, :width],
-    )
-
-
 def side_by_side(
     made: Sequence[Proposal], counts: Sequence[Sequence[int]], vocabulary: int, per_drafter: bool
 ) -> Proposal:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from outpace.core.transfer import to_device
+from outpace.core.transfer import power_of_two, to_device
 from outpace.core.trees.tree import Tree
 from outpace.errors import ConfigError
 from outpace.targets.hf.cache import SlotCache, cache_name
@@ -295,12 +295,3 @@ class FixedShapeRunner:
             **(WITH_STATES if states else {}),
         )
         return output.logits, *(output.hidden_states if states else ())
-
-
-def power_of_two(count: int) -> int:
-    """Returns the smallest power of two that is not less.
-
-    >>> [power_of_two(count) for count in (1, 2, 3, 8, 9)]
-    [1, 2, 4, 8, 16]
-    """
-    return 1 << (count - 1).bit_length()
