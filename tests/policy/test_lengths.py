@@ -184,9 +184,9 @@ def test_a_chain_ends_where_a_rejection_is_likely() -> None:
     # Believed to be accepted with (1 + .55) / 2: 1 - .775 ** 4 is .64, and .72 with the fifth.
     answers = [bool(ends(distribution, torch.tensor([0]))) for _ in range(5)]
     assert answers == [False, False, False, False, True]
-    of.record([row], [Outcome(5, 5, 2, 3)], None)
+    of.record([row], [Outcome(5, 5, 0, 1)], None)
     known = of.calibration(row)  # type: ignore[attr-defined]
-    assert (known.tested[5], known.accepted[5]) == (3, 2)
+    assert (known.tested[5], known.accepted[5]) == (1, 0)
     ends = of.begin_round([row])([9])  # type: ignore[attr-defined]
     assert [bool(ends(distribution, torch.tensor([0]))) for _ in range(4)] == [
         False,

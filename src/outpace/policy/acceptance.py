@@ -18,13 +18,10 @@ PRIOR, PRIOR_OF_LOOK_UPS = 0.7, 0.4
 """The chance of acceptance that is assumed before anything is known of a drafter. Most guesses of
 look-ups are by chance."""
 
-PRIOR_WEIGHT = 6.0
-"""What is believed of a drafter's tokens beforehand weighs as many observed ones. With 10 replays
-are the same, and seeded texts others."""
-
-TEXT_PRIOR_WEIGHT = 10.0
-"""What holds over all texts weighs as many observed tokens where it is about one of them. With 6
-replays are .995."""
+PRIOR_WEIGHT = 8.0
+"""What is believed beforehand weighs as many observed tokens: of a drafter's first tokens, of a
+range of confidence, and of one text what holds over all of them. With 6 replays are .998 times as
+fast, with 10 .997."""
 
 COUNT_DECAY = 0.998
 """The share of the old counts that remains at each new observation: they remember some 500. With 50
@@ -162,7 +159,7 @@ class Acceptance:
             counts, own = text.rank(rank), 1.0  # relative to all, at the depth before
             for depth in range(depths):
                 guess = shared[depth][rank]
-                chance = counts.rate(depth, min(1.0, guess * own), TEXT_PRIOR_WEIGHT)
+                chance = counts.rate(depth, min(1.0, guess * own), PRIOR_WEIGHT)
                 own = chance / guess if guess else 1.0
                 found[depth].append(chance)
         return found
@@ -173,10 +170,6 @@ class Acceptance:
 BINS = 10
 """Ranges of confidence of which each has a chance of acceptance. With 14 or 20 drafts are the same
 to .01 (docs/decisions/0014-chains-end-where-a-token-no-longer-pays.md)."""
-
-BIN_PRIOR_WEIGHT = 4.0
-"""Weight, in tokens, of what is believed of a range before any of its tokens was tested. With 6
-replays are the same, and seeded texts under the length policy "risk" others."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ class Calibration:
         way between its confidence and certainty."""
         believed = [(1 + (at + 0.5) / BINS) / 2 for at in range(BINS)]
         return [
-            (accepted + BIN_PRIOR_WEIGHT * guess) / (tested + BIN_PRIOR_WEIGHT)
+            (accepted + PRIOR_WEIGHT * guess) / (tested + PRIOR_WEIGHT)
             for tested, accepted, guess in zip(self.tested, self.accepted, believed, strict=True)
         ]
 

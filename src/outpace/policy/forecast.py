@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from outpace.core.request import PerRequest, Request
-from outpace.policy.acceptance import COUNT_DECAY, TEXT_PRIOR_WEIGHT
+from outpace.policy.acceptance import COUNT_DECAY, PRIOR_WEIGHT, Ratio
 
 MIN_PREFILL_PAYBACK = 2.3
 """Reading must be repaid this many times by what drafting promises, since texts end early, and
@@ -25,10 +25,6 @@ PREFILL_DELAY = 0.5
 """Tokens that a text must have for each plain round that reading it takes: it may end at once.
 Without this and `TextLengths` replays are .991 times as fast, and an answer of three tokens to a
 prompt of 272 takes up to five times as long."""
-
-LENGTH_WEIGHT = 0.25
-"""The weight of the last text in the mean length of texts: after ten of 8 tokens each the mean is
-15, and a draft model with which such texts took 1.6 times as long reads none."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +63,15 @@ SavedPerToken = Callable[[Request], float]
 
 
 class TextLengths:
-    """How long texts become, as far as it matters for what reading them repays."""
+    """How long texts become, as far as it matters for what reading them repays: a mean over those
+    that have ended, and one of `PAYBACK_TOKENS` that is assumed."""
 
     def __init__(self) -> None:
-        self._mean = float(PAYBACK_TOKENS)
+        self._ended = Ratio()
+
+    @property
+    def _mean(self) -> float:
+        return (PAYBACK_TOKENS + self._ended.part) / (1 + self._ended.whole)
 
     def note(self, request: Request) -> None:
         """Notes how long a text became, if it has ended."""
@@ -79,7 +80,7 @@ class TextLengths:
         if request.finish_reason == "stop" or (
             request.finish_reason == "length" and length > self._mean
         ):
-            self._mean += LENGTH_WEIGHT * (length - self._mean)
+            self._ended.add(length, 1)
 
     def is_prefill_repaid(
         self, reading: float, rows: int, request: Request, saved_per_token: float
@@ -110,7 +111,7 @@ class Sums:
 
     def rate(self, usual: float) -> float:
         """Returns the plain rounds saved per token. usual: of all texts, as a prior."""
-        return (self.saved + TEXT_PRIOR_WEIGHT * usual) / (self.tokens + TEXT_PRIOR_WEIGHT)
+        return (self.saved + PRIOR_WEIGHT * usual) / (self.tokens + PRIOR_WEIGHT)
 
 
 @dataclass(frozen=True)
