@@ -31,7 +31,7 @@ from heads.published import (
     medusa,
     mlp_speculator,
 )
-from heads.variants import drop, say
+from heads.variants import both, drop, say
 from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.checkpoint import check_fits_target, load_head, load_head_unchecked, save_head
@@ -157,7 +157,11 @@ def normed(about: dict[str, Any], weights: Weights) -> None:
     weights["lm_head.weight"] = torch.zeros(VOCABULARY, SIZE, dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("change", [biased, bare, normed])
+def tied(about: dict[str, Any], weights: Weights) -> None:
+    about["tie_word_embeddings"] = True  # copied from the target
+
+
+@pytest.mark.parametrize("change", [biased, bare, normed, tied])
 def test_the_weights_say_which_parts_an_eagle_head_has(change: Change, tmp_path: Path) -> None:
     given = eagle(tmp_path / "public", change)
     save_head(load_head(tmp_path / "public"), tmp_path / "again", "eagle")
@@ -241,6 +245,7 @@ def give(name: str, value: Tensor) -> Change:
         ("eagle", say(rope_scaling={"type": "linear"}), "type 'linear' lack an entry .*factor"),
         ("eagle", say(rope_scaling={"type": "longrope"}), "rope_type is 'longrope', and only"),
         ("eagle", say(num_hidden_layers=2), "no trained head"),
+        ("eagle", both(normed, tied), "tie_word_embeddings is True"),
         ("eagle", say(architectures=[["LlamaForCausalLM"]]), "no trained head"),
         ("eagle", say(num_key_value_heads=3), "do not fit"),
         ("dflash", drop("norm.weight"), "damaged, or not those .*norm.weight"),

@@ -84,7 +84,7 @@ def convert(folder: Path, path: Path, arch: str, kind: str = "F32", **more: Any)
             writer.add_tensor("d2t", (weight + torch.arange(len(weight))).numpy())
             continue
         array = weight.float()
-        if arch == "eagle3" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if arch == "eagle3" and "_proj" in name and name[name.index("_proj") - 1] in "qk":
             array = permuted(array, heads if "q_proj" in name else groups)
         store(writer, renamed(name), array.numpy(), kind)
     writer.write_header_to_file()
@@ -115,7 +115,7 @@ def store(writer: gguf.GGUFWriter, name: str, array: Any, kind: str) -> None:
 
 def permuted(weight: Tensor, heads: int) -> Tensor:
     """As llama.cpp turns the halves of Llama's heads into pairs."""
-    halves = weight.reshape(heads, 2, len(weight) // heads // 2, weight.shape[1])
+    halves = weight.reshape(heads, 2, len(weight) // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape).contiguous()
 
 
@@ -138,6 +138,14 @@ def wide(about: dict[str, Any], weights: Weights) -> None:
             weights |= drawn({name: (32, SIZE)})
 
 
+def biased(about: dict[str, Any], weights: Weights) -> None:
+    nested(*READS)(about, weights)
+    about["attention_bias"] = True
+    for part in ("q_proj", "k_proj", "v_proj"):
+        name = f"midlayer.self_attn.{part}"
+        weights |= drawn({f"{name}.bias": (len(weights[f"{name}.weight"]),)})
+
+
 INSIDE = {"mask_token_id": 17, "target_layer_ids": [1, 5, 10]}
 SLIDING = {
     "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5,
@@ -146,6 +154,7 @@ SLIDING = {
 CASES: Mapping[str, Any] = {
     "eagle3": (eagle3, nested(*READS), "eagle3"),
     "eagle3, norm": (eagle3, nested(*READS, norm_before_residual=True), "eagle3"),
+    "eagle3, biases": (eagle3, biased, "eagle3"),
     "dflash": (dflash, say(dflash_config=INSIDE), "dflash"),
     "dflash, windows": (dflash, say(**SLIDING), "dflash"),
     "dspark": (dspark, lambda about, weights: None, "dflash"),

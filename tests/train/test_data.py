@@ -166,6 +166,29 @@ def test_answers_end_as_the_target_ends_them(tmp_path: Path) -> None:
     assert [each.text for each in found] == [answered, asked, asked, answered, "a"]
 
 
+class Thinking(EndingTurns):
+    """Writes an answer's reasoning before it, of the last answer only."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **options: object) -> str:
+        *before, last = messages
+        if options["add_generation_prompt"] or "reasoning_content" not in last:
+            return super().apply_chat_template(messages, **options)
+        asked = super().apply_chat_template(before, add_generation_prompt=True)
+        return f"{asked}<think>{last['reasoning_content']}</think>{last['content']}<turn|>\n"
+
+
+def test_the_reasoning_of_an_answer_is_learned_as_the_template_writes_it(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "a", "reasoning_content": "because"}
+    line = json.dumps({"messages": [{"role": "user", "content": "q"}, answer]})
+    path = tmp_path / "a.jsonl"
+    path.write_text(line)
+    (found,) = documents([path], Thinking(), "a model")
+    asked = "<user>q<turn|>\n<assistant>"
+    assert found.text == f"{asked}<think>because</think>a<turn|>"
+    with pytest.raises(PromptError, match="leaves out the reasoning of an answer"):
+        list(documents([path], EndingTurns(), "a model"))
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(PromptError, match="cannot read training file"):
         list(documents([tmp_path / "none.txt"], Tokens(), "a model"))

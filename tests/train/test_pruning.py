@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import DeepseekV3Config, GPTNeoConfig
 
 from outpace.errors import ConfigError
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.partial.layers import with_layers
 from outpace.train.distill import KEPT_LAYERS_FILE, closest_layers
+from outpace.train.draft_model import (
+    DraftModelSizes,
+    check_prunable,
+    load_start_model,
+    prune_layers,
+)
 from outpace.train.run import TrainingRun
 from targets.families import build
 
@@ -39,6 +47,52 @@ def never(step: str, done: float) -> None:
 def pruned(**more: Any) -> Any:
     given = {"start": "pruned", "head": {"depths": 3, "layers": 3}}
     return settings(2, **{**given, **more})
+
+
+FAMILIES = {
+    "llama": True, "gpt_neo": True, "falcon_h1": True, "lfm2_moe": True, "deepseek_v3": True,
+    "jamba": False, "bamba": False,
+}  # fmt: skip
+"""Whether the last layer alone is a model; in some families a layer's kind follows from its
+number."""
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layers_of_any_kind_are_a_model_of_their_own_or_refused(
+    family: str, tmp_path: Path
+) -> None:
+    """Refused before it is measured which of them should be kept."""
+    model = build(family)
+    kept = [int(model.config.num_hidden_layers) - 1]
+    if not FAMILIES[family]:
+        with pytest.raises(ConfigError, match=r"of their own|no \w+ model of"):
+            check_prunable(model, kept)
+        return
+    check_prunable(model, kept)
+    made: Any = prune_layers(model, kept)
+    made.save_pretrained(tmp_path)
+    assert made.config.num_hidden_layers == 1
+    read, ids = type(model).from_pretrained(tmp_path).float(), torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(read(ids).logits, made.float()(ids).logits)
+
+
+@pytest.mark.parametrize("family", ["jamba", "bamba", "gpt_neo"])
+def test_a_random_model_of_any_kind_is_made(family: str) -> None:
+    whole = LoadedModel(build(family), None, family)
+    made: Any = load_start_model(whole, "random", DraftModelSizes(layers=2))
+    assert made.model.config.num_hidden_layers == 2
+
+
+def test_local_and_global_layers_of_gpt_neo_stay_what_they_are() -> None:
+    whole = GPTNeoConfig(num_layers=4, attention_types=[[["global", "local"], 2]])
+    found = with_layers(whole, 4, [0, 2, 3])
+    found.validate()
+    assert found.attention_layers == ["global", "global", "local"]
+
+
+def test_the_first_layer_with_experts_stays_the_first() -> None:
+    whole = DeepseekV3Config(num_hidden_layers=8, first_k_dense_replace=3)
+    assert with_layers(whole, 8, [0, 2, 5, 7]).first_k_dense_replace == 2
 
 
 def test_layers_that_add_nothing_are_left_out(tmp_path: Path) -> None:

@@ -54,8 +54,7 @@ class ChatTemplate:
             tokenizer.chat_template = text
             if processor is not None:
                 processor.chat_template = text
-        if not getattr(processor, "chat_template", None):
-            check_template(tokenizer, model, self.remedy)
+        check_template(tokenizer, model, self.remedy, processor)
 
 
 def load_llm(

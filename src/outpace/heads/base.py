@@ -1,4 +1,4 @@
-"""What trained heads have in common.
+"""The base class of trained heads, their configuration, and the parts that they share.
 
 A head looks at the target's hidden states and guesses the tokens after the root, the last
 committed token, one depth after the other. A `StepHead` (`methods.heads.steps`) goes on from one

@@ -239,11 +239,11 @@ class GGUFHeadFile(HeadFolder):
             whole = stored.raw.clone().view(DTYPES[stored.kind]).view(stored.shape)
         else:
             whole = torch.from_numpy(gguf.quants.dequantize(stored.rows.numpy(), kind))
-        permuted = stored.name.endswith(("attn_q.weight", "attn_k.weight"))
-        if permuted and self._model.architecture == EAGLE3:
+        part, _, _ = stored.name.rpartition(".")
+        if part.endswith(("attn_q", "attn_k")) and self._model.architecture == EAGLE3:
             heads = "attention.head_count" + ("_kv" if "attn_k" in stored.name else "")
             count = int(self._model.number(heads))
-            parts = whole.view(count, -1, 2, whole.shape[-1])  # pairs side by side
+            parts = whole.view(count, -1, 2, *whole.shape[1:])  # pairs side by side
             whole = parts.transpose(1, 2).reshape(whole.shape)
         return whole
 

@@ -1,4 +1,4 @@
-"""What heads that are small decoders are built from: attention, norms, positions.
+"""The layers of heads that are small decoders: attention, norms, rotary embeddings.
 
 The parts are named as in transformers' Llama and Qwen3, and so in the published checkpoints.
 """

@@ -1,1 +1,1 @@
-"""What callers give: prompts, conversations, images."""
+"""The inputs of requests: prompts, conversations, images."""

@@ -103,7 +103,7 @@ def applied(
         check_template(tokenizer, name)
     template = for_template.get("chat_template") or tokenizer.chat_template
     if "developer" not in str(template):  # most know the role under its older name
-        messages = [_by_the_system(message) for message in messages]
+        messages = [by_the_system(message) for message in messages]
     variables = {**for_template, "tokenize": False, "add_generation_prompt": True}
 
     own = [given for given in for_template if given not in ("chat_template", "tools")]
@@ -128,7 +128,7 @@ def applied(
     return text
 
 
-def _by_the_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def by_the_system(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
@@ -231,10 +231,12 @@ def illustrated(
     return read, images
 
 
-def check_template(tokenizer: Any, name: str, remedy: str = "use generate() instead") -> None:
-    """Raises ``PromptError`` for a tokenizer without a chat template. name: the model's. remedy:
-    what the error's sentence asks for."""
-    if not getattr(tokenizer, "chat_template", None):
+def check_template(
+    tokenizer: Any, name: str, remedy: str = "use generate() instead", processor: Any = None
+) -> None:
+    """Raises ``PromptError`` where neither the tokenizer nor the processor has a chat template.
+    name: the model's. remedy: what the error's sentence asks for."""
+    if not any(getattr(owner, "chat_template", None) for owner in (processor, tokenizer)):
         raise PromptError(f"the tokenizer of {name} has no chat template: {remedy}.")
 
 

@@ -1,1 +1,1 @@
-"""What is decoded: the protocol of a target, and its implementations."""
+"""Targets, the models that are decoded: their protocol and its implementations."""

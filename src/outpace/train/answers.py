@@ -45,7 +45,7 @@ class AnswerSettings:
 
     target: str
     lora: str | None = None
-    """The name of the adapter in the target's weights."""
+    """Which adapter is in the target's weights: its `digest_of`."""
     quantization: str | None = None
     """How the target's weights were rounded when it was loaded."""
     temperature: float

@@ -1,4 +1,4 @@
-"""What a run keeps to go on from, and whether a run in a folder is the one that is asked for."""
+"""The checkpoint of a training run, and checks that a folder holds the run that is to go on."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from outpace.errors import ConfigError, ModelLoadError
 from outpace.heads.base import TargetShape
 from outpace.heads.classifiers import ModelSignature
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.loading.lora import digest_of
 from outpace.train.draft_model import PRUNED
 from outpace.train.settings import TrainSettings
 from outpace.train.students import check_begin
@@ -33,7 +34,7 @@ def check_goes_on(out: Path, settings: TrainSettings, loaded: LoadedModel) -> No
     if path.exists():
         with reading(path):
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            check_same(out, state, settings, target)
+            check_same(out, state, settings, target, adapter_of(loaded))
 
 
 @contextmanager
@@ -55,10 +56,11 @@ def check_same(
     state: Mapping[str, Any],
     settings: TrainSettings,
     target: ModelSignature,
+    adapter: str | None,
     tokens: Tensor | None = None,
 ) -> None:
     """Raises ``ConfigError`` for a run of another target, of another text, or with other settings.
-    tokens: the blocks of the text, if it is known."""
+    adapter: `adapter_of` the target. tokens: the blocks of the text, if it is known."""
     mine, then = asdict(settings), dict(state["settings"])
     for one in (mine, then):  # a folder may be named in several ways, and this start as well
         one["start"] = os.path.realpath(one["start"] or PRUNED)
@@ -71,6 +73,8 @@ def check_same(
         ModelSignature(shape, state["target"]["probe_states"]).check(target, "the run")
     except ConfigError:
         other = ["target"]
+    if state["target"].get("adapter", adapter) != adapter:
+        other = [*other, "adapter (--lora)"]
     if "start" in other or os.path.exists(settings.start):
         check_begin(settings)  # a folder that is none is not another one
     if other:
@@ -78,6 +82,11 @@ def check_same(
             f"{out} holds a run with another {' and '.join(sorted(_said(other)))}: name another "
             "folder, or delete this one to begin anew."
         )
+
+
+def adapter_of(loaded: LoadedModel) -> str | None:
+    """Returns which adapter is in a target's weights, which it may hardly change."""
+    return None if loaded.lora is None else digest_of(loaded.lora)
 
 
 def _said(settings: Sequence[str]) -> list[str]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.unicode import check_unicode
-from outpace.errors import PromptError
+from outpace.errors import PromptError, reason_of
 from outpace.files import Record, holds_records, read_text, records
-from outpace.inputs.chats import end_of_turn, rendered
+from outpace.inputs.chats import by_the_system, end_of_turn, rendered
 from outpace.inputs.documents import (
     FIELDS,
     TEXTS,
@@ -47,7 +47,8 @@ def documents(paths: Sequence[Path], tokenizer: Any, name: str) -> Iterator[Docu
     A text file holds one document, or several with lines ``<|endoftext|>`` in between. A record of
     a JSON file (`outpace.files`) holds a text, a conversation, or a question and its answer, under
     one of several names (`outpace.inputs.documents`); the latter two go through the chat template
-    where the tokenizer has one. An answer without any text, which calls a tool, is left out. Raises
+    where the tokenizer has one, the reasoning of the last answer too. An answer without any text,
+    which calls a tool, is left out. Raises
     ``PromptError`` for a file that cannot be read, or a record that holds none of these, or half of
     a surrogate pair, which no tokenizer reads.
     """
@@ -180,4 +181,28 @@ def _chat(messages: list[dict[str, Any]], tokenizer: Any, name: str, end: str) -
         return Document(rendered(tokenizer, name, messages), special=False)
     answer = messages[-1].get("content")
     text = rendered(tokenizer, name, messages[:-1])
+    reasoning = messages[-1].get("reasoning_content")
+    if reasoning:
+        written = _thought(messages, text, reasoning, tokenizer, end)
+        return Document(f"{text}{written}{end}", special=False)
     return Document(f"{text}{answer}{end}" if answer else text, special=False)
+
+
+def _thought(
+    messages: list[dict[str, Any]], prompt: str, reasoning: str, tokenizer: Any, end: str
+) -> str:
+    """The last answer with its reasoning, as the model's template writes both after a prompt."""
+    if "developer" not in str(tokenizer.chat_template):
+        messages = [dict(by_the_system(message)) for message in messages]
+    try:
+        whole = str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
+        )
+    except Exception as error:  # a template is a program of the model's, and raises what it likes
+        raise PromptError(f"the chat template refuses this chat: {reason_of(error)}") from error
+    if not whole.startswith(prompt) or str(reasoning).strip() not in whole[len(prompt) :]:
+        raise PromptError(
+            "the model's chat template leaves out the reasoning of an answer: put it into the "
+            "answer's content, as the model writes it, or leave it out."
+        )
+    return whole[len(prompt) :].rstrip().removesuffix(end)

@@ -1,5 +1,5 @@
-"""How a small language model is trained on the target's distributions (DistillSpec, Zhou et al.
-2023, arXiv 2310.08461), and which layers of a larger one it begins with.
+"""Distillation of the target into a small language model (DistillSpec, Zhou et al. 2023, arXiv
+2310.08461), and the choice of the layers of a larger one that it begins with.
 
 A model without some of its layers still says much of what it said, if they are the right ones. In
 each turn that layer is left out without which the model stays closest to the target, on a piece of
@@ -28,6 +28,7 @@ from outpace.train.draft_model import (
     RANDOM,
     DraftModelSizes,
     check_layers,
+    check_prunable,
     load_start_model,
 )
 from outpace.train.losses import FORWARD_KL, chunked_loss, find_loss
@@ -143,6 +144,10 @@ class ModelStudent(Student):
             # Read in any case: of a target that is split, all processes have to make a pass.
             batch = subsample_batch(teacher.read(self._piece))
             known = load_kept_layers(self._out, self._started_as, self._wanted)
+            if not known and self._start.file is None:
+                # Before it is measured which ones should be kept. Others may be refused later.
+                count = int(_text_config(self._start.model).num_hidden_layers)
+                check_prunable(self._start.model, range(count - self._wanted, count))
             self._kept = known or self._chosen(teacher, batch)
             self._begin(self._kept)
         return ModelRecipe(self.network, teacher, self._settings.loss, self.depths)

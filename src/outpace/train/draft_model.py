@@ -1,4 +1,4 @@
-"""Where the training of a small model begins, and how it is kept."""
+"""Initial models for training a draft model (pruned, random or given), and how they are saved."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from outpace.core.progress import silent
 from outpace.errors import ConfigError, UnsupportedModel, VocabularyMismatch, reason_of
 from outpace.heads.base import MAX_SIZE
 from outpace.heads.folder import saving
 from outpace.targets.cpu.kernels import Kernels
 from outpace.targets.hf.gguf.load import read_dequantized
 from outpace.targets.hf.kinds import sees_images
-from outpace.targets.hf.loading.load import load
+from outpace.targets.hf.loading.load import load, load_plain
 from outpace.targets.hf.loading.loaded import LoadedModel, check_same_vocabulary
-from outpace.targets.hf.loading.lora import merge, read_adapter
 from outpace.targets.hf.loading.source import locate, names_gguf
 from outpace.targets.hf.partial.layers import with_layers
 
@@ -146,11 +146,15 @@ def _of_target(target: LoadedModel, sizes: DraftModelSizes) -> StartModel:
                 "folder, or with --start random."
             )
         return StartModel(target.model, target.tokenizer, file=locate(target.name))
-    kind: Any = type(target.model)  # as it was read, with code of its own where it has some
-    read = kind.from_pretrained(locate(target.name), dtype=torch.float32)
-    if target.lora is not None:
-        merge(read_adapter(target.lora), read)
-    return StartModel(read, target.tokenizer)
+    read = load_plain(
+        target.name,
+        dtype=torch.float32,
+        device="cpu",
+        trust_remote_code=not type(target.model).__module__.startswith("transformers."),
+        lora=target.lora,
+        progress=silent,
+    )
+    return StartModel(read.model, target.tokenizer)
 
 
 def check_of_target(target: LoadedModel, sizes: DraftModelSizes) -> None:
@@ -183,11 +187,29 @@ def _given(target: LoadedModel, folder: str, sizes: DraftModelSizes) -> StartMod
 
 
 def prune_layers(whole: Any, kept: Sequence[int]) -> nn.Module:
-    """Returns a model of these layers of another one, in their order."""
+    """Returns a model of these layers of another one, in their order; ``ConfigError`` where they
+    are no model of their own."""
+    model = _made(_config_with(whole, kept), "these layers", type(whole))
+    model.load_state_dict(_weights_with(whole, kept, model))
+    return model
+
+
+def check_prunable(whole: Any, kept: Sequence[int]) -> None:
+    """Raises ``ConfigError`` where these layers are no model of their own; reads no weights."""
+    with torch.device("meta"):
+        model = _made(_config_with(whole, kept), "some layers", type(whole), tried=False)
+    _weights_with(whole, kept, model)
+
+
+def _config_with(whole: Any, kept: Sequence[int]) -> Any:
     config = whole.config
-    count = int(config.get_text_config().num_hidden_layers)
-    prefix = _name_of_layers(whole, count)
-    model = _made(with_layers(config, count, kept), "these layers", type(whole))
+    return with_layers(config, int(config.get_text_config().num_hidden_layers), kept)
+
+
+def _weights_with(whole: Any, kept: Sequence[int], model: nn.Module) -> dict[str, Tensor]:
+    """The weights of these layers and of what is outside of layers, by their names in ``model``;
+    ``ConfigError`` where it has others."""
+    prefix = _name_of_layers(whole, int(whole.config.get_text_config().num_hidden_layers))
     places = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(kept)}
     weights = {}
     for name, value in whole.state_dict().items():
@@ -196,8 +218,14 @@ def prune_layers(whole: Any, kept: Sequence[int]) -> nn.Module:
             weights[places[place] + name[len(place) :]] = value
         elif not name.startswith(f"{prefix}."):
             weights[name] = value
-    model.load_state_dict(weights)
-    return model
+    own = {name: value.shape for name, value in model.state_dict().items()}
+    if own != {name: value.shape for name, value in weights.items()}:
+        raise ConfigError(
+            f"layers {', '.join(map(str, kept))} of a {type(whole).__name__} are no model of their "
+            "own, because what is in a layer follows from its number: begin with a folder, or with "
+            "--start random."
+        )
+    return weights
 
 
 def _random(target: LoadedModel, sizes: DraftModelSizes) -> nn.Module:
@@ -225,13 +253,16 @@ def _random(target: LoadedModel, sizes: DraftModelSizes) -> nn.Module:
     return _made(with_layers(config, count, kinds, wanted), "these sizes")
 
 
-def _made(config: Any, what: str, kind: Any = None) -> nn.Module:
-    """Returns a model with random weights. kind: its class; unset: transformers' own for it."""
+def _made(config: Any, what: str, kind: Any = None, *, tried: bool = True) -> nn.Module:
+    """Returns a model with random weights. kind: its class; unset: transformers' own for it. tried:
+    whether it makes a pass."""
     try:
+        config.validate()  # as transformers does before it saves a model
         make: Any = AutoModelForCausalLM.from_config if kind is None else kind._from_config
         model: nn.Module = make(config)
-        with torch.inference_mode():
-            model(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
+        if tried:
+            with torch.inference_mode():
+                model(torch.zeros(1, 2, dtype=torch.long), use_cache=False)
     except Exception as error:  # configurations raise all sorts
         raise ConfigError(
             f"no {config.model_type} model of {what} can be made: {reason_of(error)}"

@@ -1,4 +1,4 @@
-"""How the weights of a drafter follow what it gets wrong while it is used.
+"""Online learning algorithms, which update a drafter's weights from its errors while it is used.
 
 Liu et al. 2023, "Online speculative decoding" (OSD, arXiv 2310.07177): one step of distillation for
 each buffer of corrected positions. Qian et al. 2026, "When drafts evolve" (OnlineSPEC, arXiv

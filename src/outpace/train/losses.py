@@ -1,5 +1,5 @@
-"""How far a drafter's distributions are from the target's, and losses over distributions that are
-too large to be held for all places at once.
+"""Divergences between a drafter's distributions and the target's, and losses over distributions
+that are too large to be held for all places at once.
 
 DistillSpec (Zhou et al. 2023, arXiv 2310.08461) compares the first four; which of them serves best
 depends on the task. The last two aim at the acceptance rate itself, which is ``sum min(p, q)`` at

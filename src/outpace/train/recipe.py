@@ -1,5 +1,5 @@
-"""What is trained, and how: a student is a head, a classifier or a small model with all that a run
-needs to know of it; its recipe computes the loss and says which guesses are right."""
+"""Students and their training recipes: a student is a head, a classifier or a small model with all
+that a run needs to know of it; its recipe computes the loss and says which guesses are right."""
 
 from __future__ import annotations
 

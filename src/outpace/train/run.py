@@ -18,7 +18,7 @@ from outpace.errors import ConfigError
 from outpace.files import remove_parts, replacing
 from outpace.heads.folder import CONFIG, WEIGHTS, saving
 from outpace.targets.hf.loading.loaded import LoadedModel
-from outpace.train.checkpoint import LOG, STATE, check_same, digest, reading
+from outpace.train.checkpoint import LOG, STATE, adapter_of, check_same, digest, reading
 from outpace.train.distributed import Ranks
 from outpace.train.draft_model import remove_unfinished
 from outpace.train.metrics import Progress
@@ -90,7 +90,7 @@ class TrainingRun:
         """Where the run was with these weights; None before the first report."""
         self.stale = 0
         """Reports since the score rose, also in earlier sittings."""
-        self._target = signature_of(loaded)
+        self._target, self._adapter = signature_of(loaded), adapter_of(loaded)
         self._resume()
         self._held, self._tokens = tokens.tensor_split([self._held_blocks])
         self._held_own: Tensor | None = None
@@ -272,6 +272,7 @@ class TrainingRun:
             "target": {
                 "shape": asdict(self._target.shape),
                 "probe_states": self._target.probe_states,
+                "adapter": self._adapter,
             },
             "text": {
                 "blocks": len(self._text),
@@ -310,7 +311,7 @@ class TrainingRun:
         with reading(path):
             # On the CPU at first: this machine may lack the device that wrote it.
             state = torch.load(path, map_location="cpu", weights_only=True)
-            check_same(self.out, state, self.settings, self._target, self._text)
+            check_same(self.out, state, self.settings, self._target, self._adapter, self._text)
             # Of a text that has grown, what was learned from is not held out now.
             self._held_blocks = int(state["text"]["held"])
             self.network.load_state_dict(state["network"])

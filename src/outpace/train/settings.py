@@ -1,4 +1,4 @@
-"""What is asked of a training run."""
+"""The settings of a training run."""
 
 from __future__ import annotations
 

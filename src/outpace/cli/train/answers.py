@@ -41,6 +41,7 @@ def written(
     """Has the target write what is still missing of its answers; returns them all. ranks: the first
     of them writes, and the others wait and read what it has written."""
     from outpace.core.params import SamplingParams
+    from outpace.targets.hf.loading.lora import digest_of
     from outpace.train.answers import FILE, Answers, AnswerSettings, fingerprint, prompts
 
     # What is wrong is said before anything is written, under settings that would be wrong as well.
@@ -50,7 +51,7 @@ def written(
     )
     settings = AnswerSettings(
         target=target.name,
-        lora=None if target.lora is None else target.lora.name,
+        lora=None if target.lora is None else digest_of(target.lora),
         quantization=target.quantization,
         temperature=text.temperature,
         max_tokens=text.answer_tokens,

@@ -1,5 +1,5 @@
-"""How ``outpace train`` was started, alone or by torchrun as one of several processes; and the
-folder that it writes into."""
+"""The launch of ``outpace train``, alone or by torchrun as one of several processes, and its output
+folder."""
 
 from __future__ import annotations
 

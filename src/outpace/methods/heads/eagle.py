@@ -191,7 +191,9 @@ class EagleDrafter(DecoderHeadDrafter):
 ARCHITECTURES = ("LlamaForCausalLMEagle", "LlamaForCausalLM", "Qwen2ForCausalLM")
 OWN = {"layers.0.": "layer."}
 PUBLIC = {"layer.": "layers.0."}
-SUPPORTED_VALUES: Mapping[str, Any] = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+SUPPORTED_VALUES: Mapping[str, Any] = {"num_hidden_layers": 1}
+TIED: Mapping[str, Any] = {"tie_word_embeddings": False}
+"""What the configuration of a file with an output matrix of its own has to say."""
 
 
 class EagleFormat(Format):
@@ -213,7 +215,9 @@ class EagleFormat(Format):
         found = folder.read_weights("model.safetensors", "pytorch_model.bin")
         weights = rename_prefixes(drop_inv_freq(found), OWN)
         with folder.describing("eagle"):
-            check_supported(about, SUPPORTED_VALUES)
+            # Often copied from the target, whose output matrix the head uses.
+            own = "lm_head.weight" in weights
+            check_supported(about, {**SUPPORTED_VALUES, **TIED} if own else SUPPORTED_VALUES)
             head = eagle_head(about, weights)
         return folder.fill(head, {**weights, "d2t": head.d2t})
 

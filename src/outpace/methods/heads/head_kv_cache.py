@@ -1,5 +1,4 @@
-"""What a head keeps of texts that grow: the entries that it attends over, and what its prefix layer
-makes of them."""
+"""KV caches of heads: the entries that a head attends over, and those of its prefix layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tokens of a block say of the next one: the Markov heads of DSpark, and Domino's."""
+"""Logit biases from the earlier tokens of a block: DSpark's Markov heads, and Domino's GRU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What published configurations of small Llama-like decoders have in common."""
+"""Helpers for published configurations and weights of heads that are small Llama-like decoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which product a model's linear layers use on a CPU: a fixed rule, or the name of a kernel."""
+"""The kernels of a model's linear layers on a CPU: chosen by a fixed rule, a race, or by name."""
 
 from __future__ import annotations
 

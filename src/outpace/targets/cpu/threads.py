@@ -1,6 +1,4 @@
-"""How many threads passes on a CPU compute with, and fewer while other processes use the
-processors.
-"""
+"""The number of threads of passes on a CPU: fewer while other processes use the processors."""
 
 from __future__ import annotations
 

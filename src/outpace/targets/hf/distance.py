@@ -1,4 +1,4 @@
-"""How far logits are off, and the draft that is tried where a model is tried out.
+"""The distance between logits, its tolerance, and the draft with which models are tried out.
 
 Distances are measured in standard deviations of the plain logits, so that they mean the same for
 any model.

@@ -1,4 +1,4 @@
-"""What kind of model one is, by its class and configuration, and which transformers it needs."""
+"""The kind of a model, by its class and configuration, and the transformers version it needs."""
 
 from __future__ import annotations
 

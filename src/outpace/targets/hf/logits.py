@@ -1,4 +1,4 @@
-"""What a model gives: logits, their scale and soft cap, and the rows of the output matrix."""
+"""The logits of a pass, their scale and soft cap, and the rows of the output matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What masks, cache and compiled passes of a model are made for, read once and compared later."""
+"""A snapshot of what a model's masks, cache and compiled passes depend on, compared later."""
 
 from __future__ import annotations
 

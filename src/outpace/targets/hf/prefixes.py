@@ -1,4 +1,5 @@
-"""What ended texts have cached, for texts that begin alike: the next turn of a chat."""
+"""The prefix cache: keys, values and states of ended texts, for texts that begin alike, such as the
+next turn of a chat."""
 
 from __future__ import annotations
 

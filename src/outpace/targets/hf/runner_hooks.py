@@ -1,4 +1,4 @@
-"""What a model needs besides a cache of slots, each in one object that its runner calls.
+"""Hooks that a runner calls, for what its model needs in addition to a cache of slots.
 
 A target is composed: a model, its cache, and hooks. Recurrent layers need their states to be read
 column by column (`recurrent.steps`), decoders of encoder-decoders the sources of their rows

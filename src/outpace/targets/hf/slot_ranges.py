@@ -1,5 +1,4 @@
-"""Where rows lie in the cache's buffers: ranges, an allocator that lends them out, and the slots
-that a pass uses.
+"""Ranges of slots in the cache's buffers, their allocator, and the slots that a pass uses.
 
 A range is a run of neighbouring slots that belongs to one row. The allocator knows the free ones
 as a list of gaps in ascending order. It takes from the first gap that is large enough, and joins

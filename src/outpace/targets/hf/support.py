@@ -1,5 +1,5 @@
-"""Which models can be decoded speculatively, by what they say of themselves; the others are refused
-when they are loaded.
+"""Checks whether a model can be decoded speculatively, by its class and configuration: others are
+refused when they are loaded.
 
 What no configuration says (a model that ignores its mask or its positions, without an error) is
 tried out by `probe`.

@@ -1,4 +1,4 @@
-"""What a model's weights take in memory, and what a pass reads of them."""
+"""The bytes of a model's weights: those in memory, and those that a pass reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the processes do that hold a part of a model and are not the first one: what that one does.
+"""Follower processes of tensor parallelism, which repeat the first one's calls on their own parts.
 
 They have no clock, no drafter and no random numbers, and decide nothing.
 """

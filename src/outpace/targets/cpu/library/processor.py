@@ -1,4 +1,4 @@
-"""What this machine's processor is and can do, as far as the choice of kernels depends on it.
+"""This machine's processor and its instruction set, as far as the choice of kernels depends on it.
 
 The environment variable ``OUTPACE_CPU_LEVEL`` lowers it to one of `prebuilt.LEVELS`: kernels are
 then compiled and chosen as on a weaker processor, which is how one machine tests what another one

@@ -1,4 +1,4 @@
-"""What a decoder layer computes, as `layer.h` follows it."""
+"""The description of a decoder layer, as `layer.h` computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mixture of experts computes, as `experts.h` follows it: read from transformers' modules.
+"""A mixture of experts, as `experts.h` computes it: read from transformers' modules.
 
 Families differ in how scores follow from a router's logits, in what else decides a token's choice,
 and in what an expert does between its products. Both are found out by calling the modules.

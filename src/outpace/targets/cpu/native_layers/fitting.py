@@ -1,4 +1,4 @@
-"""Whether the library can compute a decoder layer that was described."""
+"""Checks whether the native library can compute a decoder layer of a given description."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What small modules compute, found out by calling them: norms and activations."""
+"""Norms and activations of transformers' modules, recognised by calling them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a layer has instead of attention that keeps a state, as `recurrence.h` follows it:
-read from transformers' modules.
+"""Mixers with a recurrent state in the place of attention, as `recurrence.h` computes them: read
+from transformers' modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What makes keys and values of latents, where a file holds the two apart, in quantised blocks."""
+"""The projection of latents to keys and values (`kv_b_proj`), where a file holds its two parts
+separately, in quantised blocks."""
 
 from __future__ import annotations
 

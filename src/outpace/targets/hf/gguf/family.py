@@ -1,4 +1,4 @@
-"""How the files of one family are read, and what is read alike in several."""
+"""The description of a family of GGUF files, and readers of values that several families share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How llama.cpp lays out the weights of families that transformers' own functions leave out.
+"""llama.cpp's layouts of weights, for families that transformers' own functions leave out.
 
 A layout says which tensors of a file a weight of the model is, where the library's table of names
 does not, and turns a tensor into the layout that the model has. What llama.cpp's converter does to

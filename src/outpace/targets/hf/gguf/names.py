@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF file are which weights of a model, and how they are laid out there.
+"""The mapping of a GGUF file's tensors to a model's weights: their names and their layout.
 
 llama.cpp gives weights names of its own and stores some in another order than transformers does.
 Both are undone by transformers' own tables and functions. Those work on numbers, which weights in

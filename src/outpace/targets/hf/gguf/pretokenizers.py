@@ -1,13 +1,13 @@
-"""How texts are split before merging, by the name that a GGUF file gives the way.
+"""Pre-tokenizers by the names that GGUF files give them: how texts are split before merging.
 
-A way is a sequence of expressions, each of which is applied to the pieces that the earlier ones
-have left: what it finds is a piece, and so is what stands between two finds. The names are
-llama.cpp's (``src/llama-vocab.cpp``). The expressions are those of the tokenizers that the names
-stand for, written as `tokenizers` takes them. llama.cpp has some in another form, because its own
-engine does not know all that they ask for.
+A pre-tokenizer is a sequence of expressions, each of which is applied to the pieces that the
+earlier ones have left: what it finds is a piece, and so is what stands between two finds. The names
+are llama.cpp's (``src/llama-vocab.cpp``). The expressions are those of the tokenizers that the
+names stand for, written as `tokenizers` takes them. llama.cpp has some in another form, because its
+own engine does not know all that they ask for.
 
-Not known here are ways for which llama.cpp has code of its own instead of expressions (kimi-k2,
-afmoe, superbpe), and those of vocabularies that are not spelt in bytes.
+Not known here are pre-tokenizers for which llama.cpp has code of its own instead of expressions
+(kimi-k2, afmoe, superbpe), and those of vocabularies that are not spelt in bytes.
 """
 
 from __future__ import annotations

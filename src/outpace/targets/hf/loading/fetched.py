@@ -1,5 +1,5 @@
-"""Whether large files are here: a clone without Git LFS has a pointer in the place of each, and
-aria2 begins with a file of the whole size."""
+"""A check that large files were fetched: a clone without Git LFS has a pointer in the place of
+each, and aria2 begins with a file of the whole size."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ Hu et al. 2021 (arXiv 2106.09685), Kalajdzievski 2023 (rsLoRA, 2312.03732), Liu 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -138,6 +139,16 @@ class Adapter:
             f"the adapter in {self.path} was made for {made}, and does not fit this one ({why}): "
             "use it with its own model."
         )
+
+
+def digest_of(folder: Path) -> str:
+    """Returns a short text that no other adapter has: names of their folders repeat."""
+    found = hashlib.sha256()
+    for path in sorted(folder / name for name in (ADAPTER, *WEIGHTS)):
+        if path.is_file():
+            with path.open("rb") as file:
+                found.update(hashlib.file_digest(file, "sha256").digest())
+    return found.hexdigest()[:16]
 
 
 def read_adapter(path: Path) -> Adapter:

@@ -1,4 +1,4 @@
-"""What checkpoints call the weights of their multi-token-prediction modules.
+"""The names that checkpoints give the weights of their multi-token-prediction modules.
 
 The names differ from family to family: these are those of the published folders, as vLLM's and
 SGLang's loaders read them (``*_mtp.py``, ``*_nextn.py``).

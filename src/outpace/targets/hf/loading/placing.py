@@ -1,4 +1,4 @@
-"""Where a model runs, and in which numbers."""
+"""The choice of a model's device and dtype."""
 
 from __future__ import annotations
 

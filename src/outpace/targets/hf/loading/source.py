@@ -1,4 +1,4 @@
-"""Where a model is: a folder, a GGUF file, or a name on the hub. Looked up before it is loaded."""
+"""The source of a model, found before it is loaded: a folder, a GGUF file, or a name on the hub."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.errors import UnsupportedModel
+from outpace.errors import ConfigError, UnsupportedModel
 from outpace.targets.base import SubLayers
 from outpace.targets.hf.lock import model_lock
 from outpace.targets.hf.patching import patch_attribute
@@ -162,18 +162,52 @@ def _nothing(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
     return torch.zeros_like(hidden_states)
 
 
-BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
+BY_LAYER = (
+    "layer_types",
+    "attention_layers",
+    "mlp_layer_types",
+    "no_rope_layers",
+    "num_attention_heads_per_layer",
+)
 """Entries of a configuration with one value for each layer."""
+
+DENSE_FIRST = ("first_k_dense_replace", "num_dense_layers")
+"""Entries that say how many layers come before the first one with experts."""
 
 
 def with_layers(config: Any, count: int, kept: Sequence[int], wanted: int | None = None) -> Any:
     """Returns a configuration with the layers of ``kept``, of a model that has ``count`` of them.
-    wanted: how many it has; where these are more, the kinds of ``kept`` come again."""
+    wanted: how many it has; where these are more, the kinds of ``kept`` come again.
+
+    Raises ``ConfigError`` where the kind of a layer follows from its number, unless ``wanted`` is
+    given: then no weights come with the layers.
+    """
     found = copy.deepcopy(config)
     found.num_hidden_layers = len(kept) if wanted is None else wanted
     for name in BY_LAYER:
         kinds = getattr(config, name, None)
         if kinds is not None and len(kinds) == count:
             again = [kinds[place] for place in kept]
-            setattr(found, name, [again[at % len(again)] for at in range(found.num_hidden_layers)])
+            kinds = [again[at % len(again)] for at in range(found.num_hidden_layers)]
+            _set(found, name, kinds, strict=wanted is None)
+    gpt_neo = hasattr(found, "attention_types") and hasattr(found, "attention_layers")
+    if gpt_neo:  # which makes the second of the first
+        found.attention_types = [[list(found.attention_layers), 1]]
+    for name in DENSE_FIRST:
+        dense = getattr(config, name, None)
+        if dense is not None:
+            _set(found, name, sum(place < dense for place in kept), strict=True)
     return found
+
+
+def _set(config: Any, name: str, value: Any, strict: bool) -> None:
+    """Sets an entry. strict: whether one that follows from others has to be this."""
+    try:
+        setattr(config, name, value)
+    except AttributeError:  # a property without a setter
+        if strict and getattr(config, name) != value:
+            raise ConfigError(
+                f"{name} of a {config.model_type} model follows from a layer's number, so that "
+                "layers of it are no model of their own: begin with a folder, or with --start "
+                "random."
+            ) from None

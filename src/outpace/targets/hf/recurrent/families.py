@@ -1,4 +1,4 @@
-"""Which models keep recurrent states, and where their modules look for them and put the new ones.
+"""Models with recurrent states, and the places where their modules read and write them.
 
 Nearly all ask the cache. Some keep states in attributes, others are handed them in an argument and
 return them with their output.

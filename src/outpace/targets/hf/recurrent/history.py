@@ -1,4 +1,4 @@
-"""What a state of all rows was after the columns of a pass, and after the tokens before it."""
+"""The history of a state of all rows: after the columns of a pass, and after earlier tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decoder sees of the sources: keys and values of its cross-attention, row by row."""
+"""The cross-attention cache of a decoder: keys and values of each row's source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What encoders read: audio as features, and what a ``generate`` call hands over, row by row."""
+"""The inputs of encoders: audio as features, and those of a ``generate`` call, row by row."""
 
 from __future__ import annotations
 
