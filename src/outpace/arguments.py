@@ -199,14 +199,13 @@ class EngineArgs:
     gives), fair (the client that was given the fewest tokens) or shortest (whose text is predicted
     to end first, with ageing)."""
     enable_prefix_caching: bool | Literal["auto"] | None = None
-    """Whether what is cached of ended texts, up to ``max_num_seqs`` of them, serves prompts that
-    begin alike. Unset: that of the last four conversations.
+    """Whether what is cached of ended texts serves prompts that begin alike: of up to
+    ``max_num_seqs`` texts. Unset: of the last four conversations (``LLM.chat``, and
+    ``keep_cached=True``), up to one context of tokens; a draft model also keeps 1,024 tokens of
+    other beginnings.
 
-    Conversations are texts of ``LLM.chat``, and of ``stream`` or ``requests`` with
-    ``keep_cached=True``, up to as many tokens as one context has; a draft model also keeps
-    beginnings of four other texts, 1,024 tokens in all. With a trained head a text with a seed of
-    its own is read whole. "auto", as of ``outpace serve``: True, unless the model's texts cannot be
-    gone on from (those of encoder-decoders)."""
+    With a trained head a text with a seed of its own is read whole. "auto", as of ``outpace
+    serve``: True, except for encoder-decoders."""
     batch_invariant: bool = False
     """Compute a token's logits with the same bits whatever else is in a pass, so that greedy text
     is the same with speculation and without, alone and in company. May take longer.

@@ -407,6 +407,7 @@ class LLM:
             prompt, params, streaming, priority, continues, shown, kept
         )
         self.input_processor.check_processors([params], [requests])
+        self.engine.check(requests[0])  # the others have the same options
         return requests
 
 

@@ -1,4 +1,4 @@
-"""What comes back: finished texts and streamed pieces of them."""
+"""The outputs of requests: finished texts and streamed chunks of them."""
 
 from __future__ import annotations
 

@@ -44,6 +44,14 @@ def test_a_cut_proposal_keeps_what_was_given() -> None:
     assert given_of(half_given([[1, 2, 3], [1, 2, 3]]).first([2, 1])) == [[True, False]] * 2
 
 
+def test_nodes_that_are_kept_keep_what_was_given() -> None:
+    made = half_given([[1, 2, 3], [1, 2, 3]])
+    kept = made.keep(torch.tensor([[True, False, False], [True, True, True]]), width=3)
+    assert kept.counts.tolist() == [1, 3]
+    assert given_of(kept)[0][:1] == [True]
+    assert given_of(kept)[1] == [True, False, False]
+
+
 def test_where_all_was_drawn_nothing_is_marked() -> None:
     q = torch.full((1, 3, VOCABULARY), 1 / VOCABULARY)
     made = proposal([[1, 2, 3]], Sampled(q)).first([2])

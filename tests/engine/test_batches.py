@@ -149,3 +149,21 @@ def test_a_seed_is_reported_where_it_gives_the_text_again(verify: str) -> None:
     again = llm.generate([[1, 2]], replace(options, seed=given[0].outputs[0].seed))
     assert again[0].token_ids == given[0].token_ids
     assert made.seed is None or given[0].token_ids == made.token_ids
+
+
+@pytest.mark.parametrize(
+    ("verify", "exact"), [("bild", False), ("joint", False), ("typical", True)]
+)
+def test_a_greedy_text_under_a_lossy_rule_repeats_itself_with_a_seed(
+    verify: str, exact: bool
+) -> None:
+    """Under some rules it is the target's own; under others it follows from what was drafted."""
+    config = {"model": drafter("llama"), "verify": verify, "num_speculative_tokens": "auto"}
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    made = llm.generate([[1, 2]], greedy(LENGTH))[0].outputs[0]
+    assert (made.seed is not None) == exact
+    given = llm.generate([[1, 2]], greedy(LENGTH, seed=7))[0].outputs[0]
+    assert given.seed == 7
+    (request,) = llm.requests([1, 2], greedy(LENGTH, seed=7))
+    llm.engine.add(request)
+    assert request.reproducible != exact

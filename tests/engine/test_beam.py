@@ -11,12 +11,14 @@ import torch
 
 from devices import on_device
 from outpace import LLM, BeamSearchOutput, BeamSearchParams, SamplingParams
+from outpace.engine.beams import BeamGroup
 from outpace.errors import ParamsError, PromptError, UnknownOption
 from seq2seq import models as seq2seq
 from targets import vision_families
 from targets.families import PROMPTS, RECURRENT, VOCABULARY, build, family_of, target
 
 from .beams_of_generate import searched
+from .texts import ids_of, text_decoder
 
 LENGTH = 10
 ENDS = [3, 7, 9, 13, 20, 32, 41, 50, 53]
@@ -254,6 +256,39 @@ def test_a_prompt_that_cannot_go_on_ends_alone() -> None:
     assert same(of(whole), generated("llama", [5, 6, 7, 8, 9], asked(2, 1.0, False)))
     with pytest.raises(ParamsError, match="forbid every token"):
         llm.beam_search([1], params)
+
+
+def test_as_many_beams_go_on_wherever_stop_strings_end_others() -> None:
+    """Nearly all of each step's likeliest continuations end."""
+    llm = text_decoder("none", k=0)
+    ends, others = "abcdefgh", "xyz"
+    given: dict[str, Any] = {
+        "beam_width": 3,
+        "max_tokens": 6,
+        "length_penalty": 2.0,
+        "early_stopping": "never",
+        "allowed_token_ids": ids_of(ends + others),
+    }
+    by_token, by_string = (
+        llm.beam_search("go:", BeamSearchParams(**given, **stops))[0].sequences
+        for stops in ({"stop_token_ids": ids_of(ends)}, {"stop": list(ends)})
+    )
+    assert max(len(text.token_ids) for text in by_token) > 2
+    assert [text.score for text in by_string] == pytest.approx([text.score for text in by_token])
+
+
+def test_the_last_step_looks_at_no_more_continuations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There all of them end, whatever stop strings there are."""
+    ended, looked_at = BeamGroup._ended, [0]
+
+    def counted(self: BeamGroup, beam: Any) -> Any:
+        looked_at[0] += 1
+        return ended(self, beam)
+
+    monkeypatch.setattr(BeamGroup, "_ended", counted)
+    params = BeamSearchParams(beam_width=2, max_tokens=3, stop=["no such text"])
+    text_decoder("none", k=0).beam_search("go:", params)
+    assert looked_at[0] == 3 * 2 * 2
 
 
 def test_there_may_be_fewer_texts_than_beams() -> None:

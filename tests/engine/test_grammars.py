@@ -126,6 +126,31 @@ def test_a_grammar_goes_back_to_any_text() -> None:
         assert torch.equal(found[0], fresh[split])
 
 
+class Interrupted:
+    """A matcher that is interrupted once it has gone back."""
+
+    def __init__(self, matcher: Any) -> None:
+        self._matcher = matcher
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+    def rollback(self, tokens: int) -> None:
+        self._matcher.rollback(tokens)
+        raise KeyboardInterrupt
+
+
+def test_an_interruption_leaves_a_grammar_where_it_says_that_it_is() -> None:
+    grammar: Any = Grammars(tokenizer(), SIZE, [END]).compile("json", SCHEMA)
+    ids = tokenizer()('{"id": 7, "ok": true}').input_ids
+    expected = grammar.copy().allowed(ids[:4], [[]])
+    grammar.allowed(ids[:12], [[]])
+    grammar._matcher = Interrupted(grammar._matcher)
+    with pytest.raises(KeyboardInterrupt):
+        grammar.allowed(ids[:4], [[]])
+    assert torch.equal(grammar.allowed(ids[:4], [[]]), expected)
+
+
 @pytest.mark.parametrize(
     ("form", "words"),
     [
@@ -135,6 +160,7 @@ def test_a_grammar_goes_back_to_any_text() -> None:
         ({"json": {"type": "strange"}}, "Invalid type"),
         ({"choice": []}, "choice must be a list"),
         ({"regex": "a", "json_object": True}, "must be an object with one of"),
+        ({"json_object": False}, "json_object must be true, not False"),
     ],
 )
 def test_what_is_no_form_is_refused(coupled: LLM, form: dict[str, Any], words: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace import LLM, SamplingParams
+from outpace.draft.round import Round
 from outpace.engine.request import EngineRequest
 from outpace.errors import ConfigError
 from targets.families import CONTEXT, PROMPTS, drafter, target
@@ -105,6 +106,33 @@ def test_threads_get_their_own_texts(method: str) -> None:
         thread.join()
     assert not wrong
     assert not llm.engine.has_unfinished_requests
+
+
+def test_threads_that_share_an_llm_take_turns() -> None:
+    """A short text is ready for its caller as soon as it is written, and not when the long one of
+    another thread is."""
+    llm, done = text_decoder("none", k=0), threading.Event()
+    played: list[int] = []  # by round, the thread
+
+    def write_long_texts() -> None:
+        params = SamplingParams(max_tokens=llm.max_model_len - 8, ignore_eos=True)
+        while not done.is_set():
+            llm.generate([[1, 2, 3]], params)
+
+    def count(round: Round) -> None:
+        played.append(threading.get_ident())
+
+    with llm.engine.observing(count):
+        other = threading.Thread(target=write_long_texts)
+        other.start()
+        try:
+            for _ in range(3):
+                text = list(llm.stream([4, 5], SamplingParams(max_tokens=40, ignore_eos=True)))
+                assert sum(len(chunk.token_ids) for chunk in text) == 40
+        finally:
+            done.set()
+            other.join()
+    assert played.count(threading.get_ident()) > 30, "of 120, half of which the other one plays"
 
 
 def test_a_call_from_inside_a_step_is_refused() -> None:

@@ -15,11 +15,12 @@ from outpace import LLM, SamplingParams
 from outpace.audit.letters import LetterTokenizer, letter_model
 from outpace.audit.model import AuditPlan, audit_model
 from outpace.core.proposal import DraftSampling, Proposal, Sampled
-from outpace.draft.base import Round
+from outpace.draft.base import Round, Rows
 from outpace.draft.registry import find_drafter
 from outpace.draft.token_trees import TokenTree, token_trees_of
 from outpace.errors import ConfigError, IncompatibleRule
 from outpace.methods.choosers.staged import Staged
+from outpace.methods.lookup.suffix import SuffixDrafter
 from outpace.methods.models.noisy_copy import noisy_copy
 from outpace.targets.hf.loading.loaded import LoadedModel
 from outpace.targets.hf.plain import forward_uncached
@@ -379,6 +380,25 @@ def test_a_model_beside_look_ups_keeps_its_rule() -> None:
         config = {"method": "auto", "lookups": [{"method": look_up}], **NEAR}
         llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
         assert llm.engine.verifier.rule.name == "token"
+
+
+def test_a_look_up_is_asked_once_a_round_whoever_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    propose, asked, rounds = SuffixDrafter.propose, [0], [0]
+
+    def counted(self: SuffixDrafter, rows: Rows, budgets: Sequence[int]) -> Proposal:
+        asked[0] += 1
+        return propose(self, rows, budgets)
+
+    def count(round: Round) -> None:
+        rounds[0] += 1
+
+    monkeypatch.setattr(SuffixDrafter, "propose", counted)
+    config = {"method": "auto", "num_speculative_tokens": 4, **NEAR}
+    llm = LLM(target("llama"), speculative_config=config, max_model_len=CONTEXT)
+    asked[0] = 0
+    with llm.engine.observing(count):
+        llm.generate(PROMPTS, greedy(LENGTH))
+    assert 0 < asked[0] <= rounds[0]
 
 
 @pytest.mark.parametrize("method", ["hedge", "ucb", "ensemble", "tagged", "auto"])

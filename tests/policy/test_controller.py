@@ -53,7 +53,7 @@ def request(tokens: int = 100_000, prompt: int = 8, **options: object) -> Engine
         RowOptions(params),
         seed=0,
         max_tokens=tokens,
-        reproducible=params.seeded,
+        reproducible=params.seed is not None and not params.greedy,
     )
 
 

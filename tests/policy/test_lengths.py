@@ -36,7 +36,11 @@ PURE = {"temperature": 1.0, "seed": 5}
 def request(**options: Any) -> EngineRequest:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
     return EngineRequest(
-        [1] * 8, RowOptions(params), seed=0, max_tokens=10_000, reproducible=params.seeded
+        [1] * 8,
+        RowOptions(params),
+        seed=0,
+        max_tokens=10_000,
+        reproducible=params.seed is not None and not params.greedy,
     )
 
 

@@ -14,7 +14,9 @@ from outpace.engine.request import EngineRequest
 from outpace.policy.acceptance import Calibration, Confidences
 from outpace.policy.auto import AutoController
 from outpace.policy.base import cap_budgets
-from outpace.policy.costs import BatchBucket
+from outpace.policy.costs import BatchBucket, CostTable
+from outpace.policy.estimator import Estimator
+from outpace.policy.shapes import DraftSizes
 
 from .test_controller import alone, request
 from .test_routing import Simulation, Task, automatic, fixed, routing
@@ -128,6 +130,19 @@ def test_a_look_up_that_may_find_nothing_makes_no_draft_free() -> None:
         of.record(rows, outcomes, Seconds(0, 1 + 0.2 * budget, 0))
         drafted += budget > 0
     assert drafted < 20
+
+
+def test_what_drafting_takes_counts_where_there_is_hardly_anything_to_read() -> None:
+    """A few tokens that others wrote are read with the draft: they are no reading."""
+    of, row = Estimator("model", DraftSizes.chains(4)), request()
+    of.costs = CostTable()
+    bucket = BatchBucket.of(1, row.length)
+    of.text(row).read = row.length - 3
+    row.extend([2, 2])
+    of.learn_times(bucket, [row], [Outcome(2, 2, 1, 2)], Seconds(0.5, 1.0, 0.0), begun=True)
+    cost = of.costs.of(bucket, "model", 2)
+    assert cost is not None
+    assert (cost.draft, cost.total) == (0.5, 1.5)
 
 
 def test_savings_of_a_text_that_was_aborted_at_once_are_no_savings() -> None:

@@ -35,7 +35,13 @@ DRAFT, SLOPE = 0.3, 0.05  # what a drafted and a scored token take, in plain rou
 
 def request(**options: object) -> EngineRequest:
     params = SamplingParams(**{"temperature": 0, **options}).resolve({})
-    return EngineRequest([1, 2, 3], RowOptions(params), 0, 10**6, reproducible=params.seeded)
+    return EngineRequest(
+        [1, 2, 3],
+        RowOptions(params),
+        0,
+        10**6,
+        reproducible=params.seed is not None and not params.greedy,
+    )
 
 
 @dataclass

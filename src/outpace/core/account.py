@@ -1,4 +1,4 @@
-"""What texts were drafted with, and why not with more: the line that stands with every speed."""
+"""Each drafter's rounds and tokens, and why it drafted no more: the line shown with every speed."""
 
 from __future__ import annotations
 

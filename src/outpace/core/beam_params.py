@@ -1,4 +1,4 @@
-"""What a user may ask of a beam search."""
+"""The options of a beam search."""
 
 from __future__ import annotations
 

@@ -21,6 +21,9 @@ PATIENCE = 16
 LONGEST = 8
 """More tokens than one character takes, which has four bytes at most."""
 
+MOST_PIECES = 64
+"""Pieces of which a text is put together, at most."""
+
 
 class Detokenizer:
     """The text of a growing token sequence: the same whether tokens come one by one or at once.
@@ -52,10 +55,15 @@ class Detokenizer:
         self._now = self._before  # the text of the context and the new tokens
         self._waiting = ""  # the text of the new tokens
         self._begun = False  # whether some text was shown
-        self.text = ""
+        self._shown = [""]  # pieces of the text
         self.unfinished = False
         """Whether the tokens end in the middle of a character, or with spaces that may go, neither
         of which is in ``text`` yet."""
+
+    @property
+    def text(self) -> str:
+        """What was shown so far. Another thread may ask for it."""
+        return "".join(self._shown)
 
     def push(self, token: int) -> None:
         """Appends one token."""
@@ -90,7 +98,7 @@ class Detokenizer:
         if self._new:
             self._show(len(self._new), self._waiting)
         if self._clean_up is not None:
-            self.text += self._clean_up.finish()
+            self._add(self._clean_up.finish())
 
     def _read(self) -> None:
         """Decodes the new tokens."""
@@ -113,7 +121,7 @@ class Detokenizer:
     def _show(self, count: int, text: str, uncertain: int = 0) -> None:
         """Shows the text of the first new tokens. uncertain: characters at its end that were left
         out, because a later token may change them."""
-        self.text += text if self._clean_up is None else self._clean_up.feed(text)
+        self._add(text if self._clean_up is None else self._clean_up.feed(text))
         self._begun = self._begun or bool(text)
         earlier = self._context if len(self._context) <= PATIENCE else self._context[-1:]
         self._context, self._new = self._new[:count], self._new[count:]
@@ -125,6 +133,12 @@ class Detokenizer:
         self._waiting = ""
         if self._new:
             self._read()
+
+    def _add(self, text: str) -> None:
+        """Adds to the text: to add to a long one would copy it each time."""
+        if len(self._shown) >= MOST_PIECES:
+            self._shown = ["".join(self._shown)]
+        self._shown.append(text)
 
     def _ends_a_character(self) -> bool:
         """Shows the new tokens if the last of them spell a character and those before them belong

@@ -47,7 +47,9 @@ def static_bias(rows: Sequence[RowOptions], vocabulary: int) -> Tensor | None:
             own[:] = NEG_INF
             own[allowed] = kept
         if bool(own.isneginf().all()):
-            raise ParamsError("logit_bias and allowed_token_ids forbid every token: allow one.")
+            raise ParamsError(
+                "logit_bias and allowed_token_ids forbid every token: allow one."
+            ).about("logit_bias")
     return bias
 
 
@@ -56,7 +58,7 @@ def _check_tokens(name: str, tokens: Tensor, vocabulary: int) -> None:
     if len(outside):
         raise ParamsError(
             f"{name} names token {int(outside[0])}; the vocabulary has 0 to {vocabulary - 1}."
-        )
+        ).about(name)
 
 
 class LogitsPipeline:

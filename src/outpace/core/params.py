@@ -1,4 +1,4 @@
-"""What a user may ask of the text: sampling options and stop conditions."""
+"""The options of a request's texts: sampling parameters and stop conditions."""
 
 from __future__ import annotations
 
@@ -111,6 +111,11 @@ def _form(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or len(value) != 1 or next(iter(value)) not in FORMS:
         raise ParamsError(
             f"{name} must be an object with one of {', '.join(FORMS)}, not {shown(value)}."
+        )
+    if "json_object" in value and value["json_object"] is not True:
+        raise ParamsError(
+            f"json_object must be true, not {shown(value['json_object'])}: for a text without a "
+            f"form leave {name} out."
         )
     return dict(value)
 
@@ -250,12 +255,6 @@ class SamplingParams(TextParams):
     def greedy(self) -> bool:
         """Whether the most probable token is always taken."""
         return self.temperature == 0
-
-    @property
-    def seeded(self) -> bool:
-        """Whether the text is sampled with a seed of the user's, so that it has to repeat
-        itself."""
-        return self.seed is not None and not self.greedy
 
     def resolve(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Returns the params with each unset option taken from ``defaults``, else switched off.

@@ -1,4 +1,4 @@
-"""What is being done in work that takes long, and how much of it is done."""
+"""Progress reports of long work: the current step, and the share of the whole that is done."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What drafters, rules and targets exchange: a drafter's proposal, a rule's verdict, and what each
-asks of the others."""
+"""The proposal, verdict, needs and terms that drafters, rules and targets exchange."""
 
 from __future__ import annotations
 
@@ -134,7 +133,8 @@ class Proposal:
         return Branches(tokens, self.tree.ancestors[:, :, 1:])
 
     def keep(self, kept: Tensor, width: int | None = None) -> Proposal:
-        """Returns the proposal with some of its nodes only, in the order that they had.
+        """Returns the proposal with some of its nodes only, in the order that they had, and without
+        what counts by their numbers: auxiliary tokens, what is computed already, confidences.
 
         kept: ``[B, N]`` bool; with each node its ancestors. Of siblings that were drawn all stay or
         none, and it is decided before they are drawn: then those that stay have the distributions
@@ -159,7 +159,10 @@ class Proposal:
             tree=Tree(torch.where(valid, parents, 0)),
             counts=counts,
             distribution=drawn,
+            aux_tokens=None,
             draft_probs=None if draft_probs is None else moved(draft_probs),
+            confidence=(),
+            precomputed=None,
         )
 
     def first(self, counts: Sequence[int]) -> Proposal:

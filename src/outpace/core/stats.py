@@ -31,7 +31,8 @@ class Seconds:
 @dataclass
 class Metrics:
     """What one request cost. Times are seconds of the rounds the request took part in, and of the
-    passes that read its prompt; what serves several requests counts whole for each."""
+    passes that read prompts until its own was read; what serves several requests counts whole for
+    each."""
 
     num_target_passes: int = 0
     num_draft_tokens: int = 0

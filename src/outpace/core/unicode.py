@@ -1,5 +1,5 @@
-"""Whether a text is Unicode: half of a surrogate pair, as broken UTF-8 in a command line becomes,
-stops every tokenizer."""
+"""Checks of texts for lone surrogates, which broken UTF-8 in a command line becomes, and which no
+tokenizer takes."""
 
 from __future__ import annotations
 

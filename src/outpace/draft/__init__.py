@@ -1,4 +1,4 @@
-"""What drafters share: their base, their table of names, chains, trees, what they keep of a text.
+"""The protocol and registry of drafters, and the chains, trees and caches that they share.
 
 While they draft, they see the batch: the committed texts and what they ask for in `Needs`. Only
 those that are built from the target's own parts, as heads and self-speculation are, hold its

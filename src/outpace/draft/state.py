@@ -1,5 +1,5 @@
-"""What was learned of drafters, in a file: plain JSON, which can be looked at and never runs
-code."""
+"""The state file, which keeps what was learned of drafters between runs: plain JSON, which can be
+looked at and never runs code."""
 
 from __future__ import annotations
 

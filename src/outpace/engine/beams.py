@@ -127,7 +127,7 @@ class BeamGroup:
             logprobs = torch.stack(
                 [self._logprobs(beam, row) for beam, row in zip(self.beams, logits, strict=True)]
             )
-            self._advance(self._continuations(logprobs))
+            self._advance(logprobs)
         except RowFault as error:
             self.fail(error)
 
@@ -149,13 +149,11 @@ class BeamGroup:
             return torch.full_like(known[: self._vocabulary], -torch.inf)  # the others go on
         return scores[0, 0]
 
-    def _continuations(self, logprobs: Tensor) -> list[Beam]:
-        """The most likely continuations, the best first: enough that, whichever of them end, as
-        many are left as there are beams. logprobs: ``[beams, V]``."""
+    def _continuations(self, logprobs: Tensor, most: int) -> list[Beam]:
+        """The ``most`` likeliest continuations, the best first. logprobs: ``[beams, V]``."""
         before = torch.tensor([beam.logprob for beam in self.beams], dtype=logprobs.dtype)
         total = (logprobs + before.to(logprobs.device)[:, None]).flatten()
-        wanted = max(2, 1 + len(self._ends)) * self._params.beam_width
-        found = total.topk(min(wanted, total.numel()))
+        found = total.topk(min(most, total.numel()))
         beams = []
         for value, index in zip(found.values.tolist(), found.indices.tolist(), strict=True):
             parent, token = divmod(index, self._vocabulary)
@@ -163,18 +161,32 @@ class BeamGroup:
             beams.append(Beam(ids, value, parent))
         return [beam for beam in beams if beam.logprob > -torch.inf]
 
-    def _advance(self, found: Sequence[Beam]) -> None:
-        """Takes the next beams out of the continuations, which stand in order."""
+    def _advance(self, logprobs: Tensor) -> None:
+        """Takes the next beams out of the likeliest continuations. logprobs: ``[beams, V]``.
+
+        Of a beam's continuations one for each end token ends it. Any number may end with a stop
+        string: then more are looked at until as many go on as there are beams. At the limit of
+        tokens all end.
+        """
+        width = self._params.beam_width
+        most = max(2, 1 + len(self._ends)) * width
+        last = len(self.beams[0].output_ids) + 1 >= self.request.max_tokens
+        while True:
+            found = self._continuations(logprobs, most)
+            texts = [self._ended(beam) for beam in found]
+            going = [beam for beam, text in zip(found, texts, strict=True) if text is None]
+            broken = any(text is not None and text.error is not None for text in texts)
+            if last or broken or len(going) >= width or len(found) < most:
+                break
+            most *= 2
         if not found and not self.best.texts:
             raise Contradiction(0)
-        width, going = self._params.beam_width, []
-        for place, beam in enumerate(found):
-            text = self._ended(beam)
+        for place, (beam, text) in enumerate(zip(found, texts, strict=True)):
             if text is None:
-                going.append(beam)
-            elif text.error is not None:
+                continue
+            if text.error is not None:
                 return self.fail(text.error)
-            elif place < width:
+            if place < width:
                 self.best.add(text, beam.logprob)
         going = going[:width]
         on = bool(going) and self.best.improvable(going[0].logprob, len(going[0].output_ids))

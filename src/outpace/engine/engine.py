@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter, sleep
 from typing import TypeVar
 
 import torch
@@ -30,6 +31,9 @@ Observer = Callable[[Round], None]
 
 TOKENS_BETWEEN_ROUNDS = 2048
 """Prompt tokens that are read between two rounds, by default."""
+
+HANDOVER = 0.01
+"""Seconds for which a thread that comes back lets those that wait go first, at most."""
 
 
 class Engine:
@@ -70,6 +74,7 @@ class Engine:
         self.max_batched_tokens = max_batched_tokens
         self._layers = verifier.hidden_layers | frozenset(drafter.needs.hidden_layers)
         self._turn = threading.Lock()
+        self._waiting_threads: set[int] = set()  # for their turn, or that have it
         self._interrupted = False
         self._leaving = False  # whether requests have ended that may still wait in the queue
         self._step_thread: int | None = None  # the thread that runs a step
@@ -103,19 +108,27 @@ class Engine:
     def add(self, request: EngineRequest) -> None:
         """Queues a request; it joins the batch when a row is free.
 
-        Raises ``ParamsError`` for options that leave it no token at all, or cannot be honoured.
+        Raises ``ParamsError`` as `check` does.
         """
-        check_requested_budget(request, self.target.max_nodes)
-        static_bias([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
+        self.check(request)
+        rule, seeded = self.verifier.rule, request.params.seed is not None
         drafts_matter = bool(self.drafter.max_draft_tokens) and not self.verifier.coupled
-        request.reports_seed = request.params.seeded or request.params.greedy or not drafts_matter
-        request.reproducible = request.params.seeded and not self.verifier.coupled
+        exact = request.params.greedy and (rule.lossless or rule.keeps_greedy)
+        request.reports_seed = seeded or exact or not drafts_matter
+        request.reproducible = seeded and not exact and not self.verifier.coupled
         request.id = next(self._ids)
         self.waiting.add(request)
+
+    def check(self, request: EngineRequest) -> None:
+        """Raises ``ParamsError`` for options that leave a request no token at all, or cannot be
+        honoured."""
+        check_requested_budget(request, self.target.max_nodes)
+        static_bias([request.options], self.vocabulary)  # refuses tokens outside the vocabulary
 
     def remove(self, *requests: EngineRequest) -> None:
         """Ends requests where they are. Their rows are free again now or, where another thread is
         running a round, after that round."""
+        self._leaving = True
         for request in requests:
             if request.finished and request.metrics.account is not None:
                 continue
@@ -123,7 +136,6 @@ class Engine:
             account = self.controller.account(request)
             if request.abort() or request.metrics.account is None:
                 request.metrics.account = account
-        self._leaving = True
         if self._turn.acquire(blocking=False):
             try:
                 if not self._interrupted:
@@ -135,12 +147,26 @@ class Engine:
     def run_between_rounds(self, work: Callable[[], Done]) -> Done:
         """Returns what ``work`` does while nobody runs a round."""
         self._refuse_itself()
-        with self._turn:
+        with self._queueing(), self._turn:
             self._step_thread = threading.get_ident()
             try:
                 return work()
             finally:
                 self._step_thread = None
+
+    @contextmanager
+    def _queueing(self) -> Iterator[None]:
+        """Lets threads that wait for their turn have it first. A thread that gives its turn back
+        and wants another one would otherwise take it before they have woken up."""
+        give_up = perf_counter() + HANDOVER
+        while self._waiting_threads and not self._turn.locked() and perf_counter() < give_up:
+            sleep(HANDOVER / 200)
+        me = threading.get_ident()
+        try:
+            self._waiting_threads.add(me)
+            yield
+        finally:
+            self._waiting_threads.discard(me)
 
     def flush(self) -> None:
         """Is called where a caller waits for no text any more: writes what was learned on the way.
@@ -222,7 +248,7 @@ class Engine:
         fails, ends with its error, and the others go on.
         """
         self._refuse_itself()
-        with self._turn, self.target.step_context():
+        with self._queueing(), self._turn, self.target.step_context():
             return self._run_or_start_over(self._step)
 
     def _refuse_itself(self) -> None:

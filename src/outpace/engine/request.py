@@ -13,7 +13,7 @@ from outpace.core.stats import Metrics
 from outpace.core.text_decoder import TextDecoder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Logprob:
     """Log-probability of a token under the distribution that it was drawn from, and its rank (from
     1)."""
@@ -47,8 +47,9 @@ class EngineRequest(request.Request):
     metrics: Metrics = field(default_factory=Metrics)
     reports_seed: bool = True
     """Whether generating again with ``seed`` gives this text. It does not where the user gave no
-    seed for a sampled text and tokens were drafted: how many depends on measured times and on
-    other texts, and decides which random numbers are used."""
+    seed, tokens were drafted, and the text follows from what was drafted, as a sampled one does:
+    how many depends on measured times and on other texts, and decides which random numbers are
+    used."""
     priority: float = 0
     """For a queue that goes by it: the smallest number joins the batch first."""
     client: Hashable = None

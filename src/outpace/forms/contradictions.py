@@ -1,4 +1,4 @@
-"""What a request's options leave of the texts of a form, looked at before one is written."""
+"""Checks before generation whether a request's options contradict its structured output."""
 
 from __future__ import annotations
 

@@ -153,14 +153,15 @@ class Grammar(TokenMask):
         self._vocabulary = vocabulary
         self._ends = list(ends)
         self._at: list[int] = []  # the tokens that the matcher has consumed
+        self._moving = False  # whether an interruption has come between the two
 
     def copy(self) -> Grammar:
         """Returns the same grammar for another row, at its beginning."""
         return Grammar(self._unused.deep_copy(), self._vocabulary, self._ends, self._unused)
 
     def allowed(self, output: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        if self._matcher.is_error():
-            self._matcher, self._at = self._unused.deep_copy(), []
+        if self._moving or self._matcher.is_error():
+            self._matcher, self._at, self._moving = self._unused.deep_copy(), [], False
         found = np.zeros((len(paths), self._vocabulary), dtype=bool)
         for node, path in enumerate(paths):
             if self._go_to([*output, *path]):
@@ -171,10 +172,12 @@ class Grammar(TokenMask):
         """Takes the matcher to a text; returns False where the grammar forbids one of its tokens,
         also the end of the text before another token. ``ValueError`` where it gives up."""
         common = _common(self._at, text)
+        self._moving = True
         if common < len(self._at):
             self._matcher.rollback(len(self._at) - common)
         taken = self._matcher.try_consume_tokens(text[common:]) if text[common:] else 0
         self._at = text[: common + taken]
+        self._moving = False
         self._check()
         return len(self._at) == len(text)
 

@@ -80,7 +80,7 @@ def without_annotations(text: str) -> str:
             part["pattern"] = _without_zero(part["pattern"])
     for part in _parts(schema):
         name = part.get("format")
-        if isinstance(name, str) and not _is_known(name):
+        if isinstance(name, str) and not (len(name) <= LONGEST_FORMAT and _is_known(name)):
             del part["format"]
     for part in _parts(schema):
         for name, values in _IDLE.items():
@@ -122,6 +122,10 @@ def _without_zero(pattern: str) -> str:
         if found[-1] == "[^" and not pattern.startswith("]", at):
             found.append(r"\x00")
     return "".join(found)
+
+
+LONGEST_FORMAT = 64
+"""Characters of a format's name, at most: a longer one is no name of any, and would be kept."""
 
 
 @lru_cache(maxsize=256)

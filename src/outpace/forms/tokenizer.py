@@ -1,5 +1,5 @@
-"""How a text is spelt in tokens where its form is given, by none that answers leave out; and the
-tokens that a grammar in Lark's notation names, between angle brackets."""
+"""The tokenizer for llguidance, which spells no text in special tokens, since answers leave them
+out; and the tokens that a grammar in Lark's notation names, between angle brackets."""
 
 from __future__ import annotations
 

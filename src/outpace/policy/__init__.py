@@ -1,4 +1,4 @@
-"""How much to draft and in which shape: costs, acceptance, and the choice between them.
+"""Policies that choose how much is drafted and in which shape, by costs and acceptance rates.
 
 Numbers here were chosen on replays: recorded texts of eight tasks (code, editing, maths, ...),
 decoded again by a simulated clock at the costs of several machines

@@ -1,5 +1,5 @@
-"""How likely drafted tokens are to be accepted, learned from earlier rounds: by depth and rank
-among siblings, and by the drafter's confidence."""
+"""Acceptance rates of drafted tokens, learned from earlier rounds: by depth and rank among
+siblings, and by the drafter's confidence."""
 
 from __future__ import annotations
 
@@ -147,9 +147,10 @@ class Acceptance:
     def typical(self, depths: int, siblings: int = 1) -> list[list[float]]:
         """Returns the chances over all texts, as `Counts.chances` does."""
         asked = depths, siblings
-        if asked not in self._typical:
-            self._typical[asked] = self._all.chances(depths, siblings)
-        return self._typical[asked]
+        known = self._typical.get(asked)  # another thread may clear them meanwhile
+        if known is None:
+            known = self._typical[asked] = self._all.chances(depths, siblings)
+        return known
 
     def chances(self, text: Counts, depths: int, siblings: int = 1) -> list[list[float]]:
         """Returns the chances in one text, as `Counts.chances` does."""

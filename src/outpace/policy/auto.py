@@ -1,4 +1,4 @@
-"""Which drafter drafts how much in each row: whatever brings most tokens for its time."""
+"""The controller "auto", which chooses drafters and draft sizes by expected tokens per second."""
 
 from __future__ import annotations
 

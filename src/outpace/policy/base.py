@@ -1,4 +1,4 @@
-"""What chooses how much is drafted, and what it learns of each round."""
+"""The controller protocol: it chooses what each round drafts, and learns from the outcome."""
 
 from __future__ import annotations
 
@@ -128,4 +128,4 @@ def check_requested_budget(request: Request, most: int) -> None:
         raise ParamsError(
             f"speculative must be at most {most} with this LLM, which scores no more tokens of a "
             f"text at once, not {requested}."
-        )
+        ).about("speculative")

@@ -1,4 +1,4 @@
-"""What a round costs by the clock.
+"""Measured times of rounds, by batch, context, drafter and draft size.
 
 round(B, n) = draft(B, n) + score(B, n + 1 tokens) + everything else
 

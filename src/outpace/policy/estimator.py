@@ -1,4 +1,4 @@
-"""What one drafter's rounds are expected to bring and to cost, by the size of its drafts."""
+"""Estimates of the tokens and the cost of one drafter's rounds, by the size of its drafts."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ class Estimator:
             if outcome.drafted and not (self.text(request).drafted or self._needs_no_prefill)
         ]
         unread, steady = sum(catching_up), costs.of(bucket, name, size)
-        if begun and not catching_up:
+        if begun and not unread:
             costs.add(bucket, name, size, seconds, levels)
         elif begun and (steady is None or steady.measured < MIN_SAMPLES):
             # Its drafting is mostly catching up, but scoring took as long as ever, and that alone

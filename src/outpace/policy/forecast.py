@@ -1,4 +1,4 @@
-"""What a round is expected to bring by the size of its draft, and what a draft model saves in the
+"""Forecasts of a round's tokens by the size of its draft, and of what a draft model saves in the
 rest of a text."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a round costs by the bytes that it reads, for choices that no clock may decide."""
+"""Nominal costs of a round, from the bytes that it reads, for choices that no clock may decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What "auto" knows and decides in one round."""
+"""The state of the controller "auto" in one round: its options, look-up drafts and choice."""
 
 from __future__ import annotations
 

@@ -96,6 +96,8 @@ class Rule(ABC):
     takes: ClassVar[frozenset[DraftSampling]]
     trees: ClassVar[bool]
     """Whether a node may have several children."""
+    keeps_greedy: ClassVar[bool] = False
+    """Whether greedy texts stay the target's own under a lossy rule."""
     looks_ahead: ClassVar[bool] = False
     """Whether it looks at later tokens of a draft to decide on an earlier one. Then one seed gives
     another text, of the same distribution, where drafts end at other places."""

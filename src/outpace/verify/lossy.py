@@ -101,6 +101,7 @@ class LenientRule(_WithResidual):
     """What q is multiplied by; 1 is lossless."""
 
     name: ClassVar[str] = "lenient"
+    keeps_greedy: ClassVar[bool] = True
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
         allowed = self.lenience * q_of_drafted(proposal, torch.float64)
@@ -123,6 +124,7 @@ class EarsRule(_WithResidual):
     """Added to the ratio p / q where the target is uncertain; 0 is lossless."""
 
     name: ClassVar[str] = "ears"
+    keeps_greedy: ClassVar[bool] = True
 
     def accept(self, p: Tensor, proposal: Proposal) -> Tensor:
         passes = ratio(p_of_drafted(p, proposal), q_of_drafted(proposal, torch.float64))
@@ -247,6 +249,7 @@ class ConfidenceRule(_OneByOne):
     """Least p of a token of which the drafter is entirely sure."""
 
     name: ClassVar[str] = "confidence"
+    keeps_greedy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -300,6 +303,7 @@ class TypicalRule(_LossyRule):
     """Above this times exp(-entropy of p), too: less where the target is uncertain."""
 
     name: ClassVar[str] = "typical"
+    keeps_greedy: ClassVar[bool] = True
     takes: ClassVar[frozenset[DraftSampling]] = frozenset(DraftSampling)
     trees: ClassVar[bool] = True
 

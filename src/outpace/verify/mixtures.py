@@ -122,6 +122,7 @@ class CascadeRule(Rule):
 
     name: ClassVar[str] = "cascade"
     lossless: ClassVar[bool] = False
+    keeps_greedy: ClassVar[bool] = True
     takes: ClassVar[frozenset[DraftSampling]] = frozenset(
         {DraftSampling.IID, DraftSampling.WITHOUT_REPLACEMENT}
     )

@@ -1,4 +1,4 @@
-"""What rules compute with: probabilities at the nodes of a draft, and paths through its tree."""
+"""Helpers that rules share: probabilities at the nodes of a draft, and paths through its tree."""
 
 from __future__ import annotations
 

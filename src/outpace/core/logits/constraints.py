@@ -1,4 +1,4 @@
-"""What a row's options decide node by node: min_tokens, bad_words, masks, logits processors."""
+"""Constraints that depend on a node's history: min_tokens, bad_words, masks, logits processors."""
 
 from __future__ import annotations
 

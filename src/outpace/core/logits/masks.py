@@ -1,4 +1,4 @@
-"""Which tokens may come next: what a grammar is to a distribution."""
+"""The interface of token masks, such as grammars: which tokens may follow each node of a draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often each token occurs in texts that grow: every token is counted once."""
+"""Token counts of texts that grow, updated incrementally: every token is counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens a truncated distribution keeps: to the letter what transformers' warpers keep.
+"""Truncation of distributions (top-k, top-p, min-p, typical), exactly as transformers' warpers do.
 
 Each function returns the scores ``[B, M, V]`` with those of all other tokens at minus infinity. The
 setting is a ``[B, 1, 1]`` column, and a row in which it is off keeps all. Of several tied tokens at

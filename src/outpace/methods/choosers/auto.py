@@ -206,10 +206,16 @@ class AutoDrafter(CompositeDrafter):
 
     def look_up(self, rows: Rows, budgets: Sequence[int]) -> Mapping[str, Sequence[LookupDraft]]:
         found = self.round_state(rows).found = [self.ask(n, rows, budgets) for n in self._look_ups]
+        return self._by_name(found)
+
+    def _by_name(self, found: Sequence[ChildProposal]) -> Mapping[str, Sequence[LookupDraft]]:
         return {self.names[each.child]: _lookup_drafts(each) for each in found}
 
     def propose(self, rows: Rows, budgets: Sequence[int]) -> Proposal:
-        picks = rows.picks or self._first(self.look_up(rows, budgets), budgets)
+        picks = rows.picks
+        if not picks:  # look-ups may have been asked all the same
+            found = self._by_name(self.round_state(rows).found) or self.look_up(rows, budgets)
+            picks = self._first(found, budgets)
         asked = {self.names[each.child]: each for each in self.round_state(rows).found}
         for n in self._models:
             name = self.names[n]

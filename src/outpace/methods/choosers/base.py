@@ -1,4 +1,4 @@
-"""What all drafters that stand for several others have in common."""
+"""The base class of composite drafters, which stand for several child drafters."""
 
 from __future__ import annotations
 

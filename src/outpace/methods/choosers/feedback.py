@@ -1,4 +1,4 @@
-"""How well each drafter would have done on tokens that were committed."""
+"""Feedback on each drafter: the chance that its draft is accepted at each committed token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to draft where a context was continued in several ways: by how often each was."""
+"""Chains and trees of the most frequent continuations of a context."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What look-ups know from the start: texts that can be searched for any context, and the table of
-what mostly follows their n-grams.
+"""The datastore that look-ups draft from: texts that can be searched for any context (a suffix
+array), and the table of the likeliest successors of their n-grams.
 
 A folder with a description, the table, and three arrays, which are mapped into memory and not read
 whole:

@@ -1,4 +1,4 @@
-"""What users may set of look-ups that match the last tokens of a text."""
+"""The options of look-ups that match the last tokens of a text."""
 
 from __future__ import annotations
 

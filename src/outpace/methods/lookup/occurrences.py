@@ -1,4 +1,4 @@
-"""Where a context stood before: the places of every token, for exact look-ups of any length."""
+"""An index of the places of every token, for exact look-ups of contexts of any length."""
 
 from __future__ import annotations
 

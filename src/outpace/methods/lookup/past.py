@@ -1,4 +1,4 @@
-"""What was generated before: texts of finished requests, as many as fit."""
+"""A bounded store of the texts of finished requests."""
 
 from __future__ import annotations
 

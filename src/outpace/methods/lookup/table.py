@@ -1,4 +1,4 @@
-"""What mostly followed the last few tokens in some texts: a back-off n-gram table of a few MB.
+"""A back-off n-gram table of a few MB: the likeliest successors of contexts of a few tokens.
 
 Chances are those of interpolated absolute discounting (Chen and Goodman 1999, "An empirical study
 of smoothing techniques for language modeling"). They are counted in texts and not in places,

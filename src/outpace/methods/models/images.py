@@ -1,4 +1,4 @@
-"""How a draft model comes to see the images of prompts.
+"""A draft model's access to the images of prompts.
 
 Gagrani et al. 2024, "On Speculative Decoding for Multimodal Large Language Models" (arXiv
 2404.08856): a drafter with an image adapter of its own.

@@ -1,4 +1,4 @@
-"""What a user may set of a draft model."""
+"""The options of a draft model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tokens of a tokenizer spell, byte by byte, so that two tokenizers can be compared.
+"""The bytes that a tokenizer's tokens spell, by which two vocabularies are compared.
 
 Byte-level vocabularies write bytes as printable characters ("Ġthe"), those in the manner of
 SentencePiece mark spaces ("▁the") and name single bytes ("<0x0A>"). Others are taken as written.

@@ -1,4 +1,4 @@
-"""Which part of a text a draft model reads, where its context is too short for all of it."""
+"""The window of a text that a draft model reads, where its context is too short for all of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be set of a drafter with weights, and the entry ``online`` of it."""
+"""The options of a drafter with weights, and those of its entry ``online``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What learns online: a head, or a draft model, with all that the learning needs to know of it."""
+"""The students of online learning: a head or a draft model, with the recipe that trains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of the texts that are being written, to learn from it."""
+"""Traces of the texts that are being written: windows of tokens to learn from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafters that are a part of the target have in common."""
+"""The base class of self-speculative drafters that are a part of the target, and their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which sub-layers of a model to leave out, and the file that a search for them writes."""
+"""The sub-layers that layer skipping leaves out, and the file that a search for them writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What length policies have in common: a length for each request, and state that is kept by it."""
+"""The base class of length policies: a draft length for each request, and state kept by request."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class LengthPolicy(Controller):
         if not self.has_drafter:
             return Account(Mode.NONE, record.rounds)
         mode = Mode.OFF if requested_budget(request) == 0 else Mode.FIXED
-        drafters = tuple(tally.account(name) for name, tally in record.by_drafter.items())
+        drafters = tuple(tally.account(name) for name, tally in [*record.by_drafter.items()])
         return Account(mode, record.rounds, drafters)
 
     def learn_round(self, requests: Sequence[Request], outcomes: Sequence[Outcome]) -> None:

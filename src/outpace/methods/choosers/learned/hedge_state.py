@@ -1,4 +1,4 @@
-"""Which of several drafters would have done best lately, and what may be spent to find out."""
+"""Hedge over several drafters: the recent gain of each, and the allowance for asking models."""
 
 from __future__ import annotations
 
