@@ -227,6 +227,19 @@ def test_a_job_goes_on_wherever_its_answers_end(tmp_path: Path) -> None:
         assert ids == Counter(json.loads(one)["id"] for one in whole.splitlines())
 
 
+def test_an_editor_may_leave_the_last_line_break_out(tmp_path: Path) -> None:
+    path = written(tmp_path, [line(f"{at}", {"prompt": f"text {at}"}) for at in range(3)])
+    out = tmp_path / "out.jsonl"
+    answered(path, out, Echo())
+    first, second, _ = out.read_bytes().splitlines()
+    out.write_bytes(first + b"\n" + second)
+    server = Echo()
+    answered(path, out, server)
+    assert len(server.asked) == 1
+    assert out.read_bytes().splitlines()[:2] == [first, second]
+    assert len(answers_of(out)) == 3
+
+
 def test_a_job_whose_answers_are_whole_asks_for_nothing(tmp_path: Path) -> None:
     path, out = written(tmp_path, [line("a", {"prompt": "p"})]), tmp_path / "out.jsonl"
     answered(path, out, Echo())

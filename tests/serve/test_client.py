@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -332,6 +333,7 @@ def test_an_error_names_its_field_whatever_words_it_has(monkeypatch: pytest.Monk
         ({"min_tokens": 5, "max_tokens": 2}, "min_tokens"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias"),
         ({"allowed_token_ids": [99999999]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5], "logit_bias": {"5": -math.inf}, "stream": True}, "logit_bias"),
     ):
         with pytest.raises(ApiError) as refused:
             reader.completion({"prompt": "a", "model": MODEL, **body})

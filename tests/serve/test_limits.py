@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -191,6 +192,16 @@ def test_other_origins_and_names_are_kept_out(llm: LLM) -> None:
     assert Settings(model_name="a", host="0.0.0.0").hosts == ("*",)
 
 
+def test_a_name_with_two_addresses_listens_where_clients_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = socket.getaddrinfo("127.0.0.1", 0, type=socket.SOCK_STREAM)
+    newer = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: newer + own)
+    with listen(Settings(model_name="a", host="localhost", port=0)) as listening:
+        assert listening.family == socket.AF_INET
+
+
 def test_the_names_of_this_machine_are_known_with_and_without_a_port(llm: LLM) -> None:
     names = ("localhost", "LOCALHOST", "127.0.0.1", "[::1]")
     others = ("page.example", "localhost.page.example", "[::2]", "[::1]x", "[::1", "::1", "")
@@ -275,14 +286,20 @@ def test_what_nobody_has_foreseen_is_told_and_logged_like_all_else(
         status, answer, headers = call(url, "/detokenize", {"tokens": [1]}, headers=named)
         assert (status, answer["error"]["code"]) == (500, "internal")
         assert headers["x-request-id"] == "mine-2"
-        body = {"prompt": "a", "max_tokens": 2, "stream": True}
+        usage = {"include_usage": True}  # which an error takes the place of
+        body = {"prompt": "a", "max_tokens": 2, "stream": True, "stream_options": usage}
         status, events, _ = call(url, "/v1/completions", body)
         assert status == 200
         assert '"code": "internal"' in events
         assert events.endswith("data: [DONE]\n\n")
+        assert '"usage": {' not in events
         assert "secret" not in f"{answer} {events}"
     lines = [json.loads(r.message) for r in caplog.records if r.message.startswith("{")]
     assert next(line for line in lines if line["id"] == "mine-2")["status"] == 500
+    page = {"Origin": "https://page.example"}
+    with running(llm, allowed_origins=(page["Origin"],)) as url:
+        status, _, headers = call(url, "/detokenize", {"tokens": [1]}, headers=page)
+        assert (status, headers["access-control-allow-origin"]) == (500, page["Origin"])
     assert "ZeroDivisionError" in caplog.text
 
 

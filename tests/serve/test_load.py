@@ -116,6 +116,14 @@ def test_clients_that_wait_for_their_answers(forgetful: str, tmp_path: Path) -> 
     assert "tokens/s / off" in result.stdout
 
 
+def test_texts_that_come_all_at_once_have_no_time_for_each_later_token() -> None:
+    at_once, slow = Served(0.0, 1.0, 1.0, tokens=4, first_tokens=4), Served(0.0, 1.0, 2.0, tokens=5)
+    server = Server("http://127.0.0.1:8000")
+    found = summary(Run([at_once, at_once, slow]), server)
+    assert found["TPOT p50 (s)"] == found["TPOT p99 (s)"] == 0.25
+    assert summary(Run([at_once]), server)["TPOT p50 (s)"] == 0.0
+
+
 def test_no_run_finds_the_texts_of_the_one_before() -> None:
     llm = LLM(speculative_config={"method": "suffix"}, enable_prefix_caching=True)
     prompt = "Once upon a time there was a little girl named Lily. She had a red ball and"
@@ -175,6 +183,8 @@ def test_turns_are_compared_one_by_one() -> None:
         (["--rate", "2", "--clients", "1"], "exclude each other"),
         (["--png", "x.png"], "needs --clients"),
         (["--clients", "0"], "at least one client"),
+        (["--clients", "1,13"], "13 clients need a prompt each, and there are 12"),
+        (["--speculative", "off, off"], "names one kind of request twice"),
         (["--num-requests", "13"], "holds 12 prompts, and each of 13 requests needs one"),
         (["--clients", "some"], "--clients must be numbers"),
         (["--json", "/dev/null/found.json"], "--json: cannot write"),

@@ -26,7 +26,7 @@ from outpace.errors import ConfigError, ProcessLost
 from outpace.llm import LLM
 from outpace.serve.bodies import Bodies, BodyParser
 from outpace.serve.engine_thread import EngineThread, Job, QueueFull, ShuttingDown, TooManyRequests
-from outpace.serve.guards import OPEN, Hosts, Keys, RequestLog, client_of, failure
+from outpace.serve.guards import OPEN, Failures, Hosts, Keys, RequestLog, client_of, failure
 from outpace.serve.observers import ServerMetrics, Tracer
 from outpace.serve.open_calls import Deliver, Events, OpenCall, answer_to, disconnected
 from outpace.serve.openai import openapi
@@ -62,7 +62,8 @@ class Server:
         self._settings = settings
         self._reader = Reader(llm, settings)
         self._body = Bodies(settings.max_body_bytes, settings.request_seconds)
-        self._parser = BodyParser(settings.request_seconds)
+        room = llm.engine.target.max_rows + settings.max_waiting
+        self._parser = BodyParser(settings.request_seconds, room)
         self._texts = TokenTexts(llm.input_processor.decoder)
         self._tracer = Tracer(self._decode, special_tokens(llm.tokenizer))
         self.thread = EngineThread(
@@ -103,6 +104,7 @@ class Server:
                     expose_headers=["x-request-id"],
                 )
             )
+        middleware.append(Middleware(Failures))
         middleware.append(
             Middleware(Keys, keys=settings.api_keys, open_paths=frozenset(open_paths))
         )

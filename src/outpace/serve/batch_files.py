@@ -295,7 +295,11 @@ class Answers:
                 ) from None
             self._file = opened.enter_context(path.open("a+b"))
             self._file.seek(0)
-            self._file.truncate(self._read(self._file, model))
+            size = self._read(self._file, model)
+            self._file.truncate(size)
+            self._file.seek(max(0, size - 1))
+            if self._file.read() not in (b"", b"\n"):  # an editor has left the last one out
+                self._file.write(b"\n")
             self._opened = opened.pop_all()
         self.tokens = 0  # of this run
 
@@ -320,7 +324,8 @@ class Answers:
         """Notes the answers that there are; returns the bytes of all whole lines."""
         size = 0
         for raw in lines:
-            if not raw.endswith(b"\n") and _BEGIN.startswith(raw[: len(_BEGIN)]):
+            ended = raw.endswith(b"\n") or _is_json(raw)
+            if not ended and _BEGIN.startswith(raw[: len(_BEGIN)]):
                 break  # an answer that was not written to its end
             size += len(raw)
             try:
@@ -358,6 +363,14 @@ class Answers:
             self.tokens += response["body"].get("usage", {}).get("completion_tokens", 0)
         self._requests.note(number)
         self.count += 1
+
+
+def _is_json(raw: bytes) -> bool:
+    try:
+        json.loads(raw)
+    except ValueError:
+        return False
+    return True
 
 
 def _number_of(record: Any) -> int:

@@ -21,12 +21,12 @@ from outpace.serve.openai.errors import ApiError
 LONG = 1 << 16
 """Bytes from which on a body is long: a long prompt, or an image."""
 MAX_LONG_BODIES = 4
-"""Long bodies, and such as ask for a form, that are read at once. The others wait without a thread,
-so that there always is one for a short body."""
+"""Long bodies that are read at once, and as many short ones that ask for a form. The others wait
+without a thread, so that there always is one for a short body."""
 WAITING = 64
 WAITING_BYTES = 1 << 25
-"""Bodies that may wait so, and bytes of all of them as they were sent. More are refused: each is
-held in memory, where JSON may take twenty times as much."""
+"""Long bodies that may wait so, and bytes of all of them as they were sent. More are refused: each
+is held in memory, where JSON may take twenty times as much."""
 
 FORMS = (
     "response_format",
@@ -53,22 +53,27 @@ class Body:
 
     @property
     def is_long(self) -> bool:
-        """Whether reading it may take long."""
+        """Whether reading it takes long because of its size."""
+        return self.size >= LONG
+
+    @property
+    def asks_for_form(self) -> bool:
+        """Whether reading it may take long because a form is compiled."""
         content = self.content
-        asks = isinstance(content, dict) and any(content.get(name) for name in FORMS)
-        return self.size >= LONG or asks
+        return isinstance(content, dict) and any(content.get(name) for name in FORMS)
 
 
 # -- reading: what a body asks for -----------------------------------------------------------------
 
 
 class BodyParser:
-    """Parses bodies, short ones at once. seconds: how long one may wait for its turn."""
+    """Parses bodies, short ones at once."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._long = asyncio.Semaphore(MAX_LONG_BODIES)
-        self._waiting: list[int] = []
+    def __init__(self, seconds: float, waiting_forms: int) -> None:
+        """seconds: how long a body may wait for its turn. waiting_forms: short bodies that ask for
+        a form and may wait: as many as texts."""
+        self._long = _Turns(seconds, "long bodies", WAITING, WAITING_BYTES)
+        self._forms = _Turns(seconds, "requests for a form", waiting_forms, waiting_forms * LONG)
 
     async def __call__(
         self, read: Callable[[Any], Read], body: Body, left: Callable[[], Awaitable[None]]
@@ -79,26 +84,42 @@ class BodyParser:
         Raises ``ApiError`` where too many bodies wait or the time is over, and ``ClientDisconnect``
         where nobody waits for the answer any more. What is being read is read to its end.
         """
-        if not body.is_long:
+        if not body.is_long and not body.asks_for_form:
             return await run_in_threadpool(read, body.content)
-        await self._turn(body.size, left)
+        turns = self._long if body.is_long else self._forms
+        await turns.acquire(body.size, left)
         try:
             return await run_in_threadpool(read, body.content)
         finally:
-            self._long.release()
+            turns.release()
 
-    async def _turn(self, size: int, left: Callable[[], Awaitable[None]]) -> None:
-        """Returns when the semaphore has been acquired. size: of the body."""
-        if not self._long.locked():
-            await self._long.acquire()
+
+class _Turns:
+    """`MAX_LONG_BODIES` turns, for which bodies of one kind wait in order."""
+
+    def __init__(self, seconds: float, kind: str, most: int, most_bytes: int) -> None:
+        """seconds: how long a body may wait. kind: what they are, for an error's sentence. most,
+        most_bytes: bodies that may wait, and bytes of all of them."""
+        self._seconds, self._kind, self._most, self._most_bytes = seconds, kind, most, most_bytes
+        self._free = asyncio.Semaphore(MAX_LONG_BODIES)
+        self._waiting: list[int] = []  # bytes of each
+
+    def release(self) -> None:
+        """Gives a turn back."""
+        self._free.release()
+
+    async def acquire(self, size: int, left: Callable[[], Awaitable[None]]) -> None:
+        """Returns when it is the turn of a body of this size, or raises as `BodyParser` does."""
+        if not self._free.locked():
+            await self._free.acquire()
             return
-        full = size >= LONG and self._waiting and sum(self._waiting) + size > WAITING_BYTES
-        if full or len(self._waiting) >= WAITING:
+        full = self._waiting and sum(self._waiting) + size > self._most_bytes
+        if full or len(self._waiting) >= self._most:
             raise ApiError(
-                429, "too many long bodies wait to be read: come again later.", code="queue_full"
+                429, f"too many {self._kind} wait to be read: come again later.", code="queue_full"
             )
         self._waiting.append(size)
-        turn = asyncio.ensure_future(self._long.acquire())
+        turn = asyncio.ensure_future(self._free.acquire())
         leaving = asyncio.ensure_future(left())
         try:
             await asyncio.wait(
@@ -106,7 +127,7 @@ class BodyParser:
             )
         except asyncio.CancelledError:
             if turn.done():
-                self._long.release()
+                self._free.release()
             raise
         finally:
             self._waiting.remove(size)
@@ -213,23 +234,31 @@ def _parsed(whole: bytes) -> Any:
 def _check_infinite(content: Any) -> None:
     """Raises ``ApiError`` for a number that is larger than any that a program can hold, as 1e400
     is. Only a bias may be: JSON has no other way to say that a token never comes."""
-    waiting = [("", content)]
+    waiting: list[tuple[str, Any]] = [("", content)]
     while waiting:
         path, value = waiting.pop()
         if isinstance(value, dict):
-            waiting += [(f"{path}.{name}" if path else name, one) for name, one in value.items()]
+            waiting += [
+                (_cut(f"{path}.{name}" if path else name), of) for name, of in value.items()
+            ]
         elif isinstance(value, list):
-            waiting += [(f"{path}[{index}]", one) for index, one in enumerate(value)]
+            waiting += [(_cut(f"{path}[{index}]"), of) for index, of in enumerate(value)]
         elif isinstance(value, float) and math.isinf(value):
             if value < 0 and path.startswith("logit_bias."):
                 continue
-            name = shown(path[:70])[1:-1]
+            name = shown(path)[1:-1]
             raise ApiError(
                 400,
                 f"{name} must be a number that a program can hold, and this one is too large: send "
                 "a smaller one.",
                 name,
             )
+
+
+def _cut(path: str) -> str:
+    """The path of a value, no longer than an error's sentence shows: a body has a million values,
+    and the names before them may be long."""
+    return path[:70]
 
 
 def _object(fields: list[tuple[str, Any]]) -> dict[str, Any]:

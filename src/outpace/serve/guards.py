@@ -1,4 +1,4 @@
-"""What stands between the network and the endpoints: limits, keys, names, and the log."""
+"""ASGI middleware around the endpoints: host names, API keys, failures, and the request log."""
 
 from __future__ import annotations
 
@@ -124,14 +124,38 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+class Failures:
+    """Answers what no handler has foreseen with status 500, so that this answer is like all others:
+    it stands inside of whatever adds headers to them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def note_begin(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_begin)
+        except Exception as error:
+            if scope["type"] != "http":
+                raise
+            log.exception("request %s failed", scope["state"]["number"])
+            if begun:  # all that is left is to break it off
+                raise
+            await failure(ApiError.of(error))(scope, receive, send)
+
+
 class RequestLog:
     """Gives every request a number, which its answer carries, and writes one line about it.
 
     The line is JSON, and holds nothing of what was said unless handlers put it into
     ``request.state.log``. A probe (`PROBES`) has one only where its status is another than that of
-    the probe before it, which the first follows as if that had been 200. What no handler has
-    foreseen is answered here, with status 500, so that this answer and its line are like all
-    others.
+    the probe before it, which the first follows as if that had been 200.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -151,7 +175,7 @@ class RequestLog:
         begin, given = perf_counter(), Headers(scope=scope).get("x-request-id", "")
         number = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         notes: dict[str, Any] = {}
-        scope.setdefault("state", {})["log"] = notes
+        scope.setdefault("state", {}).update(log=notes, number=number)
         status = 0
 
         async def note_status(message: Message) -> None:
@@ -163,11 +187,6 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, note_status)
-        except Exception as error:
-            log.exception("request %s failed", number)
-            if status:  # the answer has begun: all that is left is to break it off
-                raise
-            await failure(ApiError.of(error))(scope, receive, note_status)
         finally:
             line = {
                 "event": "request",

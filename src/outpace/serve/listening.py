@@ -82,7 +82,9 @@ RETRY_SECONDS = 2
 def listen(settings: Settings) -> socket.socket:
     """Returns the socket to listen at; ``ConfigError`` where that cannot be."""
     try:
-        address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+        # A name such as localhost may have several: clients try the older kind in any case.
+        address = next((one for one in found if one[0] == socket.AF_INET), found[0])
         return socket.create_server(address[4][:2], family=address[0], backlog=BACKLOG)
     except (OSError, UnicodeError) as error:  # the second: a name that can be no host's
         raise ConfigError(

@@ -38,8 +38,12 @@ class ServerMetrics:
         self._gauge("num_requests_running", "Texts that have a row.", running)
         self._gauge("num_requests_waiting", "Texts that wait for a row.", waiting)
         self._gauge("num_rows", "Texts that can be decoded at once.", lambda: rows)
-        self._prompt = self._counter("prompt_tokens", "Prompt tokens that were read.")
-        self._cached = self._counter("prefix_cache_hits", "Prompt tokens that were cached.")
+        self._prompt = self._counter("prompt_tokens", "Prompt tokens, those of each text.")
+        self._cached = self._counter(
+            "prefix_cache_hits",
+            "Prompt tokens that were not read for a text: cached, or read for another of its "
+            "request.",
+        )
         self._generated = self._counter("generation_tokens", "Generated tokens.")
         self._ended = self._counters("request_success", "Texts by their end.", "finished_reason")
         self._preemptions = self._counter("num_preemptions", "Texts that were preempted.")

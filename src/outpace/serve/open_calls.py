@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -20,7 +21,7 @@ from outpace.serve.engine_thread import (
     ShuttingDown,
     TooManyRequests,
 )
-from outpace.serve.openai.answers import Answer, event
+from outpace.serve.openai.answers import DONE, Answer, event
 from outpace.serve.openai.errors import ApiError
 
 log = logging.getLogger("outpace.serve")
@@ -83,11 +84,13 @@ class OpenCall:
                 for part in parts:
                     yield part
         except ApiError as error:
-            yield event(error.body)
+            closing = iter([event(error.body), DONE])
         except Exception as error:  # a fault in making the events: sent as any other
             log.exception("the events of a text could not be made")
-            yield event(ApiError.of(error).body)
-        for part in self._answer.closing():
+            closing = iter([event(ApiError.of(error).body), DONE])
+        else:
+            closing = self._answer.closing()
+        for part in closing:
             yield part
 
     async def whole(self, request: Request) -> dict[str, Any]:
@@ -104,9 +107,10 @@ class OpenCall:
             leaving.cancel()
 
     async def _collected(self) -> dict[str, Any]:
+        # In a thread: log-probabilities of long texts take seconds to write down.
         async for deltas in self._arriving():
-            self._answer.add(deltas)
-        return self._answer.whole()
+            await run_in_threadpool(self._answer.add, deltas)
+        return await run_in_threadpool(self._answer.whole)
 
 
 class Events(StreamingResponse):

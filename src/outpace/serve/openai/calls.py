@@ -401,7 +401,7 @@ def _response_format(wanted: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _chat_logprobs(given: Mapping[str, Any]) -> int | None:
-    if "top_logprobs" in given and not given.get("logprobs"):
+    if given.get("top_logprobs") and not given.get("logprobs"):
         raise ApiError(400, "top_logprobs needs logprobs.", "top_logprobs")
     return given.get("top_logprobs", 0) if given.get("logprobs") else None
 

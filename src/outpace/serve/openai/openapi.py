@@ -1,4 +1,4 @@
-"""What answers hold, as JSON schemas, and the description of the whole API that programs read, at
+"""JSON schemas of response bodies, and the OpenAPI description of the whole API, served at
 ``/openapi.json``. Tests check real answers by it."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the bodies of requests may hold, as JSON schemas: checked here, published as OpenAPI."""
+"""JSON schemas of request bodies: checked here, published as OpenAPI."""
 
 from __future__ import annotations
 
@@ -238,4 +238,6 @@ TOKENIZE: Schema = _object(
     }
 )
 
-DETOKENIZE: Schema = _object({"model": TEXT, "tokens": TOKENS}, ["tokens"])
+DETOKENIZE: Schema = _object(
+    {"model": TEXT, "tokens": {**TOKENS, "maxItems": 4 * MOST_TOKENS}}, ["tokens"]
+)
