@@ -30,6 +30,7 @@ from outpace.bench.theory import Times, acceptance_of
 from outpace.core.stats import Metrics
 from outpace.draft.base import Round
 from outpace.engine.request import EngineRequest
+from outpace.inputs.prompts import ChatIds
 
 
 def metrics(*rounds: tuple[int, int]) -> Metrics:
@@ -154,7 +155,7 @@ def test_samples_of_a_prompt_are_made_together_and_stand_in_its_place(pair: Pair
     assert other is last
     assert one is not other
     assert [request.output_ids for request in rows] == made.texts, "in their order"
-    assert not any(request.params.seeded for request in rows), "they may draft for each other"
+    assert not any(request.reproducible for request in rows), "they may draft for each other"
     plain = OutpaceContestant(ours.llm, "plain", "off")
     assert plain.run(job).texts == plain.run(job).texts
     assert len({tuple(text) for text in plain.run(job).texts}) > 2
@@ -184,6 +185,19 @@ def test_the_task_of_a_prompt_is_its_tag_where_tags_choose_the_drafter(pair: Pai
     assert {params.tag for params in plain._params(job)} == {"code", "chat"}
     other = OutpaceContestant(LLM(pair.target, speculative_config={"method": "ngram"}), "ngram")
     assert {params.tag for params in other._params(job)} == {None}
+
+
+def test_a_chat_ends_where_its_template_says(pair: Pair) -> None:
+    """Also where the model's own configuration does not know that token."""
+    plain = OutpaceContestant(LLM(pair.target, speculative_config={"method": "none"}), "plain")
+    (text,) = plain.run(BatchJob(((3, 1, 4),), 6, 0.0)).texts
+    last = text.index(text[2])
+    plan = BenchmarkPlan(batches=(1,), max_tokens=6, to_end=True)
+    chats = [Prompt("one", "t", "one")]
+    asked = Benchmark(plan, chats, lambda _: ChatIds([3, 1, 4], ends=(text[2],)), [plain], True)
+    (job,) = asked._work(1, 0.0).jobs
+    assert plain.run(job).texts == [text[: last + 1]]
+    assert job.max_tokens == max(2, last + 1)
 
 
 @pytest.mark.parametrize("samples", [1, 2])

@@ -19,6 +19,7 @@ from outpace.bench.prompts import Prompt, batches
 from outpace.bench.setting import Instruments, MeasuredSetting, Setting, Work
 from outpace.core.progress import silent
 from outpace.errors import ConfigError, PromptError
+from outpace.inputs.prompts import ChatIds
 
 
 class SettingFailed(Exception):
@@ -113,7 +114,8 @@ class Benchmark:
         return [[prompt for prompt in batch for _ in range(samples)] for batch in found]
 
     def _job(self, prompts: Sequence[Prompt], temperature: float) -> BatchJob:
-        rows = tuple(tuple(self._ids(p)) for p in prompts)
+        found = [self._ids(prompt) for prompt in prompts]
+        rows = tuple(ids if isinstance(ids, ChatIds) else tuple(ids) for ids in found)
         if not all(rows):
             raise PromptError("a prompt is empty once it is tokenised.")
         tasks = tuple(prompt.task for prompt in prompts)
@@ -139,4 +141,4 @@ class Benchmark:
                 f"prompt {prompt.id} has {len(ids)} tokens with its chat template, and a chat "
                 f"cannot be cut to {longest}: raise --max-prompt-tokens, or leave it out."
             )
-        return ids[-longest:]
+        return ids if len(ids) <= longest else ids[-longest:]

@@ -1,5 +1,5 @@
-"""What takes part in a benchmark, which jobs it is given, and how: in interleaved paired runs. All
-contestants run each job one after another, in changing order."""
+"""The contestants of a benchmark, their jobs, and interleaved paired runs. All contestants run each
+job one after another, in changing order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class BatchJob:
     each prompt, if they are known.
     """
 
-    prompts: tuple[tuple[int, ...], ...]
+    prompts: tuple[Sequence[int], ...]
+    """Token ids; those of a chat know which tokens end its answer (`ChatIds`)."""
     max_tokens: int
     temperature: float
     seed: int = 0
@@ -127,7 +128,7 @@ class OutpaceContestant(Contestant):
         return max(len(out.token_ids) for out in self._texts(job, params))
 
     def _texts(self, job: BatchJob, params: list[SamplingParams]) -> list[CompletionOutput]:
-        prompts = [list(prompt) for prompt in job.prompts[:: job.samples]]
+        prompts = job.prompts[:: job.samples]
         return [text for out in self.llm.generate(prompts, params) for text in out.outputs]
 
     def _params(self, job: BatchJob) -> list[SamplingParams]:

@@ -1,4 +1,4 @@
-"""What drafting and scoring cost on this machine, and the speed-ups that those costs allow:
+"""The costs of drafting and scoring on this machine, and the speed-ups that they allow:
 ``outpace bench cost``, from the options of the command line to measured curves and a table."""
 
 from __future__ import annotations

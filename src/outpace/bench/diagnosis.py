@@ -1,4 +1,4 @@
-"""What ``outpace doctor`` has found, as frozen dataclasses that are written as JSON, and the
+"""The findings of ``outpace doctor``, as frozen dataclasses that are written as JSON, and the
 sentences that say why drafts pay or do not."""
 
 from __future__ import annotations

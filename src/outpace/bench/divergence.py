@@ -1,5 +1,5 @@
-"""How far a lossy rule's tokens are from the target's distribution: measured along a run, or by a
-short run of its own."""
+"""The total variation between a lossy rule's distribution and the target's: measured along a run,
+or by a short run of its own."""
 
 from __future__ import annotations
 

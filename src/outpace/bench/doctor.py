@@ -60,7 +60,7 @@ def play(llm: LLM, prompt: Sequence[int], tokens: int) -> list[TextRound]:
         found.append(TextRound(draft, round.seconds, outcome.depth == draft.drafted, begins))
 
     with llm.engine.observing(note):
-        llm.generate([list(prompt)], SamplingParams(temperature=0, max_tokens=tokens))
+        llm.generate([prompt], SamplingParams(temperature=0, max_tokens=tokens))
     return found
 
 

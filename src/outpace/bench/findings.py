@@ -1,4 +1,4 @@
-"""What follows from a short measurement of a machine, a model and its drafters."""
+"""The diagnosis that follows from a short measurement of a machine, a model and its drafters."""
 
 from __future__ import annotations
 

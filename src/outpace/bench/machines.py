@@ -1,4 +1,4 @@
-"""How long passes and drafts take on a machine, from what it reads and computes in a second: for
+"""Predicted times of passes and drafts on a machine, from its bandwidth and compute speed: for
 machines that nobody has measured. `theory` says what follows from such times, measured or not.
 
 A pass over n columns (tokens) reads its weights once and multiplies by them n times (the roofline

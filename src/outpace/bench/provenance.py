@@ -1,4 +1,4 @@
-"""Where and with what a figure was measured."""
+"""The provenance of a figure: the command line, versions, hardware and time of its measurement."""
 
 from __future__ import annotations
 

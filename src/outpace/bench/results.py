@@ -1,4 +1,4 @@
-"""What a benchmark found, as frozen dataclasses that are written as JSON and read again."""
+"""The results of a benchmark, as frozen dataclasses that are written as JSON and read again."""
 
 from __future__ import annotations
 

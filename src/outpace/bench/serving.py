@@ -2,7 +2,8 @@
 or clients of which each sends its next request once the last one is answered.
 
 TTFT   time to the first token, from when the request is sent
-TPOT   time per output token after those that came first: one event may hold several
+TPOT   time per output token after those that came first: one event may hold several. Texts
+       that came all at once have none; where all have, it is 0
 goodput  requests per second whose TTFT and TPOT were within the limits
 """
 
@@ -68,6 +69,11 @@ class Clients(Requests):
     def __post_init__(self) -> None:
         if self.count <= 0:
             raise ConfigError(f"there must be at least one client, not {self.count}.")
+        if self.count > len(self.prompts):
+            raise ConfigError(
+                f"{self.count} clients need a prompt each, and there are {len(self.prompts)}: give "
+                "more prompts, or fewer clients."
+            )
 
 
 @dataclass(frozen=True)
@@ -246,9 +252,10 @@ def summary(run: Run, server: Server) -> dict[str, float]:
     good = sum(
         one.ttft <= server.first_seconds and one.tpot <= server.token_seconds for one in served
     )
+    later = [one.tpot for one in served if one.tokens > one.first_tokens]
     figures = {
         "TTFT": [one.ttft for one in served],
-        "TPOT": [one.tpot for one in served],
+        "TPOT": later or [0.0],  # of texts that came all at once there is none
         "latency": [one.last - one.sent for one in served],
     }
     found = {

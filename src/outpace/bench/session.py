@@ -301,7 +301,8 @@ class Given:
             raise PromptError(f"{llm.target.name} came without a tokenizer, which prompts need.")
         if not self.chat:
             return lambda text: list(llm.tokenizer(text).input_ids)
-        chats.check_template(llm.tokenizer, llm.target.name, "leave --chat out")
+        loaded = llm.target
+        chats.check_template(loaded.tokenizer, loaded.name, "leave --chat out", loaded.processor)
         return lambda text: llm.chat_ids([{"role": "user", "content": text}])
 
 

@@ -1,5 +1,5 @@
-"""What figures mean: intervals of ratios, counters of many texts put together, and whether texts
-are the same. No interval assumes a distribution of the noise."""
+"""Statistics of a benchmark: confidence intervals of ratios, sums of counters over texts, and
+whether texts are the same. No interval assumes a distribution of the noise."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ def prompt_ids(llm: Any, file: str | None, chat: bool) -> list[list[int]]:
     found = [text for *_, text in CHATS] if file is None else prompts_in(file)
     if not chat:
         return [llm.prompt_ids(prompt) for prompt in found]
-    check_template(llm.tokenizer, llm.target.name, "leave --chat out")
+    check_template(llm.tokenizer, llm.target.name, "leave --chat out", llm.target.processor)
     if not all(isinstance(prompt, str) for prompt in found):
         raise PromptError("--chat needs texts, and the prompt file holds token ids: leave it out.")
     return [llm.chat_ids([{"role": "user", "content": text}]) for text in found]

@@ -184,8 +184,9 @@ def _by_clients(
     server, texts = address.server(), asked.texts()
     turns: dict[str, dict[int, Sequence[Mapping[str, float]]]] = {}
     medians: dict[str, dict[int, Mapping[str, float]]] = {}
-    for count in numbers(clients, int, "--clients"):
-        load = Clients(texts, count, **asked.options)
+    loads = [Clients(texts, count, **asked.options) for count in numbers(clients, int, "--clients")]
+    for load in loads:
+        count = load.count
         found = _in_turns(speculative, repeats, server, partial(run_clients, load, server))
         for kind, one in found.medians().items():
             medians.setdefault(kind, {})[count] = one
@@ -204,8 +205,10 @@ def _in_turns(speculative: str, repeats: int, server: Server, run: Callable[[str
     the server failed, or before Ctrl-C, is kept."""
     from outpace.bench.serving import Turns, summary
 
-    server.forget()  # before any load is sent: a server that cannot is refused
     kinds = [kind.strip() for kind in speculative.split(",")]
+    if len({*kinds}) < len(kinds):
+        raise ConfigError("--speculative names one kind of request twice: name each once.")
+    server.forget()  # before any load is sent: a server that cannot is refused
     runs: dict[str, list[dict[str, float]]] = {kind: [] for kind in kinds}
     notes: list[str] = []
     stopped: BaseException | None = None

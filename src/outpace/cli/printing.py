@@ -1,4 +1,4 @@
-"""What all verbs print alike: texts, tables, what texts cost, and errors as flags."""
+"""Output that all verbs share: texts, tables, the cost of texts, and errors that name flags."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a waiting user sees on standard error: a spinner or a bar on a terminal, without one a line
-every few seconds."""
+"""Progress on standard error: a spinner or a bar on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ _OTHERS: Mapping[str, str] = {
     "auto": "look-ups, a smaller model (--draft) or nothing, as it pays",
     "consensus": "what the other samples of a prompt said after the same tokens (n > 1)",
     "dflash2": "a published head: a block of tokens, chosen among candidates for each",
-    "draft_model": "a smaller model with the same tokenizer (--draft)",
+    "draft_model": "a smaller model (--draft)",
     "draft_tree": "a smaller model that drafts several candidates at each depth (--draft)",
     "early_exit": "the model's first layers, for models that were trained for it",
     "ensemble": "several drafters at once: the first that proposes, one tree of all, or a vote",
