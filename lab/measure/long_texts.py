@@ -21,7 +21,7 @@ from outpace.methods.lookup.suffix import SuffixDrafter
 
 usage(__doc__, needed=3)
 
-TURNS, TOKENS = 5, 128
+TURNS, TOKENS = 3, 128
 PLAIN = {"method": "none"}
 
 

@@ -1,4 +1,4 @@
-"""What callers give (prompts, conversations, params) becomes the requests of an engine."""
+"""The input processor, which turns prompts, conversations and params into an engine's requests."""
 
 from __future__ import annotations
 

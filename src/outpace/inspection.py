@@ -1,4 +1,4 @@
-"""What a file or folder is, for which target it was made and how it is used, or why not.
+"""Inspection of a file or folder: its kind, its target, and how it is used or why it cannot be.
 
 The functions that load things say so, as far as they come before weights are read: what is said
 here of a file is what loading it finds.

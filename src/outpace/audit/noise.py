@@ -95,7 +95,7 @@ def measure(
 ) -> Noise:
     """Returns how far the two ways are apart on these texts and on one long text made of them.
 
-    drafted: how many of the last tokens are scored as a draft. tree: with a sibling beside each.
+    drafted: how many of the last tokens are scored as a draft. tree: with a sibling next to each.
     """
     measured, spread = 0.0, 0.0
     for ids in [*texts, _long(target, texts, drafted)]:

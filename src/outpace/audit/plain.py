@@ -1,4 +1,4 @@
-"""What plain decoding would have chosen: token by token, along a finished text, and at its end.
+"""Checks of a finished text against plain decoding: each of its tokens, and where it ends.
 
 A greedy token is the best by the logits after all options; a coupled one the best by log p plus the
 noise of its position. In both cases it is a question of scores, and of two tokens one can say by

@@ -1,4 +1,4 @@
-"""How large a deviation a sequential test would have caught, by simulation.
+"""The power of a sequential test, by simulation: the smallest deviation that it would have caught.
 
 A run is simulated with the distributions that the real one has met, but with tokens drawn from
 distributions that are off by a stated amount in a stated way. The least amount is found at which 90

@@ -1,4 +1,4 @@
-"""Which tree of drafted tokens brings most for its time, from rounds of a user's own model.
+"""The search for the draft tree with the most tokens per second, by rounds of a user's own model.
 
 Sequoia (Chen et al. 2024, arXiv 2402.12374): the chances of siblings to be accepted are measured
 once, and the best tree for them is found by dynamic programming (`core.trees.best_shape`).
