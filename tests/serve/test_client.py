@@ -17,6 +17,7 @@ from outpace.draft.registry import find_drafter
 from outpace.errors import ConfigError
 from outpace.serve.openai.calls import Reader
 from outpace.serve.openai.errors import ApiError
+from outpace.serve.openai.schemas import MOST_TOKENS
 from outpace.serve.settings import Settings
 from targets.families import build
 
@@ -434,10 +435,17 @@ def test_what_openais_clients_send_by_themselves_changes_nothing(
     asked = {"model": MODEL, "messages": messages, "max_tokens": 4, "temperature": 0}
     plain, full = (client.chat.completions.create(**asked, **given) for given in ({}, more))
     assert plain.choices[0].message.content == full.choices[0].message.content
+    status, _, _ = call(address, "/v1/chat/completions", {**asked, "top_logprobs": 0})
+    assert status == 200
     for field, value in (("modalities", ["text", "audio"]), ("reasoning_effort", "low")):
         status, answer, _ = call(address, "/v1/chat/completions", {**asked, field: value})
         assert status == 400
         assert answer["error"]["param"].startswith(field)
+
+
+def test_a_list_of_tokens_has_an_end(address: str) -> None:
+    status, answer, _ = call(address, "/detokenize", {"tokens": [1] * (4 * MOST_TOKENS + 1)})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
 
 
 def test_variables_of_a_chat_template_may_have_any_name(address: str) -> None:

@@ -24,6 +24,7 @@ from outpace.heads.folder import WEIGHTS
 from outpace.heads.registry import head_names
 from outpace.policy.lengths.adaptive import Constant
 from outpace.targets.hf.loading.loaded import LoadedModel
+from outpace.targets.hf.loading.source import ADAPTER
 from outpace.train.checkpoint import LOG, STATE
 from outpace.train.metrics import AcceptanceLength
 from outpace.train.run import TrainingRun
@@ -172,6 +173,23 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(method: str, tmp_path: 
     for name, value in whole.network.state_dict().items():
         assert torch.equal(value, again.network.state_dict()[name]), name
     assert [entry["step"] for entry in read_log(tmp_path / "cut")] == [2, 3, 4, 6]
+
+
+def test_a_run_goes_on_with_the_same_adapter_only(tmp_path: Path) -> None:
+    """Folders of adapters have the same names, and an adapter may change little."""
+    folders = [tmp_path / one / "checkpoint-500" for one in ("a", "b")]
+    for number, folder in enumerate(folders):
+        folder.mkdir(parents=True)
+        (folder / ADAPTER).write_text("{}")
+        (folder / "adapter_model.safetensors").write_bytes(b"weights" * number)
+    first, second = (LoadedModel(target("llama"), None, "llama", lora=each) for each in folders)
+    out, asked = tmp_path / "out", settings("medusa", 2)
+    TrainingRun(first, text(), asked, out).play(lambda progress: None, every=1)
+    assert TrainingRun(first, text(), settings("medusa", 5), out).step == 2
+    with pytest.raises(ConfigError, match=r"another adapter \(--lora\)"):
+        TrainingRun(second, text(), settings("medusa", 5), out)
+    with pytest.raises(ConfigError, match=r"another adapter \(--lora\)"):
+        run(out, settings("medusa", 5))
 
 
 def test_a_run_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -298,6 +298,13 @@ def small_draft(model: nn.Module) -> Tensor:
         return logits
 
 
+class _Dictionaries(NamedTuple):
+    """The children of some modules, and the attributes of others."""
+
+    of_parents: list[dict[str, Any]]
+    of_modules: list[dict[str, Any]]
+
+
 class ModuleGuard:
     """The children and the ``forward`` of some modules, as they were when this was made.
 
@@ -310,8 +317,14 @@ class ModuleGuard:
         """parents: those whose children stay; modules: those that keep their ``forward``."""
         self._parents = [parent for parent in parents if parent._modules]
         self._modules = list(modules)
+        self._dictionaries: _Dictionaries | None = None
         self._children_then = self._children()
         self._forwards_then = self._forwards()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what copies and pickles hold: a copy looks into its own modules, once they have
+        their attributes."""
+        return {**self.__dict__, "_dictionaries": None}
 
     def __bool__(self) -> bool:
         """Whether they still are as they were. It is asked in each pass, and takes some
@@ -319,11 +332,19 @@ class ModuleGuard:
         return self._children_then == self._children() and self._same_forwards()
 
     def _children(self) -> list[Any]:
-        return list(chain.from_iterable([module._modules.values() for module in self._parents]))
+        return list(chain.from_iterable(map(dict.values, self._found().of_parents)))
 
     def _forwards(self) -> list[Any]:
         """The ``forward`` of each module that has one of its own; None for others."""
-        return [module.__dict__.get("forward") for module in self._modules]
+        return [attributes.get("forward") for attributes in self._found().of_modules]
+
+    def _found(self) -> _Dictionaries:
+        """Where modules have their children and attributes: asking each takes longer."""
+        if self._dictionaries is None:
+            children = [parent._modules for parent in self._parents]
+            attributes = [module.__dict__ for module in self._modules]
+            self._dictionaries = _Dictionaries(children, attributes)
+        return self._dictionaries
 
     def _same_forwards(self) -> bool:
         found = self._forwards()

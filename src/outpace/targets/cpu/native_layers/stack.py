@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -83,6 +84,10 @@ class ModelHead(NamedTuple):
     head: Any
     """The module that makes its logits."""
     scaling: LogitScaling
+
+
+BIAS_OF = methodcaller("get", "bias")
+"""What finds a bias among a module's parameters; None where it has none."""
 
 
 class LayerStack:
@@ -250,7 +255,7 @@ class LayerStack:
     def _description(self) -> _StackDescription:
         """Returns the layers as the library reads them, described again if a weight has moved."""
         pointers = [parameters[name].data_ptr() for parameters, name in self._weights]
-        biases = [parameters.get("bias") for parameters in self._biased]
+        biases = map(BIAS_OF, self._biased)
         pointers += [0 if bias is None else bias.data_ptr() for bias in biases]
         threads = torch.get_num_threads()
         found = self._last_description
@@ -327,6 +332,8 @@ class _Hooks:
         """Whether somebody but transformers has hooked a module. It leaves hooks behind, for good,
         in a model that was once asked for its hidden states; they do nothing while its own code
         does not run."""
+        if not any(self._all):
+            return False
         # Numbers of hooks are never used twice.
         numbers = list(chain.from_iterable(self._all))
         if numbers == self._harmless:

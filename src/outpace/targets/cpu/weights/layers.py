@@ -31,10 +31,13 @@ def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
 def dtype_sensitive_layers(model: nn.Module) -> list[tuple[nn.Module, str]]:
     """Returns those whose weight's dtype the model's own code asks for, to convert their input to
     it (the heads of Mamba and xLSTM): there a narrower weight would round the input too."""
+    found = linear_layers(model)
+    # Each class once: to find its code in a file takes as long as a small model's whole layer.
+    sources = {kind: _source(kind) for kind in {type(parent) for parent, _ in found}}
     return [
         (parent, name)
-        for parent, name in linear_layers(model)
-        if f"self.{name}.weight.dtype" in _source(type(parent))
+        for parent, name in found
+        if f"self.{name}.weight.dtype" in sources[type(parent)]
     ]
 
 
