@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -34,8 +34,9 @@ class PositionPatch(ABC):
 
     @classmethod
     @abstractmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
-        """Yields the patches of this kind that a model needs."""
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
+        """Yields the patches of this kind that a model needs. parts: its modules, but for torch's
+        own and ours."""
 
     @abstractmethod
     def applied(self, layout: PassLayout) -> AbstractContextManager[None]:
@@ -52,7 +53,9 @@ class PositionPatches(RunnerHooks):
     def __init__(self, model: nn.Module) -> None:
         # The decoder of an encoder-decoder has patches of its own (`seq2seq.decoder`).
         kinds = () if is_encoder_decoder(model) else KINDS
-        self._patches = [patch for kind in kinds for patch in kind.find(model)]
+        known = ("torch.nn.", "outpace.")
+        parts = [part for part in model.modules() if not type(part).__module__.startswith(known)]
+        self._patches = [patch for kind in kinds for patch in kind.find(model, parts)]
 
     @property
     def needed(self) -> bool:
@@ -83,8 +86,8 @@ class BiasByRow(PositionPatch):
     """Bloom: a bias for each row, head and slot is made by a method."""
 
     @classmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
-        yield from (cls(part) for part in model.modules() if hasattr(part, "build_alibi_tensor"))
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
+        yield from (cls(part) for part in parts if hasattr(part, "build_alibi_tensor"))
 
     def __init__(self, module: nn.Module) -> None:
         self._module: Any = module
@@ -105,8 +108,8 @@ class BiasInMask(PositionPatch):
     """Falcon: the bias is a part of the mask, and stands for rotary angles."""
 
     @classmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
-        for part in model.modules():
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
+        for part in parts:
             biased = getattr(part, "use_alibi", False) and hasattr(part, "rotary_emb")
             if biased and not hasattr(part, "build_alibi_tensor"):
                 yield cls(part)
@@ -167,8 +170,8 @@ class BlockIndexer(PositionPatch):
     """An indexer: the best key of a block decides whether the block is seen."""
 
     @classmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
-        for part in model.modules():
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
+        for part in parts:
             if hasattr(part, "build_block_mask") and hasattr(part, "topk_blocks"):
                 yield cls(part)
 
@@ -247,10 +250,10 @@ class LocalWindow(PositionPatch):
     table of slots."""
 
     @classmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
         config: Any = model.config
         window = getattr(config, "window_size", None)
-        for part in model.modules():
+        for part in parts:
             local = getattr(part, "attention_type", None) == "local" and hasattr(part, "bias")
             if local and isinstance(window, int):
                 yield cls(part, window, config._attn_implementation)
@@ -283,10 +286,10 @@ class PositionTable(PositionPatch):
     """A table of positions, whose rows are looked up by the layout's positions."""
 
     @classmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
         if "position_ids" in inspect.signature(model.forward).parameters:
             return
-        for part in model.modules():
+        for part in parts:
             table = getattr(part, "embed_positions", None)
             if isinstance(table, nn.Embedding):
                 yield cls(table)
@@ -316,8 +319,8 @@ class Temperature(PositionPatch):
     """A layer that scales its queries: here they are scaled as they come out of their product."""
 
     @classmethod
-    def find(cls, model: nn.Module) -> Iterator[PositionPatch]:
-        for part in model.modules():
+    def find(cls, model: nn.Module, parts: Sequence[nn.Module]) -> Iterator[PositionPatch]:
+        for part in parts:
             tuned = getattr(part, "attn_temperature_tuning", False)
             if tuned and hasattr(part, "floor_scale") and not getattr(part, "use_rope", False):
                 yield cls(part)
